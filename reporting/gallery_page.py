@@ -8,12 +8,14 @@ from datetime import UTC, datetime
 from itertools import cycle
 from pathlib import Path
 
+from markupsafe import Markup
+
 from config.atomic_file import write_atomically
 from config.methods.registry import METHODS
 from config.records import kept_folder
 from reporting.build import REPORT
-from reporting.charts import Dot, dots_chart
-from reporting.markup import Child, Markup, element
+from reporting.charts import Dot, Reference, dots_chart
+from reporting.markup import Child, element
 from reporting.numbers import ABSENT, decimal, duration, percent, usd
 from reporting.page import document
 from reporting.parts import card, section, table
@@ -60,22 +62,15 @@ def _link(root: Path, run: PastRun, page: Path) -> str | None:
 
 def _picture(runs: Sequence[PastRun], links: dict[str, str | None]) -> Markup:
     dots = [
-        Dot(
-            f"{run.run_id} ({run.method}), {usd(run.made_usd)}",
-            run.made_usd,
-            run.win_rate,
-            run.win_rate if run.win_rate_low is None else run.win_rate_low,
-            run.win_rate if run.win_rate_high is None else run.win_rate_high,
-            TONES.get(run.method or "", "quiet"),
-            links[run.run_id],
-        )
+        _dot(run, run.made_usd, run.win_rate, links[run.run_id])
         for run in runs
         if run.win_rate is not None and run.made_usd
     ]
     lead = "What the outputs of a run cost to make, reused stages included, against its win rate."
     if not dots:
         return section("cost", "Cost against quality", lead, element("p", "No run was evaluated."))
-    drawn = dots_chart(dots, "Cost against win rate, a dot a run", "US dollars", "wins over SFT")
+    label, even = "Cost against win rate, a dot a run", [Reference("no difference", 0.5)]
+    drawn = dots_chart(dots, label, "US dollars", "wins over SFT", even, shares=True)
     legend = [
         element("li", element("i", class_=f"swatch {tone}"), method)
         for method, tone in TONES.items()
@@ -84,6 +79,14 @@ def _picture(runs: Sequence[PastRun], links: dict[str, str | None]) -> Markup:
     note = "Whiskers: confidence intervals. A dot leads to its run."
     key = element("ul", *legend, class_="legend")
     return section("cost", "Cost against quality", lead, card("", drawn, key, note=note))
+
+
+def _dot(run: PastRun, cost: float, rate: float, link: str | None) -> Dot:
+    low = rate if run.win_rate_low is None else run.win_rate_low
+    high = rate if run.win_rate_high is None else run.win_rate_high
+    span = f"{percent(rate)} ({percent(low)} to {percent(high)})"
+    title = f"{run.run_id} ({run.method}), {usd(cost)}: {span}"
+    return Dot(title, cost, rate, low, high, TONES.get(run.method or "", "quiet"), link)
 
 
 def _list(runs: Sequence[PastRun], links: dict[str, str | None]) -> Markup:

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from reporting.bars import Estimate
+from markupsafe import Markup
+
+from reporting.charts import Estimate
 from reporting.inputs import Findings
-from reporting.markup import Markup, element, text
+from reporting.markup import element, text
 from reporting.numbers import decimal, duration, percent, usd
 
 WIDTH, PANEL, GAP, MARGIN, ROW = 620, 276, 28, 20, 22

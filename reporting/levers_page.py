@@ -5,11 +5,13 @@ of quality against KL, a row per variant, and how cost grows.
 from itertools import cycle
 from pathlib import Path
 
+from markupsafe import Markup
+
 from config.atomic_file import write_atomically
 from config.workspace.levers import Growth, Levers, Scale, VariantResult, read_levers, read_scale
 from reporting.build import REPORT
-from reporting.charts import CostDot, Reference, Series, cost_chart, legend, line_chart
-from reporting.markup import Child, Markup, element
+from reporting.charts import Dot, Reference, Series, dots_chart, legend, line_chart
+from reporting.markup import Child, element
 from reporting.numbers import ABSENT, decimal, duration, memory, percent, short, usd
 from reporting.page import document
 from reporting.parts import badge, card, grid, section, table
@@ -68,10 +70,10 @@ def levers_sentence(found: Levers) -> str:
 def _pictures(found: Levers) -> Markup:
     done = [each for each in found.variants if each.state == "done" and each.measured_usd]
     dots = [
-        CostDot(
-            each.name, each.planned_usd or 0.0, each.measured_usd or 0.0, each.quality or 0.0,
-            each.quality_low or 0.0, each.quality_high or 0.0, _tone(each),
-            is_named=each.name in (BASELINE, found.best),
+        Dot(
+            _title(each), each.measured_usd or 0.0, each.quality or 0.0, each.quality_low or 0.0,
+            each.quality_high or 0.0, _tone(each), planned=each.planned_usd or 0.0,
+            caption=each.name if each.name in (BASELINE, found.best) else "",
         )
         for each in done
     ]  # fmt: skip
@@ -84,9 +86,9 @@ def _pictures(found: Levers) -> Markup:
     cards = [
         card(
             "Cost against quality",
-            cost_chart(
+            dots_chart(
                 dots, "Cost against quality, a dot a variant", "US dollars to align", judge,
-                [Reference("target", found.target)],
+                [Reference("target", found.target)], height=340,
             ),
             _keys(),
             note="Full dots are measured and joined with what was planned. Whiskers: confidence "
@@ -119,6 +121,14 @@ def _keys() -> Markup:
     shown = (("accent", "as good"), ("second", "baseline"), ("quiet", "not shown to be as good"))
     items = [element("li", element("i", class_=f"swatch {tone}"), name) for tone, name in shown]
     return element("ul", *items, class_="legend")
+
+
+def _title(each: VariantResult) -> str:
+    return (
+        f"{each.name}: measured {decimal(each.measured_usd)}, planned "
+        f"{decimal(each.planned_usd or 0.0)}; quality {decimal(each.quality)} "
+        f"({decimal(each.quality_low)} to {decimal(each.quality_high)})"
+    )
 
 
 def _tone(each: VariantResult) -> str:

@@ -1,16 +1,12 @@
-"""HTML and SVG as nested calls. Every text is escaped unless it was made here, so nothing a model
-wrote can become markup.
+"""HTML as nested calls. Every text is escaped unless it was made here, so nothing a model wrote can
+become markup.
 """
 
-import html
 from typing import Any
 
+from markupsafe import Markup, escape
 
-class Markup(str):
-    """Text that is markup already; only `element` and `join` make it from outside text."""
-
-    __slots__ = ()
-
+from reporting.templating import printable
 
 Child = Any
 """Markup, text, a number, None (left out), or a list of these."""
@@ -18,20 +14,10 @@ Child = Any
 VOID = frozenset({"meta", "br", "hr", "path", "line", "circle", "rect", "polyline"})
 """Elements without content."""
 
-VISIBLE_CONTROLS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {
-    127: "\u2421"
-}
-VISIBLE_CONTROLS |= dict.fromkeys(
-    [*range(0x202A, 0x202F), *range(0x2066, 0x206A)], "\ufffd"
-) | dict.fromkeys(range(0xD800, 0xE000), "\ufffd")
-"""Control characters become symbols; direction overrides and lone surrogates, which would disorder
-or break the page, become U+FFFD.
-"""
-
 
 def text(value: Any) -> Markup:
     """`value` escaped, control characters made visible."""
-    return Markup(html.escape(str(value).translate(VISIBLE_CONTROLS), quote=True))
+    return escape(printable(str(value)))
 
 
 def element(tag: str, *children: Child, **attributes: Any) -> Markup:
@@ -63,4 +49,4 @@ def _attribute(name: str, value: Any) -> str:
     key = "viewBox" if name == "viewBox" else name.rstrip("_").replace("_", "-")
     if value is True:
         return f" {key}"
-    return f' {key}="{text(f"{value:.6g}" if isinstance(value, float) else value)}"'
+    return f' {key}="{text(printable(value))}"'

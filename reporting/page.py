@@ -5,8 +5,10 @@ no request at all.
 from collections.abc import Sequence
 from pathlib import Path
 
+from markupsafe import Markup
+
 from reporting.inputs import Findings
-from reporting.markup import Child, Markup, element, join
+from reporting.markup import Child, element, join
 from reporting.sections.costs import costs_section
 from reporting.sections.curves import curves_section
 from reporting.sections.data import data_section
@@ -17,6 +19,7 @@ from reporting.sections.parameters import parameters_section
 from reporting.sections.reward import reward_section
 from reporting.sections.samples import samples_section
 from reporting.sections.serving import serving_section
+from reporting.templating import environment
 
 ANCHORS = (
     ("evaluation", "Did it work?"),
@@ -78,16 +81,8 @@ def navigation(anchors: Sequence[tuple[str, str]]) -> Markup:
 
 
 def document(title: str, *content: Child) -> str:
-    """A whole page around its content, with the style sheet in it."""
+    """A complete page around its content, with the style sheet in it."""
     style = Markup((Path(__file__).parent / "style.css").read_text(encoding="utf-8"))
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("title", title),
-        element("style", style),
-    )
-    body = element("body", *content)
-    return "<!DOCTYPE html>\n" + join(element("html", head, body, lang="en")) + "\n"
+    template = environment().get_template("document.html")
+    parts = [join(part) for part in content]
+    return template.render(title=title, policy=POLICY, style=style, content=parts) + "\n"

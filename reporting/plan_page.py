@@ -4,10 +4,12 @@ role by role.
 
 from collections.abc import Callable
 
+from markupsafe import Markup
+
 from costs.planning.grades import reasons
 from costs.planning.plans import Interval, Plan, StagePlan
-from reporting.bars import Part, bar_list, stacked_list, strip
-from reporting.markup import Child, Markup, element, join
+from reporting.charts import Part, bar_list, stacked_list, strip
+from reporting.markup import Child, element, join
 from reporting.numbers import ABSENT, decimal, duration, memory, percent, short, usd
 from reporting.page import document
 from reporting.parts import badge, card, grid, section, table

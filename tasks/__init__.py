@@ -1,5 +1,5 @@
-"""What the flow is made of: run a stage as a process, watch it, report, hand the rows to the
-tracker. Never the machine learning itself.
+"""Orchestration: run a stage as a process, watch it, report, pass rows to the tracker. No machine
+learning.
 
 Flows and the command line import it.
 """

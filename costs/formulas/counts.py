@@ -2,8 +2,8 @@
 functions.
 
 A multiply-add counts two FLOPs. Sources: arXiv 2001.08361 section 2.1 (2 N per token forward, twice
-that backward), arXiv 2205.05198 appendix A (attention), arXiv 2204.02311 appendix B (MFU), arXiv
-2205.14135 section 3 (attention's traffic).
+that backward), arXiv 2205.05198 appendix A (attention), arXiv 2204.02311 appendix B (MFU),
+arXiv 2205.14135 section 3 (attention's traffic).
 """
 
 from costs.formulas.setting import QUANT_BYTES, Levers, Setting

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 
+from markupsafe import Markup
+
 from costs.ledger.cost_change import CostChange
-from reporting import bars
+from reporting import charts
 from reporting.compared.side_by_side import MetricDifference, SampleReplies, SideBySide
 from reporting.compared.words import (
     difference,
@@ -17,7 +19,7 @@ from reporting.compared.words import (
     why,
 )
 from reporting.inputs import finite
-from reporting.markup import Markup, element
+from reporting.markup import element
 from reporting.numbers import ABSENT, count, decimal, duration, usd
 from reporting.page import document, navigation
 from reporting.parts import badge, card, grid, missing, section, table
@@ -138,7 +140,7 @@ def _picture(found: SideBySide, name: str, mark: float | None) -> Markup | None:
     if row is None:
         return None
     dots = [
-        bars.Estimate(
+        charts.Estimate(
             letter(i), value.value, row.metric.shown(value.value), _tone(i), value.low, value.high
         )
         for i, value in enumerate(row.estimates)
@@ -147,7 +149,7 @@ def _picture(found: SideBySide, name: str, mark: float | None) -> Markup | None:
     description = ", ".join(f"{dot.name} {dot.shown}" for dot in dots)
     return card(
         row.metric.title,
-        bars.estimates(
+        charts.estimates(
             dots,
             f"{row.metric.title}: {description}",
             0.0,

@@ -1,11 +1,13 @@
 """Where the time and the money went: per stage, per phase of PPO, and every phase in a table."""
 
+from markupsafe import Markup
+
 from costs.ledger.ledger import Ledger, StageCost
 from costs.ledger.reconcile import Comparison
-from reporting.bars import Part, bar_list, strip
+from reporting.charts import Part, bar_list, strip
 from reporting.inputs import Findings
 from reporting.key_figures import key_figure
-from reporting.markup import Markup, element, join
+from reporting.markup import element, join
 from reporting.numbers import ABSENT, count, deviation, duration, memory, short, usd
 from reporting.parts import badge, card, grid, missing, section, table
 from reporting.verdict import usd_per_win_rate_point

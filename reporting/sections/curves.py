@@ -2,11 +2,13 @@
 
 from typing import NamedTuple
 
+from markupsafe import Markup
+
 from config.methods.registry import RECORDS
 from config.sections.online import Kl
 from reporting.charts import Reference, Series, legend, line_chart
 from reporting.inputs import Curves, Findings
-from reporting.markup import Markup, element
+from reporting.markup import element
 from reporting.numbers import decimal, percent
 from reporting.parts import card, grid, missing, section
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 
-from reporting.bars import Part, bar_list
-from reporting.charts import column_chart
+from markupsafe import Markup
+
+from reporting.charts import Part, bar_list, column_chart
 from reporting.inputs import Findings, finite
-from reporting.markup import Markup, element
+from reporting.markup import element
 from reporting.numbers import ABSENT, count, decimal, percent
 from reporting.parts import card, grid, missing, section, table
 

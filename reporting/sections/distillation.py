@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
+from markupsafe import Markup
+
 from reporting.inputs import Findings
-from reporting.markup import Markup
 from reporting.numbers import count, decimal, duration, percent, short, usd
 from reporting.parts import card, missing, section, table
 

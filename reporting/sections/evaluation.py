@@ -4,14 +4,14 @@ each nat of KL.
 
 from collections.abc import Iterator
 
+from markupsafe import Markup
+
 from config.methods.registry import SAMPLING_METHODS
-from reporting.bars import Estimate, estimates
-from reporting.charts import frontier_chart
+from reporting.charts import Estimate, estimates, frontier_chart, ticks
 from reporting.inputs import Findings, finite
-from reporting.markup import Markup, element
+from reporting.markup import element
 from reporting.numbers import count, decimal, memory, percent
 from reporting.parts import badge, card, grid, missing, section, table
-from reporting.scales import ticks
 
 NAMES = {"base": "Base", "sft": "SFT", "aligned": "Aligned", "student": "Student"}
 QUANTITIES = {

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 
+from markupsafe import Markup
+
 from config.methods.registry import RECORDS
 from config.schema import Params
 from config.sections.data import FileSource, HubSource
 from costs.ledger.ledger import Ledger
 from reporting.inputs import NO_RUN, Findings
-from reporting.markup import Markup, element
+from reporting.markup import element
 from reporting.numbers import ABSENT, count, decimal, duration, memory, moment, percent, short, usd
 from reporting.parts import badge
 from reporting.verdict import verdict

@@ -1,8 +1,10 @@
 """The parameters of the run, as the file that repeats it."""
 
+from markupsafe import Markup
+
 from config.load import dump
 from reporting.inputs import Findings
-from reporting.markup import Markup, element
+from reporting.markup import element
 from reporting.parts import section
 
 

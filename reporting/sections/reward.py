@@ -2,10 +2,11 @@
 calibration.
 """
 
-from reporting.bars import Estimate, estimates
-from reporting.charts import reliability_chart
+from markupsafe import Markup
+
+from reporting.charts import Estimate, estimates, reliability_chart
 from reporting.inputs import Findings
-from reporting.markup import Markup, element
+from reporting.markup import element
 from reporting.numbers import ABSENT, count, decimal, percent
 from reporting.parts import card, grid, missing, section, table
 

@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from markupsafe import Markup
+
 from reporting.inputs import Findings, finite
-from reporting.markup import Markup, element
+from reporting.markup import element
 from reporting.numbers import decimal
 from reporting.parts import missing, section
 from reporting.sections.evaluation import NAMES

@@ -5,11 +5,12 @@ serve has paid for what it cost to make.
 from collections.abc import Callable
 from itertools import cycle
 
+from markupsafe import Markup
+
 from config.workspace.benchmarked import Benchmark, Load
 from costs.formulas.serving import payback_tokens, price_of
 from reporting.charts import Series, legend, line_chart
 from reporting.inputs import Findings
-from reporting.markup import Markup
 from reporting.numbers import count, short, usd
 from reporting.parts import card, grid, section, table
 

@@ -1,4 +1,4 @@
-"""Which model is in use: the record, its files, and the gate that evidence has to pass.
+"""The model in use: the record of champions, their files, and the promotion gate.
 
 Retraining, pipeline and the command line may import it.
 """

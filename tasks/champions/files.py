@@ -1,8 +1,8 @@
-"""A run's data and models as a folder of their own, taken from DVC's cache by digest: what a later
-run replaces in the workspace stays here.
+"""A run's data and models in a separate folder, taken from DVC's cache by digest, so that later
+runs do not replace them.
 
-Files are hard links into the cache where the file system has them, so a champion takes no second
-place on the disk, and `dvc gc` cannot take it away.
+Files are hard links into the cache where possible, so a champion takes no extra disk space, and
+`dvc gc` cannot remove it.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 
 class Out(NamedTuple):
-    """An output of a stage, as a dvc.lock has it."""
+    """An output of a stage in a dvc.lock."""
 
     stage: str
     path: str
@@ -66,9 +66,7 @@ def run_outs(root: Path, run_id: str) -> dict[str, Out]:
 
 
 def _kept_lock(root: Path, run_id: str) -> dict[str, Any]:
-    """The run's own dvc.lock. Raises ModelError if it kept none that can be
-    read.
-    """
+    """The run's own dvc.lock. Raises ModelError if it is missing or unreadable."""
     kept = kept_folder(root, run_id)
     try:
         return {
@@ -85,8 +83,8 @@ def _kept_lock(root: Path, run_id: str) -> dict[str, Any]:
 
 @contextmanager
 def gathered(root: Path, run_id: str, target: Path) -> Iterator[Path]:
-    """The folder `target` with the run's outputs, whatever the project's own folders hold by now;
-    it is gone afterwards. Raises as `gather` does, and EnvironmentFault if it cannot be written.
+    """A temporary folder `target` with the run's outputs, independent of the project's own folders.
+    Raises as `gather` does, and EnvironmentFault if it cannot be written.
     """
     shutil.rmtree(target, ignore_errors=True)
     try:
@@ -141,8 +139,8 @@ def _made_by(stages: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _require_base(root: Path, run_id: str) -> None:
-    """Raise ModelError unless the base model, which DVC does not keep, is the one that the run's
-    data stage saw.
+    """Raise ModelError unless the base model, which DVC does not keep, is unchanged since the run's
+    data stage.
     """
     deps = locked(_kept_lock(root, run_id), "data").get("deps", [])
     seen = next((dep.get("md5") for dep in deps if dep["path"] == str(MODEL_DIGESTS)), None)
@@ -205,8 +203,7 @@ def _holder(stores: list[Any], out: Out, run_id: str, digest: str) -> Any:
 
 
 def _add_bases(root: Path, target: Path) -> bool:
-    """Folders of the project, outside of DVC, that are the base of an adapter: its name for them is
-    relative, so they come along.
+    """Copy project folders outside of DVC that an adapter refers to by relative path.
 
     Returns whether there are any.
     """
@@ -237,7 +234,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def check_champion(root: Path, run_id: str) -> Path:
-    """The folder of a champion, if every file of it is as it was promoted.
+    """The folder of a champion, verified file by file.
 
     Raises EnvironmentFault that names the first file that is not.
     """

@@ -1,5 +1,5 @@
-"""Does the new model replace the champion? A pure function of the contest's figures, every
-condition reported with its numbers.
+"""The decision whether the new model replaces the champion: a pure function of the contest's
+figures that reports every condition with its numbers.
 """
 
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from reporting.numbers import percent
 class Check(NamedTuple):
     name: str
     passed: bool | None
-    """None where it could not be checked; that does not hold a promotion up, and is reported."""
+    """None if it could not be checked; that is reported and does not block a promotion."""
     reason: str
 
 
 class Verdict(NamedTuple):
     checks: tuple[Check, ...]
     usd_per_point: float | None
-    """Cost of the cycle for each percentage point of win rate above one half; None where there is
-    none.
+    """Cost of the cycle for each percentage point of win rate above one half; None without a win
+    rate above one half.
     """
 
     @property
@@ -63,8 +63,8 @@ def _win_rate(found: Contest) -> Check:
 
 
 def _hacking(found: Contest, hacked: bool | None, reason: str) -> Check:
-    """Only evidence of hacking fails: the win rate has to be sure anyway, by a judge that the new
-    votes did not teach.
+    """Only evidence of hacking fails: the win rate must be significant anyway, by a judge that the
+    new votes did not train.
     """
     name = "no reward hacking"
     if found.hacking:
@@ -122,5 +122,5 @@ def _safety(found: Contest, settings: Retrain) -> Check:
 
 
 def in_a_line(checks: Sequence[Check]) -> str:
-    """Why not: every condition that failed."""
+    """Every failed condition."""
     return "; ".join(f"{check.name} fails: {check.reason}" for check in checks)

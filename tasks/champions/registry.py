@@ -1,6 +1,4 @@
-"""Which model is in use: promotions and rollbacks, one at a time, each recorded with who, when and
-why.
-"""
+"""Promotions and rollbacks, one at a time, each recorded with who, when and why."""
 
 import getpass
 import shutil
@@ -28,7 +26,7 @@ from tasks.dvc.data_key import key_of_run
 from tasks.run.locks import lock_file
 
 KEPT = 3
-"""Champions whose folders are kept: the one in use and two to go back to."""
+"""Champions whose folders are kept: the current one and two for rollbacks."""
 
 
 def require_champion(root: Path) -> Champion:
@@ -82,8 +80,8 @@ def promote(
 
 
 def rollback(root: Path, why: str, by: str | None = None) -> ChampionRecord:
-    """Make the previous champion the champion again; the one until now leaves the lineage, and can
-    be promoted again.
+    """Make the previous champion the champion again; the current one leaves the lineage and can be
+    promoted again.
 
     Raises UserError if there is no previous one, EnvironmentFault if its files are not whole or
     another decision is at work.
@@ -117,10 +115,9 @@ def rollback(root: Path, why: str, by: str | None = None) -> ChampionRecord:
 
 
 def tell_mlflow(root: Path, params: Params) -> str | None:
-    """Bring MLflow's aliases in line with the record, after what else is to be shipped; returns in
-    one line why that did not work.
+    """Ship rows to MLflow and update its aliases; returns one line if that failed.
 
-    Nothing is lost then: `rlhf report --sync` does it later.
+    `rlhf report --sync` then does it later.
     """
     from tracking.sync import sync  # MLflow takes over a second to import
 
@@ -132,7 +129,7 @@ def tell_mlflow(root: Path, params: Params) -> str | None:
 
 
 def describe(root: Path, run_id: str) -> Champion:
-    """What the record says about a run. Raises as `run_outs` does."""
+    """The record's entry for a run. Raises as `run_outs` does."""
     outs = run_outs(root, run_id)
     params = kept_params(root, run_id)
     return Champion(
@@ -155,7 +152,7 @@ def _decide(root: Path, record: ChampionRecord) -> ChampionRecord:
 
 
 def _keep(root: Path, run_id: str) -> None:
-    """The champion's folder, whole or not there."""
+    """Write the champion's folder atomically."""
     target = champion_folder(root, run_id)
     if is_complete(target):
         return

@@ -1,4 +1,4 @@
-"""What stands on a running server: deployments, automations, the compose stack's setup.
+"""Objects on a running Prefect server: deployments, automations, the compose stack's setup.
 
 The command line and the flow `start` import it, compose starts its modules; no other room does.
 """

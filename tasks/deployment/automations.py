@@ -1,5 +1,5 @@
-"""What the Prefect server does by itself: end runs that send no heartbeat, and tell a webhook
-what became of a run or a model.
+"""Automations of the Prefect server: end runs without heartbeat, and notify a webhook about runs
+and models.
 """
 
 from datetime import timedelta
@@ -18,9 +18,9 @@ from tasks.servers.zombies import GO_ON, ZOMBIE
 from tasks.ui.events import PREFIX
 
 WEBHOOK = "rlhf-notify"
-"""Name of the block that has the address."""
+"""Name of the block with the address."""
 SILENCE_SECONDS = 4 * HEARTBEAT_SECONDS
-"""After it a run counts as dead: three heartbeats in a row are missing."""
+"""Seconds after which a run counts as dead: three missed heartbeats."""
 FINAL = (
     "Completed",
     "Failed",
@@ -43,7 +43,7 @@ BODY = (
 
 
 class Notice(NamedTuple):
-    """Something that a webhook is called for."""
+    """An event that a webhook is called for."""
 
     name: str
     events: frozenset[str]
@@ -86,7 +86,7 @@ NOTICES = (
 
 
 def automate(client: SyncPrefectClient, webhook_url: str | None) -> None:
-    """Make the automations, or bring them up to date; whether one is switched on stays as it was.
+    """Create or update the automations; whether they are enabled does not change.
 
     `webhook_url` becomes the address of the notices and switches them on; None leaves both as they
     are.
@@ -104,12 +104,12 @@ def automate(client: SyncPrefectClient, webhook_url: str | None) -> None:
 
 
 def end_silent_runs(client: SyncPrefectClient) -> None:
-    """Make the automation on runs without a heartbeat alone, or bring it up to date."""
+    """Create or update only the automation for runs without a heartbeat."""
     _put(client, zombie_automation(), switch=None)
 
 
 def zombie_automation() -> AutomationCore:
-    """Nobody has to look: it fails a run whose heartbeats have stopped."""
+    """Fails a run whose heartbeats have stopped, without anybody watching."""
     trigger = EventTrigger(
         match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
         after={"prefect.flow-run.heartbeat"},
@@ -162,7 +162,7 @@ def _webhook_id(client: SyncPrefectClient) -> object:
 
 
 def _put(client: SyncPrefectClient, wanted: AutomationCore, switch: bool | None) -> None:
-    """Create it, or change what differs; `switch` None keeps it on or off as it is."""
+    """Create it, or update differences; `switch` None keeps it enabled or disabled."""
     found = client.read_automations_by_name(wanted.name)
     if not found:
         client.create_automation(wanted)
@@ -176,7 +176,7 @@ def _put(client: SyncPrefectClient, wanted: AutomationCore, switch: bool | None)
 
 
 def _core(automation: AutomationCore) -> dict[str, object]:
-    """What makes an automation; ids of its triggers are the server's."""
+    """The definition of an automation; ids of triggers are assigned by the server."""
     fields = {"name", "description", "enabled", "actions"}
     trigger = automation.trigger.model_dump(mode="json", exclude={"id"})
     return {

@@ -1,8 +1,7 @@
-"""Makes the stack of docker/compose.yaml ready once its servers answer: buckets, credentials, work
+"""Sets up the stack of docker/compose.yaml once its servers answer: buckets, credentials, work
 pools, deployments.
 
-Run by the service `setup`, again at every start; what is there already stays as it is or is brought
-up to date.
+The service `setup` runs it at every start; existing objects are kept or updated.
 """
 
 import json
@@ -38,16 +37,16 @@ from tasks.run.exchange import StoreFaults
 logger = logging.getLogger(__name__)
 
 PIPELINE = "rlhf"
-"""The deployment whose runs have a workspace each; all others work in the project's."""
+"""The deployment whose runs get their own workspaces; all others share the project's."""
 PIPELINES, PROJECT_POOL = "cpu", "project"
-"""Pools of processes: of the pipelines, and of what works in the project's workspace."""
+"""Process pools: for pipelines, and for work in the project's workspace."""
 CONTAINERS, GPU_CONTAINERS = "docker", "docker-gpu"
-"""Pools of the stages."""
+"""Pools of stages."""
 COMMAND = "python -m prefect.engine"
 TEMPLATE = HOME / "docker" / "pools" / "docker.json"
 CREDENTIALS = Path("/run/rlhf/aws")
-"""A file of a volume that workers and stages mount read-only; nothing secret is in a work pool, a
-parameter or a log.
+"""A file in a read-only volume of workers and stages; no secret is in a work pool, a parameter or a
+log.
 """
 
 
@@ -68,8 +67,8 @@ def set_up(environment: Mapping[str, str]) -> None:
 
 
 def pipeline_template() -> dict[str, Any]:
-    """The job template of the pipelines' pool: Prefect's own for processes, with a command and a
-    folder that no run can change.
+    """The job template of the pipelines' pool: Prefect's own for processes, with a fixed command
+    and folder.
     """
     template = ProcessWorker.get_default_base_job_template()
     template["job_configuration"] |= {"command": COMMAND, "working_dir": str(HOME)}
@@ -167,7 +166,9 @@ def _make_bucket(remote: str) -> None:
 
 
 def _pool(client: Any, name: str, kind: str, template: dict[str, Any]) -> None:
-    """Templates follow the code and .env at every start; what else somebody set in the UI stays."""
+    """Update templates from the code and .env at every start; other settings made in the UI are
+    kept.
+    """
     try:
         client.read_work_pool(name)
     except ObjectNotFound:
@@ -177,7 +178,7 @@ def _pool(client: Any, name: str, kind: str, template: dict[str, Any]) -> None:
 
 
 def _deploy(client: SyncPrefectClient, environment: Mapping[str, str]) -> None:
-    """The flows of prefect.yaml. A schedule that somebody switched on or off in the UI stays so."""
+    """The flows of prefect.yaml. Schedules enabled or disabled in the UI stay so."""
     recipe = environment.get("RLHF_RECIPE") or "recipes/demo.yaml"
     params = load(HOME / recipe)
     known = {found.name: found for found in client.read_deployments()}
@@ -197,7 +198,7 @@ def _deploy(client: SyncPrefectClient, environment: Mapping[str, str]) -> None:
 def deployment(
     described: Mapping[str, Any], params: Params, environment: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What Prefect is told of an entry of prefect.yaml, beside its pool and its workspace."""
+    """Fields of an entry of prefect.yaml for Prefect, beside pool and workspace."""
     uri = environment["MLFLOW_TRACKING_URI"]
     # the project's own votes and files are where its worker is, and in no container of a stage
     here = ("data",) if described["name"] != PIPELINE else ()

@@ -1,4 +1,4 @@
-"""Puts prefect.yaml onto a running server: the work pool with its queues, and a deployment of each
+"""Deploys prefect.yaml to a running server: the work pool with its queues, and a deployment of each
 flow.
 
 A deployed run works in the checkout that `rlhf up` was started in. Training runs share the queue
@@ -31,8 +31,7 @@ from tasks.deployment.automations import automate
 POOL = "cpu"
 TRAINING_QUEUE = "training"
 SLOTS = 1
-"""Training runs at once: there is one workspace, and on a CPU they would only slow each other down.
-"""
+"""Training runs at once: there is one workspace, and on a CPU runs only slow each other down."""
 PREFECT_FILE = "prefect.yaml"
 DEPLOY_TIMEOUT_SECONDS = 300.0
 WORKER_PATIENCE_SECONDS = 120.0
@@ -44,7 +43,7 @@ class Deployed(NamedTuple):
     url: str
     """Its page; `<url>/run` is the form."""
     scheduled: bool
-    """It starts by itself."""
+    """Whether it has an active schedule."""
 
 
 def project(recipe: str) -> dict[str, Any]:
@@ -64,8 +63,8 @@ def project(recipe: str) -> dict[str, Any]:
 
 
 def version(root: Path, params: dict[str, Any]) -> str:
-    """Changes with all that a deployment is made of: prefect.yaml, the recipe, the schema, the
-    flows, the place of checkout and interpreter.
+    """A digest that changes with everything in a deployment: prefect.yaml, the recipe, the schema,
+    the flows, the place of checkout and interpreter.
     """
     parts = [
         str(root.resolve()),
@@ -79,12 +78,11 @@ def version(root: Path, params: dict[str, Any]) -> str:
 
 
 def deploy(root: Path, webhook_url: str | None = None) -> list[Deployed]:
-    """Make the pool, its queues, every deployment and the automations, or bring them up to date;
-    what is unchanged is left alone.
+    """Create or update the pool, its queues, every deployment and the automations.
 
-    A schedule that somebody switched on or off in the UI stays so. The Prefect settings of this
-    process name the server.
-    Raises EnvironmentFault if Prefect refuses prefect.yaml, ParamsError if its recipe is not valid.
+    Schedules enabled or disabled in the UI stay so. The Prefect settings of this process name the
+    server. Raises EnvironmentFault if Prefect refuses prefect.yaml, ParamsError if its recipe is
+    not valid.
     """
     content = prefect_file(root)
     with get_client(sync_client=True) as client:
@@ -104,7 +102,7 @@ def deploy(root: Path, webhook_url: str | None = None) -> list[Deployed]:
 
 
 def await_worker() -> None:
-    """Until a worker asks the pool for runs. Raises EnvironmentFault if none does."""
+    """Wait until a worker polls the pool. Raises EnvironmentFault if none does."""
     deadline = time.monotonic() + WORKER_PATIENCE_SECONDS
     with get_client(sync_client=True) as client:
         while client.read_work_pool(POOL).status != WorkPoolStatus.READY:
@@ -117,7 +115,7 @@ def await_worker() -> None:
 
 
 def prefect_file(root: Path) -> dict[str, Any]:
-    """What stands in prefect.yaml. Raises EnvironmentFault if it cannot be read."""
+    """The content of prefect.yaml. Raises EnvironmentFault if it cannot be read."""
     path = root / PREFECT_FILE
     try:
         return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
@@ -145,9 +143,7 @@ def _recipe(content: dict[str, Any]) -> str:
 
 
 def _pool(client: SyncPrefectClient) -> None:
-    """The work pool and its queue for training; what is there stays, whatever somebody set in
-    it.
-    """
+    """The work pool and its queue for training; existing settings are kept."""
     description = "Runs on this machine, each as a process in the checkout of rlhf up."
     try:
         client.read_work_pool(POOL)

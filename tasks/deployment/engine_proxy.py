@@ -1,4 +1,4 @@
-"""The part of the Docker engine's API that a stage's worker needs, and nothing of the rest.
+"""A proxy for the part of the Docker engine's API that a worker of stages needs.
 
 Whoever reaches the engine's socket is root on its machine: a container may mount / and be
 privileged. So the workers of docker/compose.yaml do not have it. They ask this proxy, which makes
@@ -20,23 +20,23 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 SOCKET = "/var/run/docker.sock"
 MARK = "rlhf.stage-container"
-"""Label of the containers that this proxy made."""
+"""Label of containers made through this proxy."""
 COMMAND = ["python", "-m", "prefect.engine"]
 ALL_GPUS = [{"Driver": "nvidia", "Count": -1, "Capabilities": [["gpu"]]}]
 MOST_BYTES = 1 << 20
-"""Of a request."""
+"""Largest body of a request, in bytes."""
 CONTAINER = re.compile(r"/containers/([a-zA-Z0-9][a-zA-Z0-9_.-]*)(?:/(\w+))?")
 MAY = {("GET", "json"), ("GET", "logs"), ("POST", "start"), ("POST", "stop"), ("POST", "wait"),
        ("POST", "kill"), ("DELETE", None)}  # fmt: skip
-"""What may be done with a container of ours."""
+"""Allowed actions on our containers."""
 
 
 class Refused(Exception):
-    """A request that the engine does not get to see."""
+    """A request that is not forwarded."""
 
 
 class Stage(NamedTuple):
-    """What every container of a stage is made of."""
+    """Fixed properties of a stage's container."""
 
     image: str
     network: str
@@ -110,10 +110,10 @@ class _Request(BaseHTTPRequestHandler):
     do_HEAD = do_POST = do_DELETE = do_GET
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Silent: requests hold the environment of stages."""
+        """No logging: requests contain the environment of stages."""
 
     def _answer(self) -> None:
-        self.close_connection = True  # a request each: nothing can hide behind one
+        self.close_connection = True  # one request per connection: nothing can hide behind it
         try:
             path, body = self._allowed()
         except Refused as fault:
@@ -154,7 +154,7 @@ class _Request(BaseHTTPRequestHandler):
         return self.rfile.read(size)
 
     def _is_about_the_image(self, path: str, query: dict[str, list[str]]) -> bool:
-        """Whether it is to be looked at or pulled, and nothing else than it."""
+        """Whether only this image is inspected or pulled."""
         image = self.server.stage.image
         if self.command == "GET":
             return unquote(path) == f"/images/{image}/json"
@@ -171,7 +171,7 @@ class _Request(BaseHTTPRequestHandler):
             connection.request("GET", f"/containers/{name}/json")
             answer = connection.getresponse()
             if answer.status != 200:
-                return answer.status == 404  # the engine says so itself
+                return answer.status == 404  # the engine reports it itself
             labels = json.loads(answer.read())["Config"]["Labels"] or {}
             return labels.get(MARK) == "1"
         finally:
@@ -191,13 +191,13 @@ class _Request(BaseHTTPRequestHandler):
             for name in ("Content-Type", "Api-Version", "Docker-Experimental", "Ostype"):
                 if answer.getheader(name):
                     self.send_header(name, str(answer.getheader(name)))
-            self.send_header("Connection", "close")  # its end is the end of the answer
+            self.send_header("Connection", "close")  # closing ends the answer
             self.end_headers()
             while part := answer.read1(65536):
                 self.wfile.write(part)
                 self.wfile.flush()
         except (BrokenPipeError, ConnectionResetError):
-            pass  # who asked is gone
+            pass  # the client is gone
         finally:
             connection.close()
 

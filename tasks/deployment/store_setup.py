@@ -1,5 +1,5 @@
-"""What the store of docker/compose.yaml needs before it starts: a folder that its user owns, and a
-certificate for the calls between its parts.
+"""Prepares the store of docker/compose.yaml: a folder owned by its user, and a certificate for
+calls between its parts.
 
 SeaweedFS has a port for its own parts beside the S3 port, which would take new users from anybody
 who reaches it. With this certificate it answers only whoever has it too: the store itself.

@@ -1,4 +1,4 @@
-"""What DVC knows and does: status, pull, repro, push.
+"""DVC: status, pull, repro, push.
 
 It imports tasks.run alone.
 """

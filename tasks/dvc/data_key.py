@@ -1,5 +1,5 @@
-"""What the data of a run was made from, as one digest: two runs with the same key have the same
-data, and nothing needs to be read to know.
+"""A digest of the inputs of a run's data: two runs with the same key have the same data, which need
+not be read to tell.
 
 sha256 of seed, section data, and the digests of the local files behind it (data/inputs/data.json,
 as dvc.lock remembers it).
@@ -26,7 +26,7 @@ def key_of_run(root: Path, run_id: str, params: Params) -> str:
 
 
 def key_now(root: Path, params: Params) -> str | None:
-    """The key that a run would have now; None where only reading the source tells: a URL, or a
+    """The key that a run would have now; None if the source must be read to tell: a URL, or a
     dataset of the hub.
     """
     if params.data.reads_elsewhere():

@@ -32,7 +32,7 @@ HEAD = (
 
 
 def write_pipeline(root: Path, params: Params) -> None:
-    """Write inputs/dvc.yaml below `root` as these params need it, if it says anything else."""
+    """Write inputs/dvc.yaml below `root` for these params, if it differs."""
     places = {path: _place(root, path) for path in named_paths(root, params)}
     watched = _within_reach(root, {at for at in places.values() if at})
     everything = watched.issuperset(places.values())
@@ -45,14 +45,14 @@ def write_pipeline(root: Path, params: Params) -> None:
 
 
 def _place(root: Path, path: str) -> str | None:
-    """Where DVC has to look for a named file: there, or in the folder where it will be; None where
-    there is no folder either.
+    """Path for DVC to watch for a named file: the file, or the folder it will be in; None without a
+    folder.
     """
     return next((at for at in (path, str(Path(path).parent)) if (root / at).exists()), None)
 
 
 def definition(watched: list[str], *, always_changed: bool) -> dict[str, Any]:
-    """The stage with its deps; `always_changed` where these are not all that it has to look at."""
+    """The stage with its deps; `always_changed` if they are incomplete."""
     return {
         "desc": "Digests of the data files and the models that params.yaml names.",
         "cmd": "python -m tasks.dvc.inputs_stage",
@@ -68,8 +68,8 @@ OUTS = (DATA_DIGESTS, MODEL_DIGESTS, STUDENT_DIGESTS)
 
 
 def _within_reach(root: Path, places: set[str]) -> set[str]:
-    """Those that DVC can depend on: not hidden from it, and not made by the pipeline, which would
-    then depend on itself. Raises EnvironmentFault if DVC cannot tell.
+    """Paths that DVC can depend on: not ignored, and not outputs of the pipeline, which would
+    depend on itself. Raises EnvironmentFault if DVC cannot tell.
     """
     if not places:
         return set()

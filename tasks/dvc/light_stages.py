@@ -1,6 +1,6 @@
-"""The stages of DVC that a run does in its own process, since they take no time: `inputs`,
-`key_metrics`, and `distill` where there is no student to make. DVC is told, so that `dvc status`
-has nothing to say after a run.
+"""The DVC stages that a run executes in its own process, as they take no time: `inputs`,
+`key_metrics`, and `distill` where there is no student to make. They are recorded in DVC, so that
+`dvc status` is clean after a run.
 """
 
 import logging
@@ -16,13 +16,13 @@ from tasks.dvc.status import repo_about
 
 
 def do_light_stages(root: Path, params: Params) -> None:
-    """Bring both up to date and record them in DVC's lock files; the stages before them are done.
+    """Run both and record them in DVC's lock files; the stages before them are done.
 
     Where another process holds DVC's files, or a stage left no metrics, they stay unrecorded: `dvc
     repro` then does them.
     """
     try:
-        for path in params.data.local_paths().values():  # votes may come later: where is watched
+        for path in params.data.local_paths().values():  # votes may come later: the place to watch
             (root / path).parent.mkdir(parents=True, exist_ok=True)
         inputs_stage.write_pipeline(root, params)
         write_key_metrics(root, params.align.method)
@@ -49,7 +49,7 @@ def _record(root: Path, file: Path, name: str, cached: bool = False) -> None:
         from dvc.dvcfile import load_file
         from dvc.repo import lock_repo
 
-        logging.getLogger("dvc").setLevel(logging.ERROR)  # it tells of each file that it writes
+        logging.getLogger("dvc").setLevel(logging.ERROR)  # it logs each file that it writes
         with lock_repo(repo):
             stage = load_file(repo, str((root / file).resolve())).stages[name]
             if stage.status():

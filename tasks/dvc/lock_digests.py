@@ -1,8 +1,8 @@
-"""Outputs by their digest in dvc.lock, whatever lies on the disk: that may be missing, or be left
-from an earlier run.
+"""Outputs by their digest in dvc.lock, whatever is on disk, which may be missing or left from an
+earlier run.
 
-Where stages are placed on other machines, dvc.lock alone says what a stage has made; files of the
-checkout are copies of it.
+If stages run on other machines, only dvc.lock tells what a stage has made; files of the checkout
+are copies.
 """
 
 import json
@@ -18,7 +18,7 @@ OUTSIDE = "inputs"
 request.
 """
 OF_COPIES = ("deleted", "not in cache", "modified")
-"""What DVC says of a copy that is missing or is another than dvc.lock names."""
+"""DVC's words for a copy that is missing or differs from dvc.lock."""
 
 
 def changes_by_lock(repo: Any, root: Path, stage: str, found: list[Any]) -> list[Any]:
@@ -108,7 +108,7 @@ def owner_of(made: dict[str, Any], path: str) -> Any:
 
 
 def is_copy(made: dict[str, Any], dep: Any) -> bool:
-    """Whether an input is what another stage has made."""
+    """Whether an input is an output of another stage."""
     out = owner_of(made, dep.fs_path)
     return out is not None and out.stage.name != OUTSIDE
 
@@ -127,7 +127,7 @@ def dvc_stage(repo: Any, root: Path, stage: str) -> Any:
 
 
 def _digest(dep: Any) -> str | None:
-    """Of an input when its stage was done."""
+    """Digest of an input when its stage ran."""
     return dep.hash_info.value if dep.hash_info else None
 
 

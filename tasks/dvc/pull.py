@@ -1,6 +1,4 @@
-"""Outputs that are not here: what DVC knows of them from dvc.lock, and how they come from the
-remote.
-"""
+"""Outputs that are missing here: their digests in dvc.lock, and fetching them from the remote."""
 
 import subprocess
 from collections.abc import Sequence
@@ -19,11 +17,11 @@ from tasks.dvc.status import changes, default_remote, error_line, public, repo_a
 from tasks.run.transient import fault, kind_of, lacks_data
 
 LARGE = ("data/", "models/")
-"""Outputs that stay in the store until somebody reads them; the others are numbers and texts for
+"""Outputs that stay in the store until they are read; the others are numbers and texts for
 reports.
 """
 PUBLIC_OPTIONS = ("endpointurl", "region")
-"""Settings of a remote that are no secret; a container finds its credentials by itself."""
+"""Public settings of a remote; a container finds credentials by itself."""
 
 
 def remote_of(root: Path) -> dict[str, str]:
@@ -83,7 +81,7 @@ def inputs_of(root: Path, stage: str) -> list[str]:
 
 
 def small_outputs(root: Path, stage: str) -> list[str]:
-    """Outputs of `stage` that the pipeline reads itself: metrics, data of plots, samples."""
+    """Outputs of `stage` that the pipeline reads itself: metrics, plot data, samples."""
     from dvc.repo import Repo
 
     with Repo(str(root)) as repo:
@@ -105,8 +103,8 @@ def fetch(root: Path, paths: Sequence[str]) -> None:
         return
     done = _pull(root, missing)
     if done.returncode and lacks_data(done.stderr):
-        # another container that shares the cache may have been writing there: DVC takes a file away
-        # for a moment where it tries whether the disk can clone it
+        # another container that shares the cache may have been writing there: DVC removes a file
+        # for a moment to test whether the disk can clone it
         done = _pull(root, missing)
     if done.returncode:
         reason = error_line(done.stderr) or f"exit code {done.returncode}."

@@ -1,4 +1,4 @@
-"""`dvc repro` of a single stage, in a process of its own."""
+"""`dvc repro` of a single stage, in a separate process."""
 
 import os
 import subprocess
@@ -41,7 +41,7 @@ def start_repro(run: Run, stage: str) -> "subprocess.Popen[bytes]":
 
 
 def log_path(root: Path, stage: str) -> Path:
-    """What DVC and the stage print."""
+    """Log file of DVC and the stage."""
     return root / "runs" / stage / "log.txt"
 
 

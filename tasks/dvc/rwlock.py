@@ -48,7 +48,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _living(content: dict[str, Any] | None) -> dict[str, Any]:
-    """A table without the processes that are gone."""
+    """The table without processes that are gone."""
     found = content or {}
     writers = {path: who for path, who in found.get("write", {}).items() if _is_there(who)}
     readers = {
@@ -59,9 +59,7 @@ def _living(content: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _is_there(who: dict[str, Any]) -> bool:
-    """Whether a process of the table still runs; one that only waits for its parent to ask does
-    not.
-    """
+    """Whether a process of the table still runs; zombies do not count."""
     try:
         return is_alive(int(who["pid"]), created(int(who["pid"])))
     except psutil.NoSuchProcess:

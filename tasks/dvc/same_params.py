@@ -1,5 +1,5 @@
-"""Whether params.yaml, and what DVC recorded of it, are what the run began with: nobody may edit
-the file under a run.
+"""Checks that params.yaml, and DVC's record of it, still match the start of the run: it must not be
+edited meanwhile.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from tasks.run.run import Run
 
 
 def require_same_params(run: Run, stage: str) -> None:
-    """Before `stage` starts or is found unchanged. Raises ParamsError if params.yaml says otherwise
-    than the run's own copy.
+    """Before `stage` starts or is found unchanged. Raises ParamsError if params.yaml differs from
+    the run's own copy.
     """
     keys = _keys(run, stage)
     found = differences(
@@ -32,8 +32,8 @@ def require_same_params(run: Run, stage: str) -> None:
 
 
 def require_recorded_params(run: Run, stage: str) -> None:
-    """After DVC has recorded `stage`: it reads params.yaml once more when the process has ended.
-    What it recorded of others is forgotten.
+    """Call after DVC has recorded `stage`: it reads params.yaml again when the process has ended. A
+    record with other values is removed.
 
     Raises ParamsError.
     """
@@ -51,14 +51,14 @@ def require_recorded_params(run: Run, stage: str) -> None:
 
 
 def _forget_in_run_cache(root: Path, stage: str, entry: dict[str, Any]) -> None:
-    """DVC would else bring the outputs back for these params, should they ever be asked for."""
+    """Otherwise DVC would restore the outputs for these params later."""
     with repo_about(root, stage) as repo:
         folder = Path(repo.stage_cache.cache_dir)
     for file in folder.glob("*/*/*"):
         content = yaml_of(file)
         if all(content.get(key) == entry.get(key) for key in ("cmd", "params")):
             file.unlink()
-            with suppress(OSError):  # others are in it; an empty folder makes DVC stumble
+            with suppress(OSError):  # others are in it; DVC fails on an empty folder
                 file.parent.rmdir()
 
 

@@ -1,5 +1,5 @@
-"""What DVC knows: whether a stage's outputs are still good, what they contain, and how they reach
-the remote.
+"""DVC's view: whether a stage's outputs are valid, their digests, and pushing them to the
+remote.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ from tasks.run.transient import fault, kind_of
 
 
 class StageAtWork(EnvironmentFault):
-    """Another process holds the files of a stage: it makes them, or has them recorded."""
+    """Another process holds the files of a stage: it runs it or records it."""
 
 
 def is_unchanged(root: Path, stage: str) -> bool:
@@ -61,7 +61,7 @@ def repo_about(root: Path, stage: str) -> Iterator[Any]:
     cannot tell.
     """
     from dvc.exceptions import (
-        DvcException,  # imported late: half a second that a stopped or refused run need not pay
+        DvcException,  # imported late: half a second that a stopped or refused run should not pay
     )
     from dvc.lock import LockError
     from dvc.repo import Repo
@@ -83,11 +83,10 @@ def repo_about(root: Path, stage: str) -> Iterator[Any]:
 
 def stale_stages(root: Path, params: Params, stages: Sequence[str]) -> list[str]:
     """Which of `stages`, in their order, a run with `params` would do again; nothing is written,
-    params.yaml included.
+    not even params.yaml.
 
-    A stage is taken for stale if it reads what a stale one makes: whether that comes out the same
-    is not known before. So is one that a run which was killed left at work.
-    Raises EnvironmentFault if DVC cannot tell.
+    A stage counts as stale if it reads outputs of a stale one, which may turn out the same. So does
+    one that a killed run left running. Raises EnvironmentFault if DVC cannot tell.
     """
     pipeline, lock = defined(root), yaml_of(root / "dvc.lock")
     wanted = params.model_dump(mode="json")
@@ -153,11 +152,10 @@ KEYS = ("PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """For child processes: this interpreter's folder comes first, so that `python` in dvc.yaml is
-    this one.
+    """Environment of child processes: this interpreter's folder comes first on PATH, so that
+    `python` in dvc.yaml is this one.
 
-    The keys of the servers are kept from them: a stage reads data and models of others, and asks
-    the servers nothing.
+    It has no keys of the servers: a stage reads data and models of others and needs no server.
     """
     own = {name: value for name, value in os.environ.items() if name not in KEYS}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
@@ -165,7 +163,7 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def run_dvc(root: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """`dvc ARGUMENTS` in a process of its own, to its end, with its output."""
+    """Run `dvc ARGUMENTS` in a separate process; returns its output."""
     return subprocess.run(
         [sys.executable, "-m", "dvc", *arguments],
         cwd=root,
@@ -188,7 +186,7 @@ class Digests(NamedTuple):
 
 
 def digests(root: Path, stage: str) -> Digests:
-    """What dvc.lock says about a stage; nothing if it was never run."""
+    """A stage's entry in dvc.lock; empty if it never ran."""
     entry = locked(yaml_of(root / "dvc.lock"), stage)
     outs, deps = (
         {item["path"]: item["md5"] for item in entry.get(kind, []) if "md5" in item}
@@ -203,7 +201,7 @@ def digests(root: Path, stage: str) -> Digests:
 
 
 def yaml_of(path: Path) -> dict[str, Any]:
-    """A YAML mapping, empty if there is no such file."""
+    """A YAML mapping, empty without the file."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -223,12 +221,12 @@ def push(root: Path, stage: str | None = None) -> str | None:
 
 
 def send_outputs(root: Path, stage: str | None = None) -> None:
-    """Send new outputs (of `stage`, or all) to the default remote, if there is one; it takes as
-    long as it takes.
+    """Push new outputs (of `stage`, or all) to the default remote, if there is one, without a time
+    limit.
 
-    What was pushed is remembered by the digest of dvc.lock and by the remote, so that an unchanged
-    run asks nobody.
-    Raises TransientFault, EnvironmentFault or UnknownFault: see tasks/run/transient.py.
+    Pushes are remembered by the digest of dvc.lock and by the remote, so that an unchanged run
+    makes no request. Raises TransientFault, EnvironmentFault or UnknownFault: see
+    tasks/run/transient.py.
     """
     lock, marker = root / "dvc.lock", root / STATE_FOLDER / "pushed"
     if not lock.exists() or default_remote(root) is None:
@@ -247,7 +245,7 @@ def send_outputs(root: Path, stage: str | None = None) -> None:
 
 
 def note_pushed(root: Path) -> None:
-    """Remember that all that dvc.lock names is in the default remote."""
+    """Remember that everything in dvc.lock is in the default remote."""
     marker = root / STATE_FOLDER / "pushed"
     marker.parent.mkdir(exist_ok=True)
     marker.write_text(_pushed(root))
@@ -278,14 +276,12 @@ def default_remote(root: Path) -> str | None:
 
 
 def public(url: str | None) -> str | None:
-    """An address as it may be shown and kept: without a user or a password."""
+    """An address that may be shown and kept: without user or password."""
     return url and re.sub(r"://[^/]*@", "://***@", url)
 
 
 def error_line(text: str) -> str | None:
-    """The first thing that DVC itself called an error in what it printed, with the files that it
-    lists below.
-    """
+    """The first error in DVC's output, with the files listed below it."""
     lines = iter(text.splitlines())
     for line in lines:
         if line.startswith("ERROR: "):

@@ -20,7 +20,7 @@ from tasks.run.stop import on_signals
 
 
 def as_task(name: str, work: Callable[[], Any]) -> Any:
-    """Do `work` as a task run of that name."""
+    """Run `work` as a task run of that name."""
 
     @task(name=name, cache_policy=NO_CACHE, persist_result=False)
     def run() -> Any:

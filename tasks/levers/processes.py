@@ -53,7 +53,7 @@ class Ended(NamedTuple):
 
 
 def ended(folder: Path) -> Ended | None:
-    """How the stage of a folder ended, None if it did not come to an end."""
+    """How the stage of a folder ended, None if it has not."""
     try:
         return Ended(**json.loads((folder / STATE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -86,7 +86,7 @@ def run_stage(
 
 
 def run_helper(folder: Path, module: str, arguments: Sequence[str], stop: StopRequest) -> None:
-    """Run a module that is no stage. Raises StageStopped, or EnvironmentFault with its last
+    """Run a module that is not a stage. Raises StageStopped, or EnvironmentFault with its last
     line.
     """
     code = _run(folder, [module, *arguments], stop, lambda: None)
@@ -102,7 +102,8 @@ def run_helper(folder: Path, module: str, arguments: Sequence[str], stop: StopRe
 def _run(folder: Path, command: Sequence[str], stop: StopRequest, look: Callable[[], None]) -> int:
     own = {
         "PYTHONPATH": str(HOME),
-        PIPELINE_VARIABLE: f"{os.getpid()}:{created(os.getpid())}",  # a stage stops without us
+        # a stage stops without our help
+        PIPELINE_VARIABLE: f"{os.getpid()}:{created(os.getpid())}",
         CHANGED_CODE_VARIABLE: RESTART,
         ROLLOUTS_VARIABLE: "1",
     }
@@ -114,7 +115,7 @@ def _run(folder: Path, command: Sequence[str], stop: StopRequest, look: Callable
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches it through us alone
+            start_new_session=True,  # Ctrl-C reaches it only through us
         )
     asked = 0
     try:
@@ -147,7 +148,7 @@ def last_line(log: Path) -> str:
 
 
 class Spent(NamedTuple):
-    """What a stage took."""
+    """Measured resources of a stage."""
 
     seconds: float
     usd: float
@@ -163,7 +164,7 @@ def spent(folder: Path, params: Params, stage: str) -> Spent:
     of it.
     """
     if not (folder / "runs" / stage / "attempts.jsonl").exists():
-        return Spent(0.0, 0.0, 0, 0, 0.0, {})  # it ended before it began
+        return Spent(0.0, 0.0, 0, 0, 0.0, {})  # it ended before it started
     cost = ledger(folder, params).stage(stage)
     assert cost is not None, f"{stage} has an attempt"
     phases = cost.made or cost.phases

@@ -1,4 +1,4 @@
-"""Where a result goes: the page, and MLflow."""
+"""Publishes a comparison: the page, and MLflow."""
 
 import logging
 from pathlib import Path

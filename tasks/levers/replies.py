@@ -1,4 +1,4 @@
-"""Scored replies of the models that are compared, each kept in a folder of its own."""
+"""Scored replies of the models that are compared, each kept in its own folder."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ from tasks.run.stop import StopRequest
 
 FILE = "answers.json"
 CODE = ("levers/answers.py", "inference/replies.py")
-"""Of training/: what decides the replies beside the model."""
+"""Modules of training/ that decide the replies beside the model."""
 
 
 def scored_replies(

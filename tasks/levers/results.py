@@ -1,4 +1,4 @@
-"""From what was trained to the result: the figures of each variant, and the frontier."""
+"""Results of a comparison: the figures of each variant, and the frontier."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -56,7 +56,7 @@ class Judged(NamedTuple):
 
     @property
     def target(self) -> float:
-        """The quality that counts as the baseline's."""
+        """The variant whose quality counts as the baseline's."""
         return self.variants[BASELINE]["quality"] - self.margin
 
 

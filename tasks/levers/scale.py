@@ -43,7 +43,7 @@ CONFIDENCE = 0.95
 
 
 class Measuring:
-    """A measurement at work in a project."""
+    """A running measurement."""
 
     def __init__(
         self, root: Path, params: Params, quick: bool, only: list[str], stop: StopRequest

@@ -35,7 +35,7 @@ OUTPUTS = {
     **{method: (f"models/{method}",) for method in METHODS},
     "distill": ("models/distill",),
 }
-"""What later stages read of a stage."""
+"""Outputs of a stage that later stages read."""
 
 
 @contextmanager
@@ -127,8 +127,8 @@ def _link(link: Path, target: Path) -> None:
 
 
 def write_lock(folder: Path, params: Params) -> None:
-    """Say in dvc.lock with which params the data of `folder` were made, as DVC would: the planner
-    then counts their rows.
+    """Record in dvc.lock the params that made the data of `folder`, as DVC would, so that the
+    planner counts their rows.
     """
     made_with: Mapping[str, Any] = {"data": params.data.model_dump(mode="json")}
     lock = {"stages": {"data": {"params": {"params.yaml": made_with}}}}

@@ -1,7 +1,7 @@
 """The comparison of levers: plan every variant, train each once per seed, score its replies, judge.
 
-What is done stays done: the same command goes on from where it was stopped, and a lever that is
-added later runs alone.
+Finished work is kept: the same command continues where it was stopped, and a lever added later runs
+alone.
 """
 
 import json
@@ -68,7 +68,7 @@ ANSWER_SECONDS = 10.0
 
 
 class Study:
-    """A comparison at work in a project."""
+    """A running comparison."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Study:
     # ------------------------------------------------------------ variants and plans
 
     def variants(self, seed: int) -> list[Variant]:
-        """Those that were asked for. Raises ParamsError for an unknown name."""
+        """The requested variants. Raises ParamsError for an unknown name."""
         params = _with(self.params, {"seed": seed})
         optimised = self._optimised(seed, params)
         found = variants(params, this_device(), self.layers, optimised, self.rate)

@@ -1,8 +1,8 @@
-"""What runs left behind and nobody needs any more: workspaces of runs and stages, checkpoints, and
-stages of lever comparisons, by age and size.
+"""Removes leftovers by age and size: workspaces of runs and stages, checkpoints, and stages of
+lever comparisons.
 
-Never the champion's, and never what a run holds that is at work. A run's rows, reports and kept
-copies stay; DVC's cache is `dvc gc`'s.
+The champion's and those of a running run are kept. A run's rows, reports and kept copies stay;
+DVC's cache is `dvc gc`'s.
 """
 
 import os
@@ -41,12 +41,12 @@ class Leftover:
     """workspace, checkpoints or levers."""
     path: Path
     workspace: Path
-    """Whose lock a run at work holds."""
+    """Lock that a running run holds."""
     size_bytes: int
     age_seconds: float
     """Since anything in it was written."""
     kept_because: str
-    """Empty if it may go."""
+    """Why it must stay; empty if it may go."""
     goes: bool = False
 
 
@@ -108,7 +108,7 @@ def remove(one: Leftover) -> bool:
 
 
 def _folders(parent: Path) -> list[Path]:
-    """Folders directly in it; a link leads elsewhere and is nobody's leftover."""
+    """Its direct subfolders, links excluded."""
     return (
         sorted(path for path in parent.iterdir() if path.is_dir() and not path.is_symlink())
         if parent.is_dir()
@@ -152,7 +152,7 @@ def _leftover(kind: str, path: Path, workspace: Path, now: float, kept_because: 
 
 
 def _statuses(folder: Path) -> Iterator[os.stat_result]:
-    """Of the folder and every file below; what goes meanwhile is left out."""
+    """Size of the folder with all its files; files that vanish meanwhile are left out."""
     yield folder.stat()
     for path in folder.rglob("*"):
         try:

@@ -1,5 +1,5 @@
-"""The context that every task of a run works in: it holds the workspace, ships rows meanwhile, and
-sees to it that the run has an end.
+"""The context that every task of a run works in: it holds the workspace, ships rows, and always
+records the end of the run.
 """
 
 import logging
@@ -56,19 +56,17 @@ from tracking.shipper import Shipper
 logger = logging.getLogger(__name__)
 
 STOPPED, OVER_BUDGET = "Stopped", "OverBudget"
-"""States of a run, and of the stage at work, that was asked to stop or has reached its budget:
-resumable.
-"""
+"""States of a run, and of its stage, that was stopped or has reached its budget: resumable."""
 SHIPPING_PERSISTENCE_SECONDS = 1800.0
 """How long an MLflow that is away at the end of a run is tried again, where the run's workspace is
 looked at by nobody later.
 """
 ARTIFACT_PATIENCE_SECONDS = 5.0
-"""For the last progress to be shown."""
+"""Seconds to show the last progress."""
 
 
 class Pipeline:
-    """A pipeline run at work."""
+    """A running pipeline run."""
 
     def __init__(
         self,
@@ -80,11 +78,11 @@ class Pipeline:
     ) -> None:
         self.run, self.stop, self.shipper, self.run_progress = run, stop, shipper, run_progress
         self.ahead = ahead
-        """Stages that will have to be done."""
+        """Stages that have to run."""
         self.display, self.progress_artifacts = Display(), ProgressArtifacts()
         self.report: Path | None = None
         self.state: State[Any] = Completed()
-        """What the flow ends in, unless it fails."""
+        """Final state of the flow, unless it fails."""
         self._ended = False
 
     def end(self, state: str, message: str = "") -> None:
@@ -180,8 +178,8 @@ def _patience(stop: StopRequest) -> Callable[[str], bool]:
 
 
 def _end(pipeline: Pipeline, state: RunEvent, message: str) -> None:
-    """Close a run that did not come to its end, with a report of how far it came: the one in place
-    is of an earlier run.
+    """Close an unfinished run with a report of what it did; the current report belongs to an
+    earlier run.
     """
     pipeline.end(state, message)
     write_report(pipeline)
@@ -315,7 +313,7 @@ def _detail(root: Path, prepared: Prepared) -> dict[str, Any]:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    """What git says; in an image, which has none, the commit that it was built from."""
+    """git's answer; in an image without git, the commit it was built from."""
     try:
         done = subprocess.run(
             ["git", *arguments], cwd=root, capture_output=True, text=True, check=False

@@ -1,6 +1,4 @@
-"""A past run brought back: its params, its dvc.lock, and the outputs that this names, from DVC's
-cache or the remote.
-"""
+"""Restores a past run: its params, its dvc.lock and its outputs, from DVC's cache or the remote."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,10 +33,10 @@ class Restored(NamedTuple):
 
 
 def restore(root: Path, run_id: str) -> Restored:
-    """Make the workspace what it was when `run_id` had completed; nothing is trained.
+    """Restore the workspace to its state after `run_id`; nothing is trained.
 
     Raises UserError for a run that kept too little, EnvironmentFault if a run is at work or outputs
-    are nowhere to be had: then everything is as it was.
+    are nowhere to be had: then nothing has changed.
     """
     with locked(root):
         params = kept_params(root, run_id)

@@ -1,5 +1,5 @@
-"""How far a whole run is: the stages done, the one at work, and those ahead, weighed by their
-planned time.
+"""Progress of a run: finished stages, the running one, and those ahead, weighted by planned
+time.
 """
 
 from collections.abc import Mapping
@@ -12,12 +12,12 @@ from tasks.stage.progress import Progress
 
 
 class RunState(NamedTuple):
-    """The run as a whole."""
+    """Progress of the run as a whole."""
 
     fraction: float
     eta_seconds: float
     usd: float
-    """Of the run and of the unfinished ones it goes on from."""
+    """Cost of the run and of the unfinished ones it continues."""
 
 
 class RunProgress:
@@ -34,7 +34,7 @@ class RunProgress:
         self._done: set[str] = set()
 
     def look(self, progress: Progress) -> RunState:
-        """With the stage of `progress` at work."""
+        """Progress while the stage of `progress` runs."""
         share = (
             progress.fraction if progress.fraction is not None else self._share_by_time(progress)
         )

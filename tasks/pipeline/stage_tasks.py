@@ -23,11 +23,11 @@ from tasks.stage.progress import Display, Progress, line
 logger = logging.getLogger(__name__)
 
 RETRIES = 2
-"""Times a crashed stage is started again; it goes on from its checkpoint."""
+"""Retries of a crashed stage; it resumes from its checkpoint."""
 
 
 def _worth_another_try(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
-    """Only a crash, and only if it does not fail in the same place with the same words again."""
+    """Retry only crashes, and not one that repeats at the same place with the same message."""
     error = state.data
     worth = isinstance(error, StageCrashed) and not error.hopeless
     if worth and task_run.run_count <= RETRIES:
@@ -38,9 +38,7 @@ def _worth_another_try(task: Task[..., Any], task_run: TaskRun, state: State[Any
 
 
 def stage_task(stage: str) -> Callable[[Pipeline], None]:
-    """The Prefect task that brings one stage up to date; calling it raises StageStopped if the
-    stage was stopped.
-    """
+    """The Prefect task of one stage; calling it raises StageStopped if the stage was stopped."""
 
     @task(
         name=stage,
@@ -126,8 +124,8 @@ class _Observer:
 
 
 def places(pipeline: Pipeline) -> None:
-    """See that the work pools that stages are placed on can do them, before anything is paid for.
-    Raises EnvironmentFault.
+    """Check that the work pools of placed stages can run them, before anything costs money. Raises
+    EnvironmentFault.
     """
     if any(stage in pipeline.ahead for stage in remote_stages(pipeline.run)):
         task(name="places", cache_policy=NO_CACHE, persist_result=False)(check_placement)(
@@ -151,14 +149,12 @@ _METHODS = {method: stage_task(method) for method in METHODS}
 
 
 def align(pipeline: Pipeline) -> None:
-    """Bring the stage that `align.method` names up to date; the models of the other methods stay as
-    they are.
-    """
+    """Run the stage of `align.method`; models of other methods are kept."""
     _METHODS[pipeline.run.params.align.method](pipeline)
 
 
 def distill(pipeline: Pipeline) -> None:
-    """Bring the student up to date, or where params.yaml asks for none, record that."""
+    """Run `distill`, or record that params.yaml has no student."""
     if pipeline.run.params.distill is None:
         record_no_student(pipeline.run.root)
     else:

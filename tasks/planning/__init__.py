@@ -1,4 +1,4 @@
-"""Before a run: what it will cost, whether the budget and the placement allow it.
+"""Checks before a run: its planned cost, its budget and its placement.
 
 Stage, remote, retraining and pipeline may import it.
 """

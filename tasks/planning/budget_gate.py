@@ -1,4 +1,4 @@
-"""Whether its budget allows a planned run, and what would help where it does not."""
+"""Checks a planned run against its budget, and suggests what would help."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from tasks.run.changed_code import (
 )
 
 WORTH_TELLING = 0.01
-"""Levers that save a smaller share than this are no advice."""
+"""Smaller savings are not worth a suggestion."""
 
 
 def gate(root: Path, prepared: Prepared) -> str | None:
@@ -35,7 +35,7 @@ def gate(root: Path, prepared: Prepared) -> str | None:
 
 
 def _started_over(prepared: Prepared) -> list[str]:
-    """Which stages start over because their code has changed, and how not to."""
+    """Stages that start over because their code has changed, and how to avoid it."""
     if not prepared.changed or policy() == CONTINUE:
         return []
     return [*map(str, prepared.changed), f"To go on instead: --changed-code {CONTINUE}."]
@@ -94,6 +94,6 @@ def _advice(root: Path, prepared: Prepared, found: Excess) -> str:
 
 
 def needs_approval(prepared: Prepared) -> bool:
-    """Whether somebody has to approve of the run before it starts."""
+    """Whether the run needs approval before it starts."""
     threshold = prepared.params.budget.approval_usd
     return threshold is not None and prepared.ahead_total.usd > threshold

@@ -1,6 +1,4 @@
-"""The gate before a run, on the Prefect side: plan it, refuse it above the budget, and wait for
-approval where it is asked for.
-"""
+"""The gate before a run, on the Prefect side: plan, refuse above the budget, wait for approval."""
 
 import logging
 from collections.abc import Mapping
@@ -33,8 +31,8 @@ APPROVAL_POLL_SECONDS = 5
 
 
 def checked(params: Params | Mapping[str, Any]) -> Params:
-    """The params of a form or a call of the API, refused in the words of the command line. Raises
-    ParamsError.
+    """The params of a form or a call of the API, validated with the messages of the command line.
+    Raises ParamsError.
     """
     return params if isinstance(params, Params) else validate(dict(params), "the form")
 

@@ -1,6 +1,4 @@
-"""Files that only this machine has, and stages that are placed where they are not: refused
-when a run is planned.
-"""
+"""Refuses stages placed where their files are not: checked when a run is planned."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +21,7 @@ class Outside(NamedTuple):
     stands: Path
     """The list of digests that stands for it in dvc.yaml."""
     instead: str
-    """What a container could read."""
+    """Whether a container could read it."""
 
 
 def require_reachable(root: Path, params: Params, stages: Sequence[str]) -> None:

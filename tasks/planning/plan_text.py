@@ -1,4 +1,4 @@
-"""A planned run in words: a line or two for the terminal, a page for the Prefect UI."""
+"""A plan as text: a line or two for the terminal, a page for the Prefect UI."""
 
 from config.records import CONTINUE, STAGES
 from costs.ledger.budget import (
@@ -44,7 +44,7 @@ def summary(prepared: Prepared) -> list[str]:
 
 
 def markdown(prepared: Prepared) -> str:
-    """The plan for the Prefect UI: what somebody has to know who approves of it."""
+    """The plan for the Prefect UI, as the basis of an approval."""
     if prepared.plan is None:
         return f"# No plan\n\n{prepared.fault}\n"
     budget, cost, before = prepared.params.budget, prepared.ahead_total, total(prepared.spent)

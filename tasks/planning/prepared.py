@@ -1,4 +1,4 @@
-"""Plan first: what a run will cost from here on, and what is spent already. Nothing is run."""
+"""Prepares a run without running anything: its remaining cost, and what was spent already."""
 
 import json
 import time
@@ -47,11 +47,11 @@ ELSEWHERE = "spent_elsewhere"
 
 @dataclass(frozen=True)
 class Prepared:
-    """What is known before a run starts."""
+    """Facts known before a run starts."""
 
     params: Params
     continues: str | None
-    """The unfinished run that this one goes on from."""
+    """The unfinished run that this one continues."""
     spent: Mapping[str, Cost]
     """Stage -> what that run, and those before it, spent."""
     spent_elsewhere: Mapping[str, Cost]
@@ -60,7 +60,7 @@ class Prepared:
     plan: Plan | None
     """None where nothing can be planned."""
     fault: str
-    """Why not."""
+    """Why there is no plan."""
     ahead: Mapping[str, Cost]
     """Stage -> what it will cost from here on, by the plan; unchanged stages are not in it."""
     fixed: Cost
@@ -125,9 +125,7 @@ def prepare(root: Path, params: Params) -> Prepared:
 
 
 def _unfinished(root: Path, params: Params) -> Unfinished | None:
-    """What a run in an earlier workspace has left unfinished, where each run has a workspace of its
-    own.
-    """
+    """Unfinished work of a run in an earlier workspace, if each run has its own."""
     remote = default_remote(root) if is_own(root) else None
     return read_unfinished(remote, results_key(params)) if remote else None
 

@@ -1,4 +1,4 @@
-"""How many steps a stage will take, from its parameters and the rows that are prepared."""
+"""Number of steps of a stage, from its parameters and the prepared rows."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""One stage elsewhere: client, worker, the exchange between them, heartbeat, checkpoints, recovery.
+"""Remote stages: client, worker, the exchange between them, heartbeat, checkpoints, recovery.
 
 Pipeline and the flow `stage` may import it.
 """

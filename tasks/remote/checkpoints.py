@@ -1,5 +1,5 @@
-"""Checkpoints of placed stages in the store: for another container to go on from, also in a
-workspace that knows of no earlier attempt.
+"""Checkpoints of remote stages in the store: another container can resume from them, even in a
+workspace without earlier attempts.
 
 checkpoints/<stage>/<fingerprint>/<run>/step-*/   the newest two of each run, each whole once its
 manifest is there
@@ -49,7 +49,7 @@ class CheckpointStore:
         self._own: dict[str, list[str]] = {}
         """Fingerprint -> steps that the store has of this run."""
         self._adopted: Found | None = None
-        """What another run left, and this one goes on from."""
+        """Checkpoints of another run that this one continues."""
         self._heartbeats_of_adopted: dict[str, bytes | None] = {}
 
     def send(self) -> None:
@@ -147,7 +147,7 @@ class CheckpointStore:
         return found
 
     def _heartbeats(self, run_id: str) -> dict[str, bytes | None]:
-        """Exchange of each container of a run that has not replied yet -> its last heartbeat."""
+        """Exchange of each container of a run without a reply -> its last heartbeat."""
         exchanges = self._store.below(f"exchange/{run_id}")
         names = exchanges.names()
         asked = {name.rpartition("/")[0] for name in names if name.endswith(f"/{REQUEST}")}

@@ -1,5 +1,5 @@
-"""A stage on a work pool, seen from the pipeline: hand it over, follow its rows, ask it to stop,
-take the new dvc.lock.
+"""The pipeline's side of a stage on a work pool: submit it, follow its rows, stop it, take the new
+dvc.lock.
 """
 
 import logging
@@ -38,16 +38,12 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 1.0
 STATE_EVERY_SECONDS = 3.0
 START_PATIENCE_SECONDS = 1800.0
-"""For a container to begin: a cluster may first have to start a machine."""
+"""Seconds for a container to start: a cluster may first have to start a machine."""
 CHECK_PATIENCE_SECONDS = 600.0
 STORE_PATIENCE_SECONDS = 240.0
-"""For a store that does not answer while a stage is at work; its container does not end for that
-either.
-"""
+"""Seconds a store may be unreachable while a stage runs; its container keeps running too."""
 PREEMPTIONS = 20
-"""Times a stage goes on in a new container after its own was taken away, before that counts as a
-crash.
-"""
+"""Times a stage resumes in a new container after losing its own, before that counts as a crash."""
 
 Result = TypeVar("Result")
 
@@ -79,8 +75,8 @@ def run_remote(run: Run, stage: str, pool: str, stop: StopRequest, observe: Obse
 
 
 def _patiently(action: Callable[[], Result], stop: StopRequest) -> Result:
-    """Do what the store is needed for before or after a stage; one that is away for a while is no
-    fault.
+    """Retry an operation on the store before or after a stage; a temporary outage is not an
+    error.
     """
     return persist(action, lambda: stop.made, STORE_PATIENCE_SECONDS)
 
@@ -130,7 +126,7 @@ def fetch_aligned(run: Run) -> None:
 def _in_containers(
     run: Run, stage: str, pool: str, stop: StopRequest, observe: Observer
 ) -> Outcome:
-    """In one container, or in as many as are taken away meanwhile."""
+    """Run in one container, or in several if they are taken away."""
     try:
         _patiently(lambda: send_outputs(run.root), stop)
     except EnvironmentFault as fault:
@@ -170,7 +166,7 @@ def _judge(stage: str, placed: "RemoteStage", reply: Reply, stop: StopRequest) -
 
 
 class RemoteStage:
-    """A stage in a container of its own, from the request to the reply."""
+    """A stage in its own container, from the request to the reply."""
 
     def __init__(
         self, run: Run, stage: str | None, pool: str, volumes: dict[str, str] | None = None
@@ -223,7 +219,7 @@ class RemoteStage:
         return reply
 
     def _note_loss(self, attempt: AttemptRow) -> None:
-        """A container that was killed is paid for up to now, when its death is seen."""
+        """A killed container is charged up to now, when its death is noticed."""
         row = attempt.model_copy(update={"event": "lost", "time": time.time()})
         jsonl.append(self.run.root / "runs" / str(self._stage) / "attempts.jsonl", row)
 
@@ -234,13 +230,13 @@ class RemoteStage:
         clear(self._exchange)
 
     def _is_waiting(self) -> bool:
-        """Nothing runs yet that could hear a request to stop: no worker has taken it, or its
-        machine or image is still awaited.
+        """Whether nothing is running yet: no worker has taken it, or its machine or image is still
+        awaited.
         """
         return self._state is not None and (self._state.is_scheduled() or self._state.is_pending())
 
     def _withdrawn(self) -> Reply:
-        """What starts all the same finds no request, and ends."""
+        """Should it start all the same, it finds no request and ends."""
         withdraw(self._flow_run.id)
         self._exchange.remove("")
         return Reply(

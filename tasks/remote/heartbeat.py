@@ -1,5 +1,5 @@
-"""Heartbeats over an exchange: each side writes a count there that grows, the other looks
-whether it does. No clocks are compared.
+"""Heartbeats over an exchange: each side writes a growing count, the other checks that it grows. No
+clocks are compared.
 """
 
 import itertools
@@ -14,15 +14,15 @@ from tasks.run.exchange import Exchange
 PIPELINE, CONTAINER = "pipeline.alive", "container.alive"
 EVERY_SECONDS = 10.0
 SILENCE_SECONDS = 300.0
-"""After which a container takes its pipeline for gone. A pipeline that comes back goes on in a new
-one.
+"""Seconds after which a container considers its pipeline gone. A pipeline that comes back continues
+in a new one.
 """
 GONE_SECONDS = 90.0
-"""After which a new pipeline takes the container of an earlier one for gone."""
+"""Seconds after which a new pipeline considers the container of an earlier one gone."""
 
 
 class Heartbeat:
-    """What one side shows."""
+    """The sign of life of one side."""
 
     def __init__(self, exchange: Exchange, name: str, every_seconds: float) -> None:
         self._exchange, self._name, self._every_seconds = exchange, name, every_seconds
@@ -39,7 +39,7 @@ class Heartbeat:
 
 
 class HeartbeatMonitor:
-    """How long the other side has shown nothing new."""
+    """Seconds since the other side's last new count."""
 
     def __init__(self, exchange: Exchange, name: str) -> None:
         self._exchange, self._name = exchange, name

@@ -1,6 +1,4 @@
-"""Work pools, as the pipeline sees them: is there one, does a worker serve it, and a stage handed
-to it.
-"""
+"""Work pools from the pipeline's side: existence, workers, and submitting a stage."""
 
 from typing import Any
 from uuid import UUID

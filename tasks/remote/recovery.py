@@ -1,5 +1,5 @@
-"""Stages that an earlier run of this checkout left in containers when it was killed: ended with a
-checkpoint before the stage goes on.
+"""Recovery of stages that a killed run of this checkout left in containers: they are stopped with a
+checkpoint before the stage resumes.
 
 Two containers would else do the same stage, and rows that nobody has taken would be missing in the
 ledger.
@@ -70,9 +70,7 @@ def take_lock(root: Path, lock: str) -> None:
 
 
 def clear(exchange: Exchange) -> None:
-    """Remove what two sides have exchanged. That cannot fail a stage: what stays there is only
-    litter.
-    """
+    """Remove what two sides have exchanged. Errors are ignored: what stays there does no harm."""
     try:
         exchange.remove("")
     except EnvironmentFault as met:

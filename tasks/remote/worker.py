@@ -1,4 +1,4 @@
-"""A stage in a container of its own: what happens there, from the request to the reply.
+"""The container's side of a remote stage, from the request to the reply.
 
 The container has the code and nothing else. It makes a workspace, fetches the stage's inputs and
 checkpoint from the store, does the stage as `tasks.stage.runner` does it anywhere, sends its rows
@@ -54,12 +54,12 @@ ROWS_EVERY_SECONDS = 1.0
 CHECKPOINTS_EVERY_SECONDS = 2.0
 LOWEST_FREE_BYTES = 2 * 2**30
 ALIVE = Path("/tmp/rlhf-alive")
-"""Touched while a stage is at work, for the health check of the image."""
+"""Touched while a stage runs, for the health check of the image."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Reply(NamedTuple):
-    """How a stage in a container of its own ended."""
+    """How a remote stage ended."""
 
     kind: str
     """done, ready (of a check), bad_input, stopped, crashed."""
@@ -122,7 +122,7 @@ def _answer(
     except (RlhfError, OSError, subprocess.SubprocessError) as error:
         if isinstance(error, OSError) and _says_full(
             error
-        ):  # another container would find it as full
+        ):  # otherwise another container would find the disk full
             return Reply(
                 "bad_input",
                 f"the volume of {error.filename or workspaces()} in work pool {request['pool']} is "
@@ -150,8 +150,8 @@ def _same_code(request: dict[str, Any]) -> None:
 
 
 def _check(request: dict[str, Any]) -> Reply:
-    """Whether a stage could be done here: a GPU if one is asked for, the volumes that params name,
-    and room.
+    """Whether this container could run a stage: a GPU if one is asked for, the volumes that params
+    name, and room.
     """
     if request["gpus"] and not _gpus():
         raise EnvironmentFault(
@@ -274,7 +274,7 @@ def _clear(mirror: CheckpointStore) -> None:
 
 
 def _asked(exchange: Exchange) -> int:
-    """How often the pipeline has asked to stop, as far as it can be heard."""
+    """Number of stop requests from the pipeline, as far as the store is reachable."""
     try:
         return int(exchange.read(STOP) or 0)
     except EnvironmentFault:
@@ -291,7 +291,7 @@ def _workspace(request: dict[str, Any]) -> Iterator[Path]:
     lay_out(root, request["remote"])
     put_files(root, request["files"])
     try:
-        with locked(root):  # rlhf clean leaves alone what somebody works in
+        with locked(root):  # rlhf clean skips workspaces in use
             yield root
     finally:
         shutil.rmtree(root, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A retrain cycle: is there news, is it worth a training, does the new model win.
+"""A retrain cycle: new data, decision, training, contest.
 
 Pipeline may import it.
 """

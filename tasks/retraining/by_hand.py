@@ -1,4 +1,4 @@
-"""A promotion that somebody asked the server for: no contest, but a run that completed."""
+"""A promotion requested from the server: without a contest, for a completed run."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""The Prefect side of a retrain cycle: is there news, is it worth a training, does the new model
-win, and who is the champion from then on.
+"""The Prefect side of a retrain cycle: check for new data, decide, train, hold the contest,
+promote.
 
 runs/retrain.jsonl         how each cycle went, and what its own processes cost
 runs/retrain/<cycle>/      examination.json, contest.json, replies.jsonl, cycle.md, log.txt
@@ -54,18 +54,18 @@ from tasks.stage.progress import Display
 from tasks.ui.events import model_event
 
 FINISHED = ("kept", "promoted")
-"""Outcomes that were decided on a trained model: the same data need not be tried again."""
+"""Outcomes decided on a trained model: the same data need not be tried again."""
 
 
 class Cycle:
-    """A retrain cycle at work."""
+    """A running retrain cycle."""
 
     def __init__(self, root: Path, params: Params, at_work: str | None) -> None:
         self.root, self.params = root, params
         self.id = new_run_id(flow_run.name or "retrain")
         self.flow_run_id = flow_run.id
         self.at_work = at_work
-        """Which other cycle holds this project, None if there is none."""
+        """The other cycle that holds this project, None if there is none."""
         self.display = Display()
         self.champion: Champion | None = None
         self.data_key: str | None = None
@@ -79,7 +79,7 @@ class Cycle:
         self.usd = 0.0
         """What the cycle has cost so far."""
         self.state: State[Any] = Completed()
-        """What the flow ends in, unless it fails."""
+        """Final state of the flow, unless it fails."""
         self.said = ""
 
     @property
@@ -104,7 +104,7 @@ class Cycle:
         run_helper(self.root, self.params, name, arguments, self.folder / "log.txt", charge)
 
     def end(self, outcome: str, said: str, state: State[Any] | None = None) -> None:
-        """Say how it ended: in a line, as a row, and as an artifact of the Prefect UI."""
+        """Record the outcome: as a line, a row, and an artifact in the Prefect UI."""
         self.said, self.state = said, state or Completed(name=outcome.capitalize(), message=said)
         self.record(
             "end", outcome=outcome, said=said, run_id=self.run_id, data_key=self.data_key,
@@ -126,7 +126,7 @@ class Cycle:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "cycle.md").write_text(page, encoding="utf-8")
         create_markdown_artifact(page, key="retrain", description=said)
-        if outcome != "failed":  # whoever sees the error says it
+        if outcome != "failed":  # whoever sees the error reports it
             self.display.say(f"retrain {outcome}: {said}")
         if self.contest is not None and (fault := tell_mlflow(self.root, self.params)):
             self.display.say(f"warning: {fault}")
@@ -184,7 +184,7 @@ def is_due(cycle: Cycle, force: bool) -> bool:
 
 
 def _examined(cycle: Cycle, champion_folder: Path) -> Examination:
-    """The data now against the champion's, in a process of its own."""
+    """Compare today's data with the champion's, in a separate process."""
     cycle.folder.mkdir(parents=True, exist_ok=True)
     params, target = cycle.folder / "params.yaml", cycle.folder / "examination.json"
     write(cycle.params, params)
@@ -263,7 +263,7 @@ def put_in_place(cycle: Cycle) -> None:
     cycle.end("promoted", said)
 
 
-# ---------------------------------------------------------------- what is asked on the way
+# ---------------------------------------------------------------- helpers
 
 
 def nothing_new(root: Path, champion: Champion, key: str | None) -> str | None:

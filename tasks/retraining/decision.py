@@ -1,5 +1,5 @@
-"""Is it time to train again? A pure function of what is known about the data and the money, with
-its reasons in words.
+"""The decision whether to train again: a pure function of data and money, with its reasons in
+words.
 """
 
 from typing import NamedTuple
@@ -25,7 +25,7 @@ def decide(
     settings: Retrain,
     forced: bool = False,
 ) -> Decision:
-    """Train if anything speaks for it and the month's money suffices.
+    """Train if there is a reason and the month's money suffices.
 
     `planned_usd` is None where no plan can be made: with a monthly limit that is a reason not to.
     `forced` stands for a reason to train, never for money.
@@ -51,7 +51,7 @@ def decide(
 
 
 def reasons_to_train(found: Examination, settings: Retrain) -> list[str]:
-    """What of the data speaks for training, each with its numbers; none if nothing does."""
+    """Reasons for training in the data, each with its numbers."""
     reasons = []
     if found.changed_rows >= settings.min_new_rows:
         reasons.append(
@@ -86,7 +86,7 @@ def reasons_to_train(found: Examination, settings: Retrain) -> list[str]:
 
 
 def not_enough(found: Examination, settings: Retrain) -> str:
-    """Why nothing speaks for it."""
+    """Why there is no reason to train."""
     if not found.changed_rows:
         return "nothing is new since the champion's data"
     return (

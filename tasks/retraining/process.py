@@ -1,6 +1,4 @@
-"""The cycle's own processes: run, watched for what they cost, their one line of complaint handed
-on.
-"""
+"""Runs the cycle's own processes, measures their cost and passes on their error line."""
 
 import subprocess
 import sys

@@ -1,8 +1,8 @@
-"""Checkpoints that other code made: found before a run starts, so that somebody can say whether to
-go on from them.
+"""Checkpoints of other code: found before a run starts, so that the user can decide whether to
+resume from them.
 
-RLHF_CHANGED_CODE tells a stage's process the answer. Where nobody gives one, a run starts over, and
-its plan counts that in.
+RLHF_CHANGED_CODE passes the answer to a stage's process. Without one a run starts over, and its
+plan includes that.
 """
 
 import os
@@ -27,7 +27,7 @@ class ChangedCode(NamedTuple):
     files: list[str]
     """What has changed since."""
     cost: Cost
-    """Of coming as far again, as measured."""
+    """Cost of repeating that work, as measured."""
 
     def __str__(self) -> str:
         return (

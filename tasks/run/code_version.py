@@ -1,4 +1,4 @@
-"""Which code this is: two containers do the same stage only if they have the same."""
+"""The version of the code: two containers run the same stage only if it is equal."""
 
 import hashlib
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""Where the pipeline and a stage in another container meet: a folder below the DVC remote, on S3 or
-on a shared disk.
+"""The exchange between the pipeline and a stage in another container: a folder below the DVC
+remote, on S3 or a shared disk.
 
 exchange/<run>/<stage>-<n>/request.json     what to do, and the files to do it with (params.yaml,
                                             dvc.lock, ...)
@@ -51,15 +51,15 @@ class Exchange:
         return Exchange(f"{self.url}/{name}")
 
     def require(self) -> None:
-        """Raise EnvironmentFault unless the store answers, lets us in, and has the bucket: what is
-        read there looks only absent without.
+        """Raise EnvironmentFault unless the store answers, lets us in, and has the bucket: without
+        it reads look like missing files.
         """
         if self.url.startswith("s3://"):
             with StoreFaults(self.url):
                 self._files.ls(self._root.split("/")[0])
 
     def write(self, name: str, content: bytes) -> None:
-        """Put a file in place whole."""
+        """Write a file atomically."""
         with StoreFaults(self.url):
             path = f"{self._root}/{name}"
             if self.url.startswith("s3://"):
@@ -166,10 +166,10 @@ def store_fault(url: str, error: Exception) -> str:
 
 
 class Sender:
-    """Sends what is appended to files of a folder, whole lines only."""
+    """Sends what is appended to files of a folder, in complete lines."""
 
     def __init__(self, folder: Path, exchange: Exchange, names: Sequence[str]) -> None:
-        """What the files hold already has been sent."""
+        """Treat existing content as sent."""
         self._folder, self._exchange = folder, exchange
         self._sent = {name: _size(folder / name) for name in names}
 
@@ -188,7 +188,7 @@ class Sender:
 
 
 class Receiver:
-    """Appends what was sent to files of the same names."""
+    """Appends received content to files of the same names."""
 
     def __init__(self, folder: Path, exchange: Exchange, again: bool = False) -> None:
         """`again`: another one, which was killed, has taken a part of it; rows hold their time, so
@@ -266,8 +266,8 @@ def put_files(root: Path, files: dict[str, str]) -> None:
 
 
 def inside(name: str, who: str) -> str:
-    """`name`, a path that comes over a wire. Raises EnvironmentFault if it leads out of the folder
-    that it is for.
+    """`name`, a path received from the other side. Raises EnvironmentFault if it leads out of the
+    folder that it is for.
     """
     if Path(name).is_absolute() or ".." in Path(name).parts:
         raise EnvironmentFault(

@@ -1,4 +1,4 @@
-"""A file that one process at a time holds; the lock is gone with the process, however it ends."""
+"""A file lock held by one process; it is released when the process ends, however it ends."""
 
 import fcntl
 import os
@@ -11,7 +11,7 @@ from typing import IO
 from config.errors import EnvironmentFault
 
 WAIT_SECONDS = 1.0
-"""Between two tries to get what another process holds."""
+"""Seconds between attempts to get the lock."""
 
 
 @contextmanager

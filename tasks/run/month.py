@@ -1,4 +1,4 @@
-"""What the retrain cycles of a calendar month have cost.
+"""The cost of a calendar month's retrain cycles.
 
 A month is one of UTC, read from seconds since the epoch: neither summer time nor a change of time
 zone moves a run into another month. A run counts in the month in which it began. Rows from the

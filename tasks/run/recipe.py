@@ -1,5 +1,5 @@
-"""How params.yaml differs from the recipe it came from: printed at each start, since a `--set`
-stays in the file.
+"""How params.yaml differs from the recipe it came from: printed at each start, since `--set`
+changes the file permanently.
 """
 
 from pathlib import Path
@@ -27,7 +27,7 @@ def differs_from_recipe(root: Path, params: Params, recipe: Path | None) -> str 
         except ParamsError:
             if recipe is not None:
                 raise
-            continue  # a recipe that cannot be read is nobody's origin
+            continue  # ignore recipes that cannot be read
         place = file.relative_to(root) if file.is_relative_to(root) else file
         found.append((len(against), str(place), against))
     if not found or min(found)[0] == 0:

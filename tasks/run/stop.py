@@ -13,7 +13,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequest:
-    """Whether somebody asked to stop, and whether they asked again."""
+    """Whether a stop was requested, and whether it was requested again."""
 
     def __init__(self) -> None:
         self.requests = 0
@@ -24,13 +24,11 @@ class StopRequest:
 
     @property
     def force(self) -> bool:
-        """A second request: end at once, and lose what was done since the last checkpoint."""
+        """A second request: end at once, and lose the work since the last checkpoint."""
         return self.requests > 1
 
     def handle(self, signum: int, frame: FrameType | None) -> None:
-        if (
-            signum == signal.SIGHUP
-        ):  # a terminal that goes away says so more than once, and insists on nothing
+        if signum == signal.SIGHUP:  # a lost terminal sends it more than once without meaning it
             self.requests = max(1, self.requests)
         else:
             self.requests += 1

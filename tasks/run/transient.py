@@ -1,5 +1,5 @@
-"""Faults of stores and servers classified, here and nowhere else: those that pass by themselves,
-and mistakes that somebody has to correct.
+"""Classifies faults of stores and servers: transient ones, and mistakes that somebody has to
+correct.
 
 A TransientFault is tried again, with a growing wait and for as long as it takes; a mistake is
 reported at once. What is known as neither is an UnknownFault: a stage that meets one has crashed,
@@ -19,9 +19,9 @@ from config.errors import EnvironmentFault
 logger = logging.getLogger(__name__)
 
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0
-"""Between two tries; each wait is twice the one before."""
+"""Seconds before the first retry; each wait is twice the previous one."""
 LOOK_SECONDS = 0.5
-"""Between two looks, while waiting, whether to give up."""
+"""Seconds between checks whether to give up."""
 
 Kind = Literal["transient", "mistake", "unknown"]
 Result = TypeVar("Result")
@@ -81,7 +81,7 @@ _PASSING = re.compile(
     r"|input/output error|stale file|busy",
     re.IGNORECASE,
 )
-"""Words of DVC, which hands on only the text of what it met."""
+"""DVC's error messages: it passes on only text."""
 _ABSENT = re.compile(
     r"checkout failed|missing cache|no output or stage|did not find", re.IGNORECASE
 )
@@ -91,11 +91,11 @@ _PASSING_STATUS = {408, 425, 429, 500, 502, 503, 504}
 
 
 class TransientFault(EnvironmentFault):
-    """A store or a server that does not answer for now: the same works later."""
+    """A store or a server that temporarily does not answer."""
 
 
 class UnknownFault(EnvironmentFault):
-    """Neither known to pass by itself nor a known mistake."""
+    """Neither known to be transient nor a known mistake."""
 
 
 def kind_of(error: BaseException | str) -> Kind:
@@ -154,7 +154,7 @@ def persist(
             ):
                 raise
             logger.warning("%s Trying again in %.0f s.", met, wait_seconds)
-        # so that many do not come back at once
+        # so that many clients do not return at once
         _wait(wait_seconds * random.uniform(0.8, 1.2), give_up)
         wait_seconds = min(2 * wait_seconds, LONGEST_WAIT_SECONDS)
 

@@ -1,4 +1,4 @@
-"""A folder of its own for a run or a stage in a container: the code, a DVC remote, nothing else."""
+"""A separate workspace for a run or a remote stage: the code and a DVC remote, nothing else."""
 
 import json
 import os
@@ -111,7 +111,7 @@ def project(remote: str) -> dict[str, Any]:
 
 
 def bring_code(root: Path, remote: dict[str, str]) -> None:
-    """Lay out `root`, or replace its code where it is not the code that runs here."""
+    """Create `root`, or replace its code with the running code if it differs."""
     new = root.with_name(f".{root.name}.new")
     shutil.rmtree(new, ignore_errors=True)
     if root.exists() and _has_this_code(root):

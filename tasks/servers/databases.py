@@ -1,5 +1,5 @@
-"""Where the two servers keep what they know: SQLite files of the project, or databases of the
-PostgreSQL that `tracking.uri` names.
+"""Databases of the two servers: SQLite files of the project, or databases of the PostgreSQL that
+`tracking.uri` names.
 
 postgresql://user@host:5432/mlflow    MLflow's; Prefect's is the database `prefect` beside it, on
                                       the same server as the same user

@@ -1,4 +1,4 @@
-"""The processes of flow runs in this checkout: found, and asked to end before their server does."""
+"""Processes of flow runs in this checkout: they are found, and stopped before their server."""
 
 import signal
 import time
@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 RUN_PATIENCE_SECONDS = 600.0
-"""For a run that the worker has at work: its stage finishes the step and writes a checkpoint."""
+"""Seconds for a run of the worker: its stage finishes the step and writes a checkpoint."""
 
 
 def runs_at_work(root: Path) -> list[psutil.Process]:

@@ -1,5 +1,5 @@
-"""Prefect's server at the end of a run from the command line: gone or not, it cannot change what
-the run has become.
+"""Prefect's server at the end of a run from the command line: lost or not, it cannot change the
+outcome of the run.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""What the servers of a project and its worker are started with: command, environment, port."""
+"""How the servers of a project and its worker are started: command, environment, port."""
 
 import socket
 import sys
@@ -13,7 +13,7 @@ from tasks.servers.prefect_server import own_origins
 from tasks.servers.prefect_settings import api_key, home, own_server, settings, without_telemetry
 
 POLL_SECONDS = 2
-"""Between two questions of the worker whether there is a run to start."""
+"""Seconds between the worker's polls for runs."""
 HEARTBEAT_SECONDS = 30
 """Between two heartbeats of a run, which the automation on zombies waits for; Prefect takes no
 less.

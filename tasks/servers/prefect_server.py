@@ -1,12 +1,11 @@
-"""Prefect's server in a process of ours, which answers requests under its own address from its own
-pages only.
+"""Prefect's server, answering only requests under its own address from its own pages.
 
 Prefect checks a key and a CSRF token, but not under which name it is asked: a page whose name
 resolves to 127.0.0.1 (DNS rebinding) has its origin. `python -m tasks.servers.prefect_server PORT`
 listens on the loopback address; what the server knows else is in its environment, see
-`tasks.servers.plans.prefect_plan`. With `--temporary` it is the temporary server of a command,
-and ends with its input. In a container it listens on every address of the container, and its
-addresses are named (`--listen 0.0.0.0 --address NAME:PORT ...`).
+`tasks.servers.plans.prefect_plan`. With `--temporary` it is the temporary server of a command, and
+ends with its input. In a container it listens on every address of the container, and its addresses
+are named (`--listen 0.0.0.0 --address NAME:PORT ...`).
 """
 
 import argparse
@@ -20,7 +19,7 @@ from typing import Any
 from config.ports import HOST
 
 NAMES = (HOST, "localhost")
-"""How people call this machine in their browser."""
+"""Names of this machine in a browser."""
 GRACE_SECONDS = 5
 """For requests that are being answered when the server is asked to stop; pages in a browser would
 hold it for ever.

@@ -59,7 +59,7 @@ def settings(root: Path, api_url: str | None) -> dict[str, str]:
         # Prefect's own temporary server lets everybody in; ours is in tasks/servers/processes.py
         "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
         "PREFECT_LOGGING_EXTRA_LOGGERS": "tasks,tracking",
-        # we tell the user ourselves, in one line and without traceback
+        # we print one line without a traceback ourselves
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
         **without_telemetry(),
     }
@@ -72,7 +72,7 @@ def settings(root: Path, api_url: str | None) -> dict[str, str]:
 
 
 def without_telemetry() -> dict[str, str]:
-    """Nothing of ours calls home."""
+    """Disable telemetry."""
     return {
         "DO_NOT_TRACK": "1",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",

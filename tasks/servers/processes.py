@@ -38,7 +38,7 @@ WITHOUT_PAGES = {"PREFECT_UI_ENABLED": "false", "PREFECT__SERVER_EPHEMERAL": "1"
 
 
 class Server(NamedTuple):
-    """A server, or the worker, that was started here."""
+    """A server or worker started here."""
 
     name: str
     pid: int

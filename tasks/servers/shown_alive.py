@@ -1,5 +1,5 @@
-"""A run that is alive and was taken for a zombie says so: after an outage of the server, or when a
-laptop wakes up, its heartbeats are late.
+"""Sets a live run back to Running if the server took it for a zombie: after an outage, or when a
+laptop wakes up, heartbeats are late.
 """
 
 import logging
@@ -38,7 +38,7 @@ def shown_alive(flow_runs: Sequence[str | None]) -> Iterator[None]:
     try:
         yield
     finally:
-        ended.set()  # a server that does not answer holds up nobody
+        ended.set()  # a server that does not answer must not block
 
 
 def _correct(run: UUID) -> None:

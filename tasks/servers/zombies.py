@@ -1,8 +1,8 @@
-"""Runs whose process is gone though the server takes them for running: they would hold their slot
-for ever.
+"""Ends runs whose process is gone while the server shows them as running: they would hold their
+slot forever.
 
-A worker that lives tells of a dead process by itself. These are for the rest: the worker was killed
-too, or the machine restarted.
+A live worker reports dead processes itself. This is for the other cases: the worker was killed too,
+or the machine restarted.
 """
 
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""One benchmark of a served model, from the endpoint to the record that its run keeps."""
+"""A benchmark of a served model, from the endpoint to the record kept with its run."""
 
 import os
 import sys
@@ -66,7 +66,7 @@ class BenchSettings:
 
 
 class BenchResult(NamedTuple):
-    """A benchmark, whole or as far as it came."""
+    """A benchmark, complete or interrupted."""
 
     benchmark: Benchmark
     model: str
@@ -83,11 +83,11 @@ class BenchResult(NamedTuple):
 
 
 OnLoad = Callable[[Load, int], None]
-"""Hears of each load as it is measured, and how many are left."""
+"""Called with each measured load and the number left."""
 
 
 class Target(NamedTuple):
-    """A server that answers."""
+    """A running server."""
 
     url: str
     model: str
@@ -101,8 +101,7 @@ class Target(NamedTuple):
 def bench(
     root: Path, params: Params, settings: BenchSettings, usd_per_hour: float, on_load: OnLoad
 ) -> BenchResult:
-    """Measure every load. What was measured is kept with the run; a benchmark that came to its
-    end goes to MLflow too.
+    """Measure every load. Results are kept with the run; a complete benchmark goes to MLflow too.
 
     Raises EnvironmentFault, UserError or DataError with one line if there is nothing to measure.
     """
@@ -143,7 +142,7 @@ def bench(
 
 
 def _plan(root: Path, params: Params, target: Target, found: Benchmark) -> ServingPlan | None:
-    """What was to be expected of the concurrencies that were measured."""
+    """Planned rates of the measured concurrencies."""
     concurrencies = [each.concurrency for each in found.loads if each.concurrency is not None]
     if found.engine != "llama_cpp" or not is_loopback(target.url):
         return None
@@ -262,7 +261,7 @@ def _prompts(root: Path, run_id: str | None) -> Prompts | None:
 
 
 def _require_pace(target: Target, payload: dict[str, Any], settings: BenchSettings) -> None:
-    """Raise EnvironmentFault if a load would not see one reply to its end."""
+    """Raise EnvironmentFault if a load would not complete a single reply."""
     expected = reply_seconds(target.url, target.model, target.key, payload)
     if expected > settings.seconds:
         raise EnvironmentFault(

@@ -1,6 +1,4 @@
-"""What serving costs on this machine: loads on models with random weights, behind the real front
-and engine.
-"""
+"""Calibrates serving on this machine: loads on random models behind the real front and engine."""
 
 import json
 import subprocess
@@ -34,11 +32,11 @@ from serving.settings import Weights
 SLOTS = 16
 CONCURRENCIES = (1, 4, 16)
 SHORT, LONG = 16, 40
-"""Tokens of a reply, which is never shorter."""
+"""Tokens of every reply."""
 SHORT_PROMPT, LONG_PROMPT = 5, 60
-"""Words."""
+"""Words of a prompt."""
 PROMPTS = 200
-"""So many that none is in the engine's cache when it comes again."""
+"""Enough that no prompt is still in the engine's cache when it comes again."""
 SMALL_SECONDS, LARGE_SECONDS = 2.0, 3.0
 WORDS = ("hello", "my", "kettle", "is", "cracked", "please", "refund", "it", "cost", "too", "much")
 

@@ -1,4 +1,4 @@
-"""One stage on this machine: its process, progress, budget and outcome.
+"""A stage on this machine: its process, progress, budget and outcome.
 
 Remote, retraining and pipeline may import it.
 """

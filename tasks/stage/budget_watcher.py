@@ -1,4 +1,4 @@
-"""Watches what a stage costs while it works, and says when the budget is used up."""
+"""Watches the cost of a running stage, and decides when the budget is used up."""
 
 import time
 from contextlib import suppress
@@ -55,9 +55,7 @@ class BudgetWatch:
             )
 
     def left(self, world_size: int) -> Room | None:
-        """What the tightest limit leaves, in wall seconds: of the run's budget, or of the
-        month's.
-        """
+        """Wall seconds left by the tightest limit: of the run's budget or the month's."""
         found = [room(self._run.params.budget, self._spent, self._stage, world_size, self._price)]
         if (
             self._month is not None
@@ -97,7 +95,7 @@ class BudgetWatch:
         return self.reached is not None
 
     def _began(self, pid: int) -> float:
-        """When the process began: what it costs counts from there."""
+        """When the process began: its cost counts from there."""
         if self._process is None or self._process[0] != pid:
             began = self._asked_at
             with suppress(psutil.NoSuchProcess):
@@ -106,7 +104,9 @@ class BudgetWatch:
         return self._process[1]
 
     def over(self, message: str) -> OverBudget:
-        """What to raise once the stage has stopped at the limit; `message` is the stage's own."""
+        """The exception to raise once the stage has stopped at the limit; `message` is the stage's
+        own.
+        """
         assert self.reached is not None
         return OverBudget(
             f"{self.reached.key}={self.reached.value:g} is reached. {message} "

@@ -83,7 +83,7 @@ class Lifetime:
                 self.life = Life(self._run_id, pid, at, at, lived, self._before)
 
     def _keep(self, life: Life) -> None:
-        """A full disk is no reason to end a stage."""
+        """A full disk must not end a stage."""
         if now() - self._kept_at >= KEPT_EVERY_SECONDS:
             self._kept_at = now()
             with suppress(OSError):

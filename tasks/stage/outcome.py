@@ -25,9 +25,7 @@ TRACEBACK = "Traceback (most recent call last)"
 
 
 class StageCrashed(RlhfError):
-    """A stage process ended in a way nobody planned; it is tried again from its checkpoint unless
-    that is hopeless.
-    """
+    """A stage process crashed; it is retried from its checkpoint unless that is hopeless."""
 
     def __init__(self, message: str, hopeless: bool = False) -> None:
         super().__init__(message)
@@ -39,7 +37,7 @@ class StageCrashed(RlhfError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """A stage whose outputs are good."""
+    """A stage with valid outputs."""
 
     cached: bool
     """No process was started: DVC found the outputs unchanged, or had them in its cache."""
@@ -63,7 +61,7 @@ def last_done(rows: Sequence[AttemptRow]) -> int | None:
 def judge(
     stage: str, before: int, rows: Sequence[AttemptRow], dvc_exit_code: int, output: str
 ) -> Outcome:
-    """What became of `dvc repro` of a stage.
+    """The outcome of `dvc repro` of a stage.
 
     before         the last attempt that was there before it
     rows           attempts.jsonl after it

@@ -1,6 +1,4 @@
-"""How far a stage at work is, what it has cost, and when it will be done: from the rows it
-appends.
-"""
+"""Progress, cost and ETA of a running stage, from the rows it appends."""
 
 import sys
 import time
@@ -73,7 +71,7 @@ class Watch:
         self.attempt: AttemptRow | None = None
         """The newest row on the attempt at work; it has the process's id."""
         self.pace = Pace()
-        """How long steps and checkpoints take."""
+        """Durations of steps and checkpoints."""
         self._started: AttemptRow | None = None
         self._started_seen = 0.0
         self._start_usage: UsageRow | None = None
@@ -101,7 +99,7 @@ class Watch:
         return self._started_seen - loading
 
     def look(self) -> Progress:
-        """Read what has come."""
+        """Read new rows."""
         for attempt in self._attempts.read(AttemptRow):
             self.attempt = attempt
             self._step = attempt.step
@@ -200,14 +198,12 @@ class Display:
             self._last = now
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a permanent line."""
         self._write(f"\r\033[K{text}\n" if self._terminal else f"{text}\n")
 
     @staticmethod
     def _write(text: str) -> None:
-        """A terminal that was closed, a pipe whose reader has gone or a full disk under a log ends
-        no training.
-        """
+        """A closed terminal, a pipe without reader or a full disk must not end training."""
         with suppress(OSError):
             sys.stderr.write(text)
             sys.stderr.flush()

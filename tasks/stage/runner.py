@@ -1,5 +1,5 @@
-"""Run one stage of the pipeline: ask DVC, start the process, follow its rows, stop it when asked,
-judge how it ended.
+"""Runs one stage: ask DVC, start the process, follow its rows, stop it on request, judge its
+end.
 """
 
 import logging
@@ -42,8 +42,8 @@ def run_stage(
     stop: StopRequest,
     observe: Observer,
 ) -> Outcome:
-    """Bring the outputs of `stage` up to date; `observe` is called several times a second while its
-    process works.
+    """Run `stage` unless its outputs are valid; `observe` is called several times a second
+    meanwhile.
 
     Raises what `tasks.stage.outcome.judge` raises.
     """
@@ -163,8 +163,8 @@ def _watched(
 
 
 def _let_checkpoint(process: "subprocess.Popen[bytes]", watch: Watch) -> None:
-    """What went wrong here shall not cost the stage its work: it is asked to stop as by anybody,
-    and killed only if it does not.
+    """An error here must not cost the stage its work: it is stopped as usual, and killed only if it
+    does not stop.
     """
     watch.look()
     asked: set[tuple[int, int]] = set()
@@ -187,8 +187,8 @@ def _end_left_behind(pid: int) -> None:
 
 
 def _pass_on(stop: StopRequest, group: int, pid: int | None, asked: set[tuple[int, int]]) -> None:
-    """SIGTERM to the stage process, once; to all before there is one; SIGKILL to all if somebody
-    insists.
+    """Send SIGTERM to the stage process once, or to all before it exists; SIGKILL to all if the
+    stop is forced.
     """
     if stop.force:
         _signal_group(group, signal.SIGKILL)
@@ -197,7 +197,7 @@ def _pass_on(stop: StopRequest, group: int, pid: int | None, asked: set[tuple[in
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
     elif not asked:
-        # no handler is in place yet, and there is nothing to checkpoint
+        # no handler is installed yet, and there is nothing to checkpoint
         _signal_group(group, signal.SIGTERM)
 
 
@@ -227,7 +227,7 @@ def stop_orphans(root: Path, say: Callable[[str], None]) -> None:
             ]
             os.kill(pid, signal.SIGTERM)
             psutil.wait_procs([psutil.Process(pid), *parents], timeout=ORPHAN_PATIENCE_SECONDS)
-    # a stage that has just ended may still have its outputs recorded: DVC is busy until then
+    # outputs of a stage that just ended may still be being recorded: DVC is busy until then
     psutil.wait_procs(_dvc_processes(root), timeout=ORPHAN_PATIENCE_SECONDS)
 
 
@@ -243,7 +243,7 @@ def _dvc_processes(root: Path) -> list[psutil.Process]:
 
 
 def _is_stage_process(pid: int, stage: str, root: Path) -> bool:
-    """Process ids are used again: the command and the folder must fit too."""
+    """Process ids are reused: command and folder must match too."""
     try:
         process = psutil.Process(pid)
         command = process.cmdline()

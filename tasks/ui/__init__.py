@@ -1,4 +1,4 @@
-"""What people see in the Prefect UI: artifacts, events, links, the summary.
+"""The Prefect UI: artifacts, events, links, the summary.
 
 Every room above servers may import it.
 """

@@ -1,4 +1,4 @@
-"""What happened to a run or a model, as Prefect events: what automations wait for.
+"""Prefect events about runs and models, which trigger automations.
 
 rlhf.run.finished       completed, with its verdict and cost
 rlhf.run.failed         refused or failed, with the reason
@@ -19,7 +19,7 @@ PREFIX = "rlhf"
 
 
 def run_event(what: RunEvent, run_id: str, message: str, **figures: float | str | None) -> None:
-    """Something became of a pipeline run; `figures` name their unit, as `usd` and `seconds`. It
+    """Emit the event of a pipeline run; `figures` name their unit, as `usd` and `seconds`. It
     cannot fail the run.
     """
     _emit(f"{PREFIX}.run.{what}", "run", run_id, message, figures)
@@ -28,7 +28,7 @@ def run_event(what: RunEvent, run_id: str, message: str, **figures: float | str 
 def model_event(
     what: Literal["promoted"], model: str, message: str, **figures: float | str | None
 ) -> None:
-    """Something became of a registered model."""
+    """Emit the event of a registered model."""
     _emit(f"{PREFIX}.model.{what}", "model", model, message, figures)
 
 

@@ -12,7 +12,7 @@ from tracking.cursor import cursor_path, load
 from tracking.runs_view import LINK_QUERY
 
 NAMES = {"prefect": "Prefect", "mlflow": "MLflow", "runs": "All runs", "report": "Report"}
-"""How people write them."""
+"""Names for people."""
 
 DEFAULT_PORTS = {"prefect": 4200, "mlflow": 5000}
 

@@ -52,7 +52,7 @@ class ProgressArtifacts:
         self._changed.set()
 
     def close(self, patience_seconds: float) -> None:
-        """Show what is left; a server that does not answer by then is left alone."""
+        """Show the remaining progress; give up if the server does not answer in time."""
         self._closing.set()
         self._changed.set()
         self._thread.join(patience_seconds)

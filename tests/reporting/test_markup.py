@@ -4,15 +4,16 @@ from html.parser import HTMLParser
 
 from hypothesis import given
 from hypothesis import strategies as st
+from markupsafe import Markup
 
-from reporting.markup import Markup, element, join, text
+from reporting.markup import element, join, text
 
 
 def test_text_and_attributes_are_escaped() -> None:
     made = element("p", '<script>alert("1")</script>', title='" onclick="x')
     assert (
         made
-        == '<p title="&quot; onclick=&quot;x">&lt;script&gt;alert(&quot;1&quot;)&lt;/script&gt;</p>'
+        == '<p title="&#34; onclick=&#34;x">&lt;script&gt;alert(&#34;1&#34;)&lt;/script&gt;</p>'
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reporting.scales import Scale, spread, thinned, tick_labels, ticks
+from reporting.charts import Scale, spread, thinned, tick_labels, ticks
 
 
 def test_a_scale_is_the_line_through_its_ends() -> None:

@@ -1,0 +1,49 @@
+"""The Jinja2 templates of the pages. Everything a template prints is escaped unless a template made
+it, so nothing a model wrote can become markup.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+VISIBLE_CONTROLS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {
+    127: "\u2421"
+}
+VISIBLE_CONTROLS |= dict.fromkeys(
+    [*range(0x202A, 0x202F), *range(0x2066, 0x206A)], "\ufffd"
+) | dict.fromkeys(range(0xD800, 0xE000), "\ufffd")
+"""Control characters become symbols. Direction overrides and lone surrogates, which would disorder
+or break the page, become U+FFFD.
+"""
+
+
+def printable(value: Any) -> Any:
+    """A value as a template prints it: None as nothing, numbers with six digits, text without
+    control characters.
+    """
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return value.translate(VISIBLE_CONTROLS) if type(value) is str else value
+
+
+@cache
+def environment() -> Environment:
+    return Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+        finalize=printable,
+    )
+
+
+def macro(template: str, name: str, *values: Any, **options: Any) -> Markup:
+    """What a macro of a template makes of the values."""
+    made: Markup = getattr(environment().get_template(template).module, name)(*values, **options)
+    return made
