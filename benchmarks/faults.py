@@ -157,7 +157,7 @@ def ended(process: "subprocess.Popen[bytes]") -> int | None:
 
 
 def checked(scene: Scene) -> dict[str, Any]:
-    """What must hold once no run is at work any more."""
+    """What must hold once no run is running any more."""
     project, witness = scene.project, scene.witness
     deadline = time.monotonic() + LEFT_SECONDS
     while any(process.stage for process in witness.alive()) and time.monotonic() < deadline:

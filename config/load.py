@@ -55,10 +55,10 @@ def load_partly(
             )
     base = read(BASE)
     filled = list(lacking(base, content))
-    whole = compose(base, content)
-    _fit_model(whole, content)
+    merged = compose(base, content)
+    _fit_model(merged, content)
     note = f"not in {path.name}, taken from recipes/base.yaml: {', '.join(filled)}"
-    return validate(whole, str(path)), (note,) if filled else ()
+    return validate(merged, str(path)), (note,) if filled else ()
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def read(path: Path) -> dict[str, Any]:
         base = base_path(chain[-1], name)
         if base.resolve() in [each.resolve() for each in chain]:
             circle = " -> ".join(each.name for each in [*chain, base])
-            raise ParamsError(f"{circle} extend each other. Let one of them be whole.")
+            raise ParamsError(f"{circle} extend each other. Let one of them be merged.")
         chain.append(base)
         content = compose(_mapping(base), content)
     return content
@@ -263,17 +263,17 @@ def says(path: Path, params: Params) -> bool:
         return False
 
 
-def _fit_model(whole: dict[str, Any], content: Mapping[str, Any]) -> None:
+def _fit_model(merged: dict[str, Any], content: Mapping[str, Any]) -> None:
     """A file that names a model overrides the base's random one, and the context is long enough for
     the file's own stages.
     """
     given = content.get("model") or {}
     if given.get("path") is not None and "random" not in given:
-        whole["model"]["random"] = None
+        merged["model"]["random"] = None
     if given.get("random") is not None and "path" not in given:
-        whole["model"]["path"] = None
+        merged["model"]["path"] = None
     if "context_length" not in given:
         lengths = [(content.get(stage) or {}).get("max_length") for stage in ("sft", "reward")]
-        whole["model"]["context_length"] = max(
-            [whole["model"]["context_length"], *(n for n in lengths if isinstance(n, int))]
+        merged["model"]["context_length"] = max(
+            [merged["model"]["context_length"], *(n for n in lengths if isinstance(n, int))]
         )

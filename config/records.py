@@ -6,9 +6,9 @@ runs/<stage>/attempts.jsonl  AttemptRow   when a process of this stage began and
 runs/pipeline.jsonl          PipelineRow  which stages a pipeline run requested, and which it found
                              unchanged
 
-Rows are appended and flushed whole, so they survive kill -9; a row cut in the middle is skipped and
-counted by the reader. `run_id` names the pipeline run that paid for the row. An attempt is one
-process: its number grows by one at every start.
+Rows are appended in one write and flushed, so they survive kill -9; the reader skips and counts
+incomplete rows. `run_id` names the pipeline run that paid for the row. An attempt is one process:
+its number grows by one at every start.
 """
 
 from collections.abc import Mapping

@@ -14,7 +14,7 @@ def label_import(
     """Take human votes from an export of Label Studio or Argilla.
 
     Args:
-        file: The exported JSON file, from the project's folder or with its whole path.
+        file: The exported JSON file, relative to the project's folder, or absolute.
         form: The tool that wrote it.
         columns: Our column (prompt, response1 or response2) -> the export's field, where it is not
             found by itself.

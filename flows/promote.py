@@ -17,7 +17,7 @@ def promote(params: Params, why: str = "named by hand") -> State[Any]:
     """Do what is not done yet of a run, then make its model the champion, without a contest.
 
     Args:
-        params: The whole run, as the run had them whose model is meant: then nothing is trained.
+        params: Params of the run whose model is meant; nothing is trained if they match.
         why: The reason, for the record of champions.
     """
     known = checked(params)

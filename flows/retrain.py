@@ -27,7 +27,7 @@ def retrain(params: Params, force: bool = False) -> State[Any]:
     only on evidence.
 
     Args:
-        params: The whole run; its section retrain says when to train, what that may cost, and what
+        params: The run; its section retrain says when to train, what that may cost, and what
             a new champion must show.
         force: Train without a reason in the data; neither the month's budget nor the gate is
             lifted.

@@ -26,7 +26,7 @@ def rlhf(params: Params) -> State[Any]:
     report. Unchanged stages are not run again.
 
     Args:
-        params: The whole run; another run needs only what differs to be changed.
+        params: The run. For another run change only what differs.
     """
     prepared = plan(checked(params))
     approval(prepared)

@@ -29,7 +29,7 @@ def serve_bench(
         run: Whose model, by id, last, last-1, ..., or champion.
         weights: Which GGUF file of its export llama.cpp loads.
         slots: Replies that are generated side by side.
-        concurrency: Requests at work all the time, one load each. Empty is 1, 2, 4, 8, 16.
+        concurrency: Concurrent requests, one load each. Empty is 1, 2, 4, 8, 16.
         seconds: How long each load lasts.
     """
     try:

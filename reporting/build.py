@@ -18,7 +18,7 @@ def build_report(root: Path, params: Params, run_id: str | None = None) -> Path:
     """Write report/report.html below `root` for the run `run_id`, by default the newest, and return
     its path.
 
-    The file appears whole or not at all, and is a function of what the run left: building it twice
+    The file is written atomically, and is a function of what the run left: building it twice
     gives the same bytes.
     Raises CostError if there is no such run, EnvironmentFault if it cannot be written; the
     previous report is then as it was.
@@ -39,7 +39,7 @@ def build_summary(root: Path, params: Params, run_id: str) -> None:
 
 
 def write_page(target: Path, content: str, command: str) -> None:
-    """Write a page whole or not at all; `command` is what to repeat if it could not be written:
+    """Write a page atomically; `command` is what to repeat if it could not be written:
     EnvironmentFault.
     """
     try:

@@ -14,12 +14,12 @@ from config.atomic_file import write_atomically
 from config.methods.registry import METHODS
 from config.records import kept_folder
 from reporting.build import REPORT
-from reporting.charts import Dot, Reference, dots_chart
-from reporting.markup import Child, element
+from reporting.charts import Dot, Reference, Series, dots_chart, legend
 from reporting.numbers import ABSENT, decimal, duration, percent, usd
-from reporting.page import document
-from reporting.parts import card, section, table
+from reporting.parts import card, document, masthead, paragraph, remark, section, table
+from reporting.parts import link as link_to
 from reporting.past_runs import PastRun, past_runs
+from reporting.templating import Child
 
 TONES = dict(zip(METHODS, cycle(("accent", "second", "base", "sft"))))
 PAGE = REPORT.with_name("all.html")
@@ -28,16 +28,10 @@ HEAD = ("run", "method", "cost", "time", "wins over SFT", "gold", "KL", "changed
 
 def gallery_page(root: Path, runs: Sequence[PastRun], page: Path) -> str:
     """The page; `page` is where it will lie, from where its links lead to those of the runs."""
-    masthead = element(
-        "header",
-        element("p", "RLHF Ledger", class_="over"),
-        element("h1", "All runs"),
-        element("p", _sentence(runs), class_="verdict"),
-    )
     links = {run.run_id: _link(root, run, page) for run in runs}
-    content = element("main", _picture(runs, links), _list(runs, links))
-    foot = element("footer", "The same for programs: ", element("code", "rlhf runs --json"), ".")
-    return document("All runs", masthead, content, foot)
+    content = [_picture(runs, links), _list(runs, links)]
+    head = masthead("All runs", sentence=_sentence(runs))
+    return document("All runs", head, content, ["rlhf runs --json"])
 
 
 def write_gallery(root: Path) -> Path:
@@ -68,16 +62,12 @@ def _picture(runs: Sequence[PastRun], links: dict[str, str | None]) -> Markup:
     ]
     lead = "What the outputs of a run cost to make, reused stages included, against its win rate."
     if not dots:
-        return section("cost", "Cost against quality", lead, element("p", "No run was evaluated."))
+        return section("cost", "Cost against quality", lead, paragraph("No run was evaluated."))
     label, even = "Cost against win rate, a dot a run", [Reference("no difference", 0.5)]
     drawn = dots_chart(dots, label, "US dollars", "wins over SFT", even, shares=True)
-    legend = [
-        element("li", element("i", class_=f"swatch {tone}"), method)
-        for method, tone in TONES.items()
-        if any(run.method == method for run in runs)
-    ]
+    used = {run.method for run in runs}
+    key = legend([Series(name, [], tone) for name, tone in TONES.items() if name in used])
     note = "Whiskers: confidence intervals. A dot leads to its run."
-    key = element("ul", *legend, class_="legend")
     return section("cost", "Cost against quality", lead, card("", drawn, key, note=note))
 
 
@@ -95,13 +85,13 @@ def _list(runs: Sequence[PastRun], links: dict[str, str | None]) -> Markup:
 
 
 def _row(run: PastRun, link: str | None) -> list[Child]:
-    name: Child = element("a", run.run_id, href=link) if link else run.run_id
+    name = link_to(run.run_id, link)
     if run.usd is None:  # its params are gone
         return [name, *[ABSENT] * (len(HEAD) - 2), run.note]
     started = datetime.fromtimestamp(run.started, UTC) if run.started else None
     when = f"{started:%Y-%m-%d %H:%M} UTC, " if started else ""
     return [
-        [name, element("span", f"{when}{run.state}", class_="remark")],
+        [name, remark(f"{when}{run.state}")],
         run.method,
         usd(run.made_usd),
         duration(run.seconds),

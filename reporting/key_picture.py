@@ -7,14 +7,12 @@ on a card of its own, so that it can be read on a light and on a dark page.
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple
-
-from markupsafe import Markup
+from typing import Any, NamedTuple
 
 from reporting.charts import Estimate
 from reporting.inputs import Findings
-from reporting.markup import element, text
 from reporting.numbers import decimal, duration, percent, usd
+from reporting.templating import environment
 
 WIDTH, PANEL, GAP, MARGIN, ROW = 620, 276, 28, 20, 22
 """Units are pixels at full size; MLflow has this much room for a description, and does not shrink
@@ -48,7 +46,7 @@ LEAST_SHARE = 0.01
 
 
 class Spent(NamedTuple):
-    """A part of a whole, by its time."""
+    """A part of the total time."""
 
     name: str
     seconds: float
@@ -61,37 +59,25 @@ def key_picture(findings: Findings) -> str:
     method = findings.params.align.method
     spent = _strip_panel("Time and cost of each stage", _stages(findings))
     phases = _strip_panel(f"Phases of {method}", _phases(findings))
-    columns = [[spent, _quality_panel(findings)], [phases]]
-    drawn, height = [], 0
-    for i, panels in enumerate(columns):
+    placed, height = [], 0
+    for i, panels in enumerate(([spent, _quality_panel(findings)], [phases])):
         y = MARGIN + 12
         for panel, tall in panels:
-            drawn.append(
-                element("g", panel, transform=f"translate({MARGIN + i * (PANEL + GAP)} {y})")
-            )
+            placed.append(panel | {"x": MARGIN + i * (PANEL + GAP), "y": y})
             y += tall + MARGIN
         height = max(height, y)
-    card = element(
-        "rect",
-        x=0.5,
-        y=0.5,
-        width=WIDTH - 1,
-        height=height - 1,
-        rx=10,
-        fill="#ffffff",
-        stroke=COLOURS["line"],
-    )
-    return element(
-        "svg",
-        card,
-        *drawn,
-        xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {WIDTH} {height}",
-        width=WIDTH,
-        height=height,
-        font_family=FONT,
-        font_size=13,
-        fill=COLOURS["ink"],
+    return (
+        environment()
+        .get_template("key.svg")
+        .render(
+            panels=placed,
+            width=WIDTH,
+            height=height,
+            panel_width=PANEL,
+            row=ROW,
+            colours=COLOURS,
+            font=FONT,
+        )
     )
 
 
@@ -119,8 +105,8 @@ def _colour(i: int) -> str:
 
 def _folded(parts: Sequence[Spent]) -> list[Spent]:
     """The parts, the smallest of them as one at the end where they are several."""
-    whole = sum(part.seconds for part in parts)
-    small = [part for part in parts if part.seconds < LEAST_SHARE * whole]
+    total = sum(part.seconds for part in parts)
+    small = [part for part in parts if part.seconds < LEAST_SHARE * total]
     if len(small) < 2:
         return list(parts)
     seconds = sum(part.seconds for part in small)
@@ -129,112 +115,63 @@ def _folded(parts: Sequence[Spent]) -> list[Spent]:
     return [*(part for part in parts if part not in small), rest]
 
 
-def _strip_panel(title: str, parts: Sequence[Spent]) -> tuple[Markup, int]:
+Panel = dict[str, Any]
+"""What templates/key.svg draws in a panel."""
+
+
+def _panel(title: str, **content: Any) -> Panel:
+    empty = {"absent": "", "cuts": [], "parts": [], "bars": [], "remark": ""}
+    return {"title": title, **empty, **content}
+
+
+def _strip_panel(title: str, parts: Sequence[Spent]) -> tuple[Panel, int]:
     """One bar cut in proportion, and a row per part: name, time, cost, share. With its height."""
-    whole = sum(part.seconds for part in parts)
-    if not whole:
-        return _nothing(
-            title, "nothing was done: all outputs were reused" if parts else "not recorded"
-        )
+    total = sum(part.seconds for part in parts)
+    if not total:
+        absent = "nothing was done: all outputs were reused" if parts else "not recorded"
+        return _panel(title, absent=absent), 40
     kept = _folded(parts)
     starts = accumulate((part.seconds for part in kept), initial=0.0)
-    bar = [
-        element(
-            "rect",
-            x=PANEL * start / whole,
-            y=14,
-            width=max(0.0, PANEL * part.seconds / whole - 1),
-            height=18,
-            fill=part.colour,
-        )
+    cuts = [
+        {
+            "x": PANEL * start / total,
+            "width": max(0.0, PANEL * part.seconds / total - 1),
+            "colour": part.colour,
+        }
         for start, part in zip(starts, kept, strict=False)
     ]
-    rows = []
-    for i, part in enumerate(kept):
-        y = 52 + i * ROW
-        rows += [
-            element("rect", x=0, y=y - 10, width=10, height=10, rx=2, fill=part.colour),
-            element("text", part.name, x=16, y=y),
-            _right(duration(part.seconds), 156, y),
-            _right(usd(part.usd), 236, y),
-            _right(percent(part.seconds / whole, 0), PANEL, y, COLOURS["soft"]),
-        ]
-    return element("g", _title(title), *bar, *rows), 48 + len(kept) * ROW
+    rows = [
+        {
+            "colour": part.colour,
+            "name": part.name,
+            "time": duration(part.seconds),
+            "cost": usd(part.usd),
+            "share": percent(part.seconds / total, 0),
+        }
+        for part in kept
+    ]
+    return _panel(title, cuts=cuts, parts=rows), 48 + len(kept) * ROW
 
 
-def _quality_panel(findings: Findings) -> tuple[Markup, int]:
-    """Gold scores as bars where there are any, and win rates with their intervals."""
-    marks: list[Markup] = []
-    y = 28
+def _quality_panel(findings: Findings) -> tuple[Panel, int]:
+    """Gold scores as bars if there are any, and win rates with their intervals."""
+    bars: list[Estimate] = []
     for name, model in (("base", "base"), ("SFT", "sft"), ("aligned", "aligned")):
         gold = findings.value("evaluate", f"gold_{model}")
         if gold is not None:
-            marks += _bar(Estimate(f"gold, {name}", gold, decimal(gold), model), y)
-            y += ROW
+            bars.append(Estimate(f"gold, {name}", gold, decimal(gold), model))
     for name, kind in (("wins, gold", "gold"), ("wins, reward", "reward")):
         rate, low, high = (
             findings.value("evaluate", f"win_rate_{kind}{end}") for end in ("", "_low", "_high")
         )
         if rate is not None:
-            marks += _bar(Estimate(name, rate, percent(rate), "aligned", low, high), y)
-            y += ROW
-    if not marks:
-        return _nothing("What it brought", "not evaluated")
+            both = low is not None and high is not None
+            ends = (low, high) if both else (None, None)
+            bars.append(Estimate(name, rate, percent(rate), "aligned", *ends))
+    title = "What it brought"
+    if not bars:
+        return _panel(title, absent="not evaluated"), 40
     kl = findings.value("evaluate", "kl")
-    if kl is not None:
-        marks.append(
-            element(
-                "text",
-                f"KL to SFT: {decimal(kl)} nats per response",
-                x=0,
-                y=y + 2,
-                fill=COLOURS["soft"],
-            )
-        )
-        y += ROW
-    return element("g", _title("What it brought"), *marks), y - 14
-
-
-def _bar(row: Estimate, y: int) -> list[Markup]:
-    """A value between 0 and 1 as a bar, with its interval as a line over it."""
-    left, wide = 98, 110
-    marks = [
-        element("text", row.name, x=0, y=y),
-        element("rect", x=left, y=y - 11, width=wide, height=13, rx=2, fill=COLOURS["track"]),
-        element(
-            "rect",
-            x=left,
-            y=y - 11,
-            width=wide * min(1.0, max(0.0, row.value)),
-            height=13,
-            rx=2,
-            fill=COLOURS[row.tone],
-        ),
-        _right(row.shown, PANEL, y),
-    ]
-    if row.low is not None and row.high is not None:
-        middle = y - 4.5
-        marks.append(
-            element(
-                "line",
-                x1=left + wide * row.low,
-                x2=left + wide * row.high,
-                y1=middle,
-                y2=middle,
-                stroke=COLOURS["ink"],
-                stroke_width=2,
-            )
-        )
-    return marks
-
-
-def _nothing(title: str, why: str) -> tuple[Markup, int]:
-    return element("g", _title(title), element("text", why, x=0, y=26, fill=COLOURS["soft"])), 40
-
-
-def _title(shown: str) -> Markup:
-    return element("text", shown, x=0, y=0, font_weight=600)
-
-
-def _right(shown: str, x: float, y: float, colour: str | None = None) -> Markup:
-    return element("text", text(shown), x=x, y=y, text_anchor="end", fill=colour)
+    remark = f"KL to SFT: {decimal(kl)} nats per response" if kl is not None else ""
+    rows = len(bars) + bool(remark)
+    return _panel(title, bars=bars, remark=remark), 14 + rows * ROW

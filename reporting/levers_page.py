@@ -11,10 +11,19 @@ from config.atomic_file import write_atomically
 from config.workspace.levers import Growth, Levers, Scale, VariantResult, read_levers, read_scale
 from reporting.build import REPORT
 from reporting.charts import Dot, Reference, Series, dots_chart, legend, line_chart
-from reporting.markup import Child, element
 from reporting.numbers import ABSENT, decimal, duration, memory, percent, short, usd
-from reporting.page import document
-from reporting.parts import badge, card, grid, section, table
+from reporting.parts import (
+    badge,
+    bullets,
+    card,
+    document,
+    grid,
+    masthead,
+    remark,
+    section,
+    table,
+)
+from reporting.templating import Child
 
 PAGE = REPORT.with_name("levers.html")
 BASELINE = "baseline"
@@ -36,22 +45,13 @@ def write_levers_page(root: Path) -> Path:
 def levers_page(levers: Levers | None, scale: Scale | None) -> str:
     """The page, of what there is of the two."""
     sentence = levers_sentence(levers) if levers else "No levers were compared yet."
-    masthead = element(
-        "header",
-        element("p", "RLHF Ledger", class_="over"),
-        element("h1", "Cost levers"),
-        element("p", sentence, class_="verdict"),
-    )
     parts: list[Markup] = []
     if levers is not None:
         parts += [_pictures(levers), _variants(levers), _decisions(levers)]
     if scale is not None:
         parts.append(_growth(scale))
-    foot = element(
-        "footer", "The same for programs: ", element("code", "rlhf levers --json"), " and ",
-        element("code", "rlhf scale --json"), ".",
-    )  # fmt: skip
-    return document("Cost levers", masthead, element("main", *parts), foot)
+    commands = ["rlhf levers --json", "rlhf scale --json"]
+    return document("Cost levers", masthead("Cost levers", sentence=sentence), parts, commands)
 
 
 def levers_sentence(found: Levers) -> str:
@@ -119,8 +119,7 @@ def _pictures(found: Levers) -> Markup:
 
 def _keys() -> Markup:
     shown = (("accent", "as good"), ("second", "baseline"), ("quiet", "not shown to be as good"))
-    items = [element("li", element("i", class_=f"swatch {tone}"), name) for tone, name in shown]
-    return element("ul", *items, class_="legend")
+    return legend([Series(name, [], tone) for tone, name in shown])
 
 
 def _title(each: VariantResult) -> str:
@@ -158,8 +157,7 @@ def _row(each: VariantResult, base: VariantResult) -> list[Child]:
     if each.state != "done":
         planned = f"planned {usd(each.planned_usd)} on {each.hardware}" if each.planned_usd else ""
         cells = [usd(each.waste_usd) if each.waste_usd else ABSENT, planned]
-        reason = element("span", each.reason, class_="remark")
-        name: Child = [each.name, " ", badge(each.state, "quiet"), reason]
+        name: Child = [each.name, " ", badge(each.state, "quiet"), remark(each.reason)]
         return [name, *cells, *[ABSENT] * (len(HEAD) - 3)]
     return [
         [each.name, " ", _verdict(each, base)],
@@ -199,8 +197,8 @@ def _decisions(found: Levers) -> Markup:
         )
     wrong = [f"{cheaper} is cheaper than {other}, planned the other way round"
              for cheaper, other in found.wrong_pairs]  # fmt: skip
-    items = element("ul", *(element("li", line) for line in wrong), class_="plain")
-    return section("planner", "Would the plan have chosen right?", text, items if wrong else None)
+    items = bullets(wrong) if wrong else None
+    return section("planner", "Would the plan have chosen right?", text, items)
 
 
 def _growth(found: Scale) -> Markup:

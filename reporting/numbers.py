@@ -33,16 +33,18 @@ def duration(seconds: float | None) -> str:
         return f"{1000 * seconds:.{0 if seconds >= 0.001 else 1}f} ms"
     if seconds < 9.95:
         return f"{seconds:.1f} s"
-    whole = round(seconds)
+    rounded = round(seconds)
     for unit, size, lower, lower_size in (
         ("d", 86400, "h", 3600),
         ("h", 3600, "min", 60),
         ("min", 60, "s", 1),
     ):
-        if whole >= size:
-            rest = whole % size // lower_size
-            return f"{whole // size} {unit} {rest} {lower}" if rest else f"{whole // size} {unit}"
-    return f"{whole} s"
+        if rounded >= size:
+            rest = rounded % size // lower_size
+            return (
+                f"{rounded // size} {unit} {rest} {lower}" if rest else f"{rounded // size} {unit}"
+            )
+    return f"{rounded} s"
 
 
 def memory(size_bytes: float | None) -> str:

@@ -1,22 +1,77 @@
-"""The pieces that sections are built from: a section, a captioned picture, a table, a notice where
-something is missing. templates/parts.html has their markup.
-"""
+"""The pieces that pages are built from; templates/parts.html has their markup."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
 
-from reporting.markup import Child, element, join
-from reporting.templating import macro
+from reporting.templating import Child, environment, join, macro
 
 TEMPLATE = "parts.html"
 MOST_SIDE_BY_SIDE = 3
 """Columns of a table that a phone shows beside one another."""
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+"""Content-Security-Policy: the browser refuses scripts and requests, whatever a model managed to
+write.
+"""
+
+
+def document(
+    title: str,
+    head: Markup,
+    content: Sequence[Child],
+    commands: Sequence[str],
+    foot: str = "The same for programs: ",
+) -> str:
+    """A complete page with the style sheet in it. The footer names the commands that print the same
+    as JSON.
+    """
+    style = Markup((Path(__file__).parent / "style.css").read_text(encoding="utf-8"))
+    template = environment().get_template("document.html")
+    parts = [join(part) for part in content]
+    page = template.render(
+        title=title,
+        policy=POLICY,
+        style=style,
+        masthead=head,
+        content=parts,
+        foot=foot,
+        commands=commands,
+    )
+    return page + "\n"
+
+
+def masthead(
+    title: str,
+    run: str = "",
+    stamp: Markup | None = None,
+    sentence: str = "",
+    facts: Iterable[tuple[str, str]] = (),
+    notes: Iterable[str] = (),
+) -> Markup:
+    """The head of a page: title, badge, the result in a sentence, facts, and notices."""
+    return macro(TEMPLATE, "masthead", title, run, stamp, sentence, list(facts), list(notes))
+
+
+def tiles(shown: Iterable[tuple[str, str, str]]) -> Markup:
+    """Key figures: (name, figure, remark)."""
+    return macro(TEMPLATE, "tiles", list(shown))
+
+
+def navigation(anchors: Sequence[tuple[str, str]]) -> Markup:
+    """Links to the sections, (anchor, name)."""
+    return macro(TEMPLATE, "navigation", anchors)
 
 
 def section(name: str, title: str, lead: Child, *children: Child) -> Markup:
     """A part of the page with an anchor, a title and one line that says what it shows."""
     return macro(TEMPLATE, "section", name, title, lead, _made(children))
+
+
+def group(title: str | None, *children: Child) -> Markup:
+    """Parts of a section under a smaller title."""
+    return macro(TEMPLATE, "group", title, _made(children))
 
 
 def card(title: str, *children: Child, note: Child = None) -> Markup:
@@ -26,7 +81,12 @@ def card(title: str, *children: Child, note: Child = None) -> Markup:
 
 def grid(*children: Child, kind: str = "thirds") -> Markup:
     """Cards side by side, as many as there is room for: `thirds` or `halves` on a wide screen."""
-    return macro(TEMPLATE, "grid", _made(children), kind)
+    return macro(TEMPLATE, "grid", _made(children), f"grid {kind}")
+
+
+def stack(*children: Child) -> Markup:
+    """Cards below one another in a cell of a grid."""
+    return macro(TEMPLATE, "grid", _made(children), "stack")
 
 
 def table(
@@ -44,15 +104,61 @@ def table(
     return macro(TEMPLATE, "table", header, lines, foot and _made(foot), numbers, names, wide)
 
 
-def _made(children: Sequence[Child]) -> list[Markup]:
-    return [join(child) for child in children]
+def details(summary: str, *children: Child) -> Markup:
+    """Content that is folded until somebody opens it."""
+    return macro(TEMPLATE, "details", summary, _made(children))
+
+
+def paragraph(content: Child, kind: str = "plain") -> Markup:
+    """`kind` is its CSS class: plain, note, missing."""
+    return macro(TEMPLATE, "paragraph", join(content), kind)
 
 
 def missing(message: str) -> Markup:
-    """Says plainly that there is nothing to show, and why."""
-    return element("p", message, class_="missing")
+    """A notice that there is nothing to show, and why."""
+    return paragraph(message, "missing")
 
 
 def badge(content: str, tone: str) -> Markup:
     """A short state: good, bad, open, quiet."""
-    return element("span", content, class_=f"badge {tone}")
+    return macro(TEMPLATE, "span", content, f"badge {tone}", None)
+
+
+def remark(content: Child, title: str | None = None) -> Markup:
+    """Small text under a cell's value; `title` appears under the pointer."""
+    return macro(TEMPLATE, "span", join(content), "remark", title)
+
+
+def tagged(tag: str, content: Child, kind: str = "") -> Markup:
+    """Text in an inline element such as `b`, `code` or `pre`."""
+    return macro(TEMPLATE, "tagged", tag, join(content), kind)
+
+
+def together(*children: Child) -> Markup:
+    """Children that are not broken over lines."""
+    return macro(TEMPLATE, "span", join(*children), "together", None)
+
+
+def link(content: str, href: str | None) -> Markup:
+    """A link, or the bare text without an address."""
+    return macro(TEMPLATE, "link", content, href)
+
+
+def swatch(tone: str, name: str) -> Markup:
+    """A name beside its colour."""
+    return macro(TEMPLATE, "swatch", tone, name)
+
+
+def bullets(items: Iterable[Child]) -> Markup:
+    return macro(TEMPLATE, "bullets", _made(list(items)))
+
+
+def sample(turns: Sequence[Mapping[str, Any]], replies: Sequence[Mapping[str, Any]]) -> Markup:
+    """A prompt (`speaker`, `content` of its turns) with replies (`tone`, `name`, `body`, `absent`,
+    `scores`) side by side.
+    """
+    return macro(TEMPLATE, "sample", turns, replies)
+
+
+def _made(children: Sequence[Child]) -> list[Markup]:
+    return [join(child) for child in children]

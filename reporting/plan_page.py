@@ -9,10 +9,22 @@ from markupsafe import Markup
 from costs.planning.grades import reasons
 from costs.planning.plans import Interval, Plan, StagePlan
 from reporting.charts import Part, bar_list, stacked_list, strip
-from reporting.markup import Child, element, join
 from reporting.numbers import ABSENT, decimal, duration, memory, percent, short, usd
-from reporting.page import document
-from reporting.parts import badge, card, grid, section, table
+from reporting.parts import (
+    badge,
+    bullets,
+    card,
+    details,
+    document,
+    grid,
+    masthead,
+    remark,
+    section,
+    swatch,
+    table,
+    tiles,
+)
+from reporting.templating import Child, join
 
 TONES = ("c1", "c2", "c3", "c4", "c5")
 PARTS = {
@@ -28,34 +40,17 @@ PARTS = {
 
 
 def plan_page(plan: Plan, title: str) -> str:
-    """The whole page."""
-    content = element(
-        "main",
-        _tiles(plan),
-        _whole(plan),
-        [_stage(stage) for stage in plan.stages],
-        _assumptions(plan),
-    )
-    foot = element("footer", "The same for programs: ", element("code", "rlhf plan --json"), ".")
-    return document(title, _masthead(plan, title), content, foot)
+    """The page."""
+    stages = [_stage(stage) for stage in plan.stages]
+    content = [_tiles(plan), _overview(plan), *stages, _assumptions(plan)]
+    return document(title, _masthead(plan, title), content, ["rlhf plan --json"])
 
 
 def _masthead(plan: Plan, title: str) -> Markup:
     short_of = [stage for stage in plan.stages if not stage.fits]
     fits = badge("Fits", "good") if not short_of else badge("Does not fit", "bad")
-    return element(
-        "header",
-        element(
-            "p",
-            "RLHF Ledger",
-            element("span", "plan, made before the run", class_="run"),
-            class_="over",
-        ),
-        element("h1", title),
-        element("p", fits, class_="stamp"),
-        element("p", _sentence(plan), class_="verdict"),
-        [element("p", _shortfall(stage), class_="missing") for stage in short_of],
-    )
+    notes = map(_shortfall, short_of)
+    return masthead(title, "plan, made before the run", fits, _sentence(plan), notes=notes)
 
 
 def _sentence(plan: Plan) -> str:
@@ -88,20 +83,10 @@ def _tiles(plan: Plan) -> Markup:
         ),
         ("Energy", f"{decimal(total['kwh'])} kWh", "of the devices"),
     ]
-    tiles = [
-        element(
-            "div",
-            element("dt", name),
-            element("dd", big, class_="big"),
-            element("dd", remark),
-            class_="tile",
-        )
-        for name, big, remark in shown
-    ]
-    return element("dl", *tiles, class_="tiles", aria_label="Key figures")
+    return tiles(shown)
 
 
-def _whole(plan: Plan) -> Markup:
+def _overview(plan: Plan) -> Markup:
     parts = [
         Part(
             stage.stage,
@@ -134,9 +119,8 @@ def _whole(plan: Plan) -> Markup:
 
 
 def _stage_row(i: int, stage: StagePlan) -> list[Child]:
-    swatch = element("i", class_=f"swatch {_tone(i)}")
     return [
-        element("span", swatch, stage.stage, class_="together"),
+        swatch(_tone(i), stage.stage),
         join(duration(stage.seconds), _interval(stage.time_interval, duration)),
         usd(stage.usd.expected),
         join(memory(stage.peak_bytes_per_gpu), _interval(stage.memory_interval, memory)),
@@ -150,7 +134,7 @@ def _interval(interval: Interval, shown: Callable[[float], str]) -> Markup | Non
     if not interval.high:
         return None
     span = f"{shown(interval.low)} to {shown(interval.high)}"
-    return element("span", f"{span}, {interval.grade}", class_="remark", title=interval.why)
+    return remark(f"{span}, {interval.grade}", interval.why)
 
 
 def _stage(stage: StagePlan) -> Markup:
@@ -208,11 +192,7 @@ def _work(stage: StagePlan) -> Markup:
         ]
         for phase in stage.phases
     ]
-    return element(
-        "details",
-        element("summary", "What each phase computes and moves"),
-        table(header, rows, numbers=range(1, 6)),
-    )
+    return details("What each phase computes and moves", table(header, rows, numbers=range(1, 6)))
 
 
 def _assumptions(plan: Plan) -> Markup:
@@ -225,7 +205,7 @@ def _assumptions(plan: Plan) -> Markup:
         "assumptions",
         "What this stands on",
         None,
-        element("ul", [element("li", note) for note in notes], class_="plain"),
+        bullets(notes),
     )
 
 

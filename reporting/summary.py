@@ -15,7 +15,7 @@ def summary(findings: Findings, picture: str = PICTURE) -> str:
     where the page that shows it finds the picture.
     """
     judged, book = verdict(findings), findings.ledger
-    errors = {stage.stage: deviation(stage.whole.error) for stage in findings.reconciled.stages}
+    errors = {stage.stage: deviation(stage.total.error) for stage in findings.reconciled.stages}
     rows = [
         (
             _named(stage.stage, stage.state),
@@ -28,13 +28,13 @@ def summary(findings: Findings, picture: str = PICTURE) -> str:
     ]
     if (served := served_summary(findings)) is not None:
         rows.append(("served", "", served[0], "", served[1]))
-    whole = deviation(findings.reconciled.whole.error)
+    total = deviation(findings.reconciled.total.error)
     rows.append(
         (
             _named("total", book.state),
             duration(book.total_seconds),
             usd(book.total_usd),
-            whole,
+            total,
             _point(findings),
         )
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 VISIBLE_CONTROLS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {
     127: "\u2421"
@@ -29,6 +29,18 @@ def printable(value: Any) -> Any:
     if isinstance(value, float):
         return f"{value:.6g}"
     return value.translate(VISIBLE_CONTROLS) if type(value) is str else value
+
+
+Child = Any
+"""Markup, text, a number, None (left out), or a list of these."""
+
+
+def join(*children: Child) -> Markup:
+    """Children one after another; text among them is escaped."""
+    parts = (join(*each) if isinstance(each, list | tuple) else each for each in children)
+    return Markup("").join(
+        each if isinstance(each, Markup) else escape(printable(each)) for each in parts
+    )
 
 
 @cache

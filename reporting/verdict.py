@@ -163,7 +163,7 @@ def _why_not_evaluated(findings: Findings) -> str:
     )
     if findings.ledger.state == costs.ledger.ledger.RUNNING:
         return (
-            f"The run is at work{f' in stage {last.stage}' if last else ''}: there is no "
+            f"The run is running{f' in stage {last.stage}' if last else ''}: there is no "
             "evaluation yet."
         )
     if last is None:

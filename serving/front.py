@@ -174,7 +174,7 @@ class Front:
             settings = sampling(body, len(prompt.ids), engine.prompts.context_length)
             if self._at_work >= self._most:
                 raise BadRequest(
-                    "", f"{self._most} requests are at work; try again in a second.", 429
+                    "", f"{self._most} requests are running; try again in a second.", 429
                 )
             shape = _Shape(engine.name, is_chat, len(prompt.ids))
             parts = self._parts(engine, prompt, settings)
@@ -224,7 +224,7 @@ class Front:
                 work.cancel()
                 raise ClientDisconnect
         part = work.result()
-        return JSONResponse(shape.whole(part.text.strip(), part.tokens, part.finish_reason))
+        return JSONResponse(shape.complete(part.text.strip(), part.tokens, part.finish_reason))
 
     async def _events(
         self, parts: AsyncIterator[Part], shape: "_Shape", include_usage: bool
@@ -272,7 +272,7 @@ class _Shape:
             "model": model,
         }
 
-    def whole(self, text: str, tokens: int, reason: str | None) -> dict[str, Any]:
+    def complete(self, text: str, tokens: int, reason: str | None) -> dict[str, Any]:
         return {**self._answer("chat.completion", "message", text, reason), **self._usage(tokens)}
 
     def part(self, text: str, reason: str | None) -> dict[str, Any]:

@@ -15,8 +15,8 @@ class _Lines:
 
     def cut(self, content: bytes) -> list[str]:
         """The lines completed by `content`."""
-        *whole, self._rest = (self._rest + content).split(b"\n")
-        return [line.decode().rstrip("\r") for line in whole]
+        *lines, self._rest = (self._rest + content).split(b"\n")
+        return [line.decode().rstrip("\r") for line in lines]
 
     def last(self) -> list[str]:
         """The rest, at the end of the stream."""

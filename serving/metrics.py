@@ -22,7 +22,7 @@ class Metrics:
         )
         self.first_part_seconds = Histogram(
             "rlhf_first_part_seconds",
-            "Time from a request to the first token of a streamed reply, or to a whole one.",
+            "Time from a request to the first token of a streamed reply, or to a complete one.",
             buckets=BUCKETS,
             registry=registry,
         )

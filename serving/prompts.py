@@ -39,8 +39,8 @@ class Prompts:
         except Exception as error:  # tokenizers raises a plain Exception
             reason = " ".join(str(error).split())[:200]
             raise ModelError(
-                f"{folder} is no whole export: {reason}. Remove it, and write it again with rlhf "
-                "export."
+                f"{folder} is not a complete export: {reason}. Remove it, and write it again with "
+                "rlhf export."
             ) from error
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         self._template = environment.from_string(template)

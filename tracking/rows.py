@@ -143,9 +143,9 @@ def plan_metrics(reconciled: Reconciled, kwh: float, time: float) -> list[Metric
     """`plan/*` of a pipeline run and of its stages, for comparison with the measurements;
     `cost/kwh`.
     """
-    values = {"cost/kwh": kwh} | _planned("plan", reconciled.whole)
+    values = {"cost/kwh": kwh} | _planned("plan", reconciled.total)
     for stage in reconciled.stages:
-        values |= _planned(metric_name("plan", stage.stage), stage.whole)
+        values |= _planned(metric_name("plan", stage.stage), stage.total)
     return [_metric(name, value, time, 0) for name, value in values.items()]
 
 

@@ -226,15 +226,15 @@ def refuse_too_large_world(
         raise ParamsError(
             f"model.random.vocab_size={shape.vocab_size} leaves {max(entries, 0)} entries beside "
             f"bytes and special tokens for the {len(world.words)} words of data.source: {enough} "
-            "would hold each whole. Raise it, or lower data.source.world.vocabulary, in "
+            "would hold each as one token. Raise it, or lower data.source.world.vocabulary, in "
             "params.yaml."
         )
     context, longest = params.model.context_length, longest_exchange(tokenizer, world)
     if longest > context:
-        whole = train_tokenizer(examples, params, UNLIMITED_VOCABULARY)
+        complete = train_tokenizer(examples, params, UNLIMITED_VOCABULARY)
         or_vocabulary = (
-            f", and so would model.random.vocab_size={len(whole)}"
-            if longest_exchange(whole, world) <= context
+            f", and so would model.random.vocab_size={len(complete)}"
+            if longest_exchange(complete, world) <= context
             else ""
         )
         raise ParamsError(

@@ -1,4 +1,4 @@
-"""The faults: what each does to a run at work, and what undoes it."""
+"""The faults: what each does to a running run, and what undoes it."""
 
 import os
 import pty

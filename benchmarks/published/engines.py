@@ -17,7 +17,7 @@ ENGINES = OWN | {
         Engine(
             "transformers",
             concatenates_cache=True,
-            loss="whole",
+            loss="dense",
             lora_input_bytes=4,
             repeats_kv=False,
             fused_activation=False,
@@ -27,7 +27,7 @@ ENGINES = OWN | {
         Engine(
             "ms-swift",
             concatenates_cache=True,
-            loss="whole",
+            loss="dense",
             lora_input_bytes=4,
             repeats_kv=False,
             fused_activation=False,
@@ -106,7 +106,7 @@ ENGINES = OWN | {
         # grouped queries; fp32 weights cast for computing (torchtitan/models/llama).
         Engine(
             "torchtitan",
-            loss="whole",
+            loss="dense",
             repeats_kv=True,
             layer_ops=30,
             sequence_parallel=True,
@@ -121,9 +121,9 @@ ENGINES = OWN | {
             repeats_kv=False,
         ),
         # One process a device over Transformers' modules: FSDP by name, and NeMo's Automodel.
-        Engine("pytorch-fsdp", loss="whole", repeats_kv=False, fused_activation=False),
-        Engine("automodel", loss="whole", repeats_kv=False, fused_activation=False),
-        Engine("gpt-neox", loss="whole", fused_norm=True, pointwise=0.75, layer_ops=25),
+        Engine("pytorch-fsdp", loss="dense", repeats_kv=False, fused_activation=False),
+        Engine("automodel", loss="dense", repeats_kv=False, fused_activation=False),
+        Engine("gpt-neox", loss="dense", fused_norm=True, pointwise=0.75, layer_ops=25),
         # Generation servers: weights and paged cache, one CUDA graph a step; DeepSpeed's kernels
         # are injected, and launched one by one.
         Engine(
@@ -158,12 +158,12 @@ ENGINES = OWN | {
         Engine(
             "openrlhf",
             concatenates_cache=True,
-            loss="whole",
+            loss="dense",
             lora_input_bytes=4,
             repeats_kv=False,
             layer_ops=30,
         ),
-        Engine("verl", loss="whole", lora_input_bytes=4, repeats_kv=False, layer_ops=30),
+        Engine("verl", loss="dense", lora_input_bytes=4, repeats_kv=False, layer_ops=30),
     )
 }
 

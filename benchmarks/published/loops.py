@@ -152,7 +152,7 @@ def _tensor_parallel(one: Setting, levers: Levers, devices: int) -> int:
 
 
 def side_by_side(setting: Setting, batch: float) -> float:
-    """Sequences of a batch that are at work together: all, or of a server those whose cache of
+    """Sequences of a batch that are running together: all, or of a server those whose cache of
     average length there is room for.
     """
     if not setting.engine.admits_by_cache:

@@ -101,7 +101,7 @@ def bench(
     elif found.benchmark.loads:
         _show(found)
     if found.interrupted:
-        print("rlhf: stopped; the loads above were measured whole.", file=sys.stderr)
+        print("rlhf: stopped; the loads above were measured to their end.", file=sys.stderr)
         raise typer.Exit(130)
 
 

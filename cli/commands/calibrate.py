@@ -36,7 +36,7 @@ def calibrate(as_json: bool) -> None:
 
 
 def show(root: Path, as_json: bool) -> None:
-    """The rates that matter most, or the whole record."""
+    """The rates that matter most, or the full record."""
     from costs.planning.machine import this_machine
 
     found = this_machine(root)

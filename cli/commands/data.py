@@ -151,11 +151,11 @@ def _fit(found: dict[str, Any], recipe: str) -> list[str]:
     fit = found["fit"]
     if fit is None:
         return [f"With {recipe}: lengths in tokens are not known: {found['fit_unknown']}"]
-    prompt, whole = fit["prompt_tokens"], fit["sequence_tokens"]
+    prompt, sequence = fit["prompt_tokens"], fit["sequence_tokens"]
     lines = [
         f"With {recipe}, whose model reads {fit['context_length']} tokens:",
         f"prompts       95% up to {prompt['p95']:,} tokens, the longest {prompt['max']:,}",
-        f"with reply    95% up to {whole['p95']:,} tokens, the longest {whole['max']:,}",
+        f"with reply    95% up to {sequence['p95']:,} tokens, the longest {sequence['max']:,}",
         f"refused       {fit['refused'] / fit['rows']:.1%} of the rows; "
         f"data.max_quarantine_fraction={fit['limit']:g}",
     ]
@@ -165,7 +165,7 @@ def _fit(found: dict[str, Any], recipe: str) -> list[str]:
             f"({fit['too_long'] / fit['pairs']:.1%}): over {fit['setting']}={fit['max_length']}. "
             "To keep 95%, raise it and"
         )
-        lines.append(f"              model.context_length to {whole['p95']}.")
+        lines.append(f"              model.context_length to {sequence['p95']}.")
     return lines
 
 

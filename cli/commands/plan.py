@@ -64,7 +64,7 @@ def plan(
     part: Annotated[
         str | None,
         typer.Argument(
-            metavar="[STAGE[.PHASE]]", help="With --explain: what of; without it, the whole run."
+            metavar="[STAGE[.PHASE]]", help="With --explain: what of; without it, the run."
         ),
     ] = None,
     params_file: Annotated[
@@ -380,7 +380,7 @@ def _optimise(
     how: Search,
     as_json: bool,
 ) -> None:
-    """Search every stage, check the whole run against the limits, write the winner."""
+    """Search every stage, check the run against the limits, write the winner."""
     from config.load import write
     from costs.planning.search import Limits, cheapest, within_total
 

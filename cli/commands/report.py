@@ -200,8 +200,8 @@ def _plan_table(reconciled: "Reconciled", quantities: Sequence[str]) -> "Table":
     for stage in reconciled.stages:
         for phase, comparison in stage.phases.items():
             table.add_row(stage.stage, phase, *cells(comparison))
-        table.add_row(stage.stage, "all", *cells(stage.whole), style="bold")
-    table.add_row("total", "", *cells(reconciled.whole), style="bold")
+        table.add_row(stage.stage, "all", *cells(stage.total), style="bold")
+    table.add_row("total", "", *cells(reconciled.total), style="bold")
     return table
 
 

@@ -126,7 +126,7 @@ def _confirm(question: str, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise UserError(
-            f"{question.splitlines()[-1]} Nobody is there to ask: approve with --yes. Nothing was "
+            f"{question.splitlines()[-1]} stdin is not a terminal: approve with --yes. Nothing was "
             "changed."
         )
     print(f"{question} [y/N] ", file=sys.stderr, end="", flush=True)

@@ -183,8 +183,7 @@ def down() -> None:
     at_work = runs_at_work(root)
     if at_work:
         print(
-            f"Letting {'the run' if len(at_work) == 1 else f'{len(at_work)} runs'} at work "
-            "checkpoint ...",
+            f"Letting {'the run' if len(at_work) == 1 else f'{len(at_work)} runs'} checkpoint ...",
             flush=True,
         )
     names = [server.name for server in stop(root)]

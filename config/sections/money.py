@@ -32,7 +32,7 @@ class Prices(Section):
         "where that includes it."
     )
     watts: Annotated[float, Field(gt=0, le=100_000)] | None = Field(
-        description="Power of one device at work, in watts; null takes that of the device in "
+        description="Power of one device under load, in watts; null takes that of the device in "
         "costs/tables/hardware.yaml."
     )
     device_by_pool: dict[str, str] = Field(

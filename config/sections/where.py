@@ -56,7 +56,7 @@ class Place(Section):
     sharding: Level = Field(
         description="What the processes divide beside the work, to hold larger models. none: each "
         "process holds all. zero2: the optimizer's state and gradients are divided, "
-        "and weights between two steps. zero3: also weights at work, which are gathered layer by "
+        "and weights between two steps. zero3: also weights in use, which are gathered layer by "
         "layer (FSDP2). A loop that samples divides all its models; one that is sampling is whole "
         "meanwhile."
     )

@@ -106,10 +106,10 @@ def _attention(
         engine.repeats_kv or mask_tensor or shape.family == "falcon"
     ) and heads != shape.kv_heads
     keys = q if repeated else k
-    whole = (
+    packed = (
         (engine.packed_view or shape.family == "gpt_neox") and not engine.compiled and not repeated
     )
-    values = q + 2 * k if whole else keys
+    values = q + 2 * k if packed else keys
     # four bytes per head: the logarithm of the softmax sum
     kept = b * (q + keys + values) + 4 * heads + head_norms
     copied = (engine.attention_copy or shape.family in _PARTIAL_ROTARY) and not engine.compiled

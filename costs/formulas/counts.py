@@ -153,7 +153,7 @@ def _unfused(engine: Engine) -> float:
 
 
 def logits_traffic(shape: ModelShape, tokens: float) -> float:
-    """The loss reads and writes its logits: about as many bytes as `whole` holds, twice."""
+    """The loss reads and writes its logits: about as many bytes as `dense` holds, twice."""
     return 2 * 14 * shape.vocab * tokens
 
 

@@ -116,7 +116,7 @@ def teacher_hidden_bytes(setting: Setting) -> float:
 
 
 def distill_moments(setting: Setting) -> list[Moment]:
-    """Memory in each phase: the states of both roles stay, and the role at work has its
+    """Memory in each phase: the states of both roles stay, and the active role has its
     activations.
     """
     loop, work = roles_of(setting), setting.workload

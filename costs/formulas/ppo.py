@@ -128,10 +128,10 @@ def scored(
     )
     times = work.steps * passes
     seconds = duration(once, setting)
-    whole = gather(setting, shape, setting.levers).times(work.steps)
+    gathered = gather(setting, shape, setting.levers).times(work.steps)
     return (
         name,
-        once.times(times) + whole,
+        once.times(times) + gathered,
         seconds.seconds * times + gather_seconds(setting, shape) * work.steps,
         seconds.bound,
     )
@@ -164,12 +164,12 @@ def update_passes(setting: Setting, mini_batch: float) -> tuple[float, float]:
     return passes_over(setting, mini_batch) if setting.engine.packs else (mini_batch / micro, micro)
 
 
-def _tokens_in(setting: Setting, whole: bool) -> float:
+def _tokens_in(setting: Setting, every_token: bool) -> float:
     """Mean tokens of a sequence that go through a model: the last one predicts nothing, and is read
     for a score alone.
     """
     mean = setting.workload.mean_tokens
-    return mean if whole or not setting.engine.packs else max(1.0, mean - 1)
+    return mean if every_token or not setting.engine.packs else max(1.0, mean - 1)
 
 
 def _advantage(setting: Setting, sequences: float) -> PhaseRow:
@@ -192,7 +192,7 @@ def update_phase(setting: Setting, sequences: float) -> PhaseRow:
     loop, work, levers = roles_of(setting), setting.workload, setting.levers
     own = setting.engine.packs
     each, micro = update_passes(setting, sequences / loop.mini_batches)
-    tokens = _tokens_in(setting, whole=False)
+    tokens = _tokens_in(setting, every_token=False)
     read = min(1.0, work.response_mean / tokens)
     counted = replace(
         setting,

@@ -30,7 +30,7 @@ from costs.tables.shapes import ModelShape
 
 
 def ppo_moments(setting: Setting) -> list[Moment]:
-    """Memory in each phase: every role's states stay, and the role at work has its activations."""
+    """Memory in each phase: every role's states stay, and the active role has its activations."""
     loop, work = roles_of(setting), setting.workload
     resident = resident_roles(setting)
     side_by_side = min(loop.rollout_batch, loop.batch / setting.data_parallel)
@@ -91,8 +91,8 @@ def adapter_bytes(setting: Setting, shape: ModelShape, levers: Levers | None) ->
     """Bytes on one device of the weights of an adapter alone; 0 for None."""
     if levers is None:
         return 0.0
-    whole = role_weights(setting, shape, levers)
-    return whole - frozen_role(setting, shape, levers)["weights"]
+    total = role_weights(setting, shape, levers)
+    return total - frozen_role(setting, shape, levers)["weights"]
 
 
 def _states(setting: Setting, shape: ModelShape, levers: Levers) -> Parts:
@@ -164,7 +164,7 @@ def update_moments(setting: Setting, resident: Roles) -> list[Moment]:
 
 
 def _work_parts(moments: list[Moment], role: str) -> dict[str, Parts]:
-    """Phase -> the parts of a role that are there beside its optimizer, its weights at work."""
+    """Phase -> the parts of a role that are there beside its optimizer, its weights in use."""
     return {
         m.phase: {part: size for part, size in m.roles[role].items() if part != "optimizer"}
         for m in moments

@@ -30,7 +30,7 @@ class Sharding:
     what is outside of the layers is whole from the first forward to the end of the backward pass.
     """
     keeps_weights: bool = False
-    """Layers stay whole from the forward to the backward pass."""
+    """Layers stay gathered from the forward to the backward pass."""
 
 
 WHOLE = Sharding(step_reduces=2, buckets=True)

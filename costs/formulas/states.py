@@ -105,7 +105,7 @@ def weights(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes of a role's weights on one device while it trains: its share, what is gathered at
     once, and the 16-bit copies of autocast.
 
-    ZeRO-3 has two layers whole (one computing, one being fetched) and what is outside of the
+    ZeRO-3 has two layers gathered (one computing, one being fetched) and what is outside of the
     layers; FSDP2 that keeps weights has all, and the buffer that one layer is gathered through.
     """
     row, tp = sharding_of(setting), setting.levers.tensor_parallel
@@ -137,8 +137,8 @@ def weights_in_backward(setting: Setting, shape: ModelShape, levers: Levers) -> 
 
 
 def weights_after_backward(setting: Setting, shape: ModelShape, levers: Levers) -> float:
-    """Bytes of a role's weights when the backward pass is at its end: no layer is whole any more,
-    what is outside of the layers still is, and no copy of autocast is left.
+    """Bytes of a role's weights at the end of the backward pass: no layer is gathered now, what
+    is outside of the layers still is, and no copy of autocast is left.
     """
     row = sharding_of(setting)
     if not row.fsdp2:
@@ -177,7 +177,7 @@ def autocast_copies(setting: Setting, shape: ModelShape, levers: Levers) -> floa
 
 
 def gathered_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
-    """Bytes by which a role at rest grows for a pass without gradient: our stages gather it whole,
+    """Bytes by which a role at rest grows for a pass without gradient: our stages gather it,
     and autocast copies what learns.
     """
     if setting.engine.name != "ours":
@@ -190,7 +190,7 @@ def gathered_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float
 
 def role_weights(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes of a role's weights that are always there: of our stages its share, which grows while
-    it is at work, else all that `weights` counts.
+    it is running, else all that `weights` counts.
     """
     return (resting_weights if setting.engine.name == "ours" else weights)(setting, shape, levers)
 

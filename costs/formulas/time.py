@@ -183,7 +183,7 @@ def _bound(compute: float, device: float, launch: float, exposed: float) -> Boun
 
 
 def energy_kwh(gpu_hours: float, watts: float) -> float:
-    """Board power for the whole time: hours x watts / 1000; without cooling and host.
+    """Board power for the entire time: hours x watts / 1000; without cooling and host.
 
     Source: arXiv 2302.13971 section 6, without its PUE.
     """

@@ -1,6 +1,6 @@
 """The moments of one training step at which memory can be at its highest, for one trained role.
 
-Activations are freed while gradients come, so the two are never whole at once: the peak is at the
+Activations are freed while gradients come, so both are never complete at once: the peak is at the
 loss, in the backward pass just after it, at the end of the backward pass, or in the optimizer step.
 `persistent` gradients (accumulation) are there from the start.
 """
@@ -143,12 +143,12 @@ def largest_gradient(setting: Setting, shape: ModelShape, levers: Levers) -> flo
 
 
 def loading_moment(setting: Setting, shape: ModelShape, levers: Levers) -> Moment:
-    """Software that gives every device the whole model before it is sharded needs both at once."""
-    whole = (
+    """Software that gives every device the full model before it is sharded needs both at once."""
+    full = (
         shape.parameters * levers.weight_bytes
         if setting.engine.stages_whole_model and sharding_of(setting).weights
         else 0.0
     )
     return Moment(
-        "load", {"policy": {"weights": weights(setting, shape, levers), "workspace": whole}}
+        "load", {"policy": {"weights": weights(setting, shape, levers), "workspace": full}}
     )

@@ -51,8 +51,11 @@ class Limit(NamedTuple):
 
 def limits(budget: Budget) -> list[Limit]:
     """Every limit that is set."""
-    whole = [("budget.max_usd", budget.max_usd, "USD"), ("budget.max_hours", budget.max_hours, "h")]
-    found = [Limit(key, value, unit, None) for key, value, unit in whole if value is not None]
+    of_run = [
+        ("budget.max_usd", budget.max_usd, "USD"),
+        ("budget.max_hours", budget.max_hours, "h"),
+    ]
+    found = [Limit(key, value, unit, None) for key, value, unit in of_run if value is not None]
     found += [
         Limit(f"budget.max_usd_by_stage.{stage}", value, "USD", stage)
         for stage, value in budget.max_usd_by_stage.items()
@@ -227,7 +230,7 @@ def has_to_stop(pace: Pace, now: float, deadline: float) -> bool:
     """Whether to ask the stage to stop now, so that its checkpoint is written by `deadline`, when
     the budget is used up.
 
-    It stops after the step at work: so that has to be the last one that fits, with the checkpoint
+    It stops after the current step: so that has to be the last one that fits, with the checkpoint
     that follows. Before a pace is known, at the deadline. All times by one clock.
     """
     ends = pace.step_ends(now)

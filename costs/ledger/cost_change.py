@@ -70,7 +70,7 @@ def log_mean(a: float, b: float) -> float:
 def reasons(before: Work, after: Work) -> dict[str, float]:
     """Reason -> its share of after.usd - before.usd.
 
-    A run without a price, or without time, has no logarithm: the whole difference is then the
+    A run without a price, or without time, has no logarithm: the entire difference is then the
     price's, or the time's.
     """
     if not before.usd or not after.usd:

@@ -63,7 +63,7 @@ def remember(root: Path, book: Ledger, reconciled: Reconciled) -> int:
     ]
     rows = []
     for stage in (stage for stage in reconciled.stages if stage.stage in made):
-        for phase, comparison in [*stage.phases.items(), ("", stage.whole)]:
+        for phase, comparison in [*stage.phases.items(), ("", stage.total)]:
             device = stage.hardware or reconciled.hardware
             row = _row(book.run_id, device, stage.stage, phase, comparison)
             rows += [row] if row else []

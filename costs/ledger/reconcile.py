@@ -48,7 +48,7 @@ UNKNOWN = Comparison(None, None, None, None, None, None)
 @dataclass(frozen=True)
 class StageComparison:
     stage: str
-    whole: Comparison
+    total: Comparison
     phases: Mapping[str, Comparison]
     hardware: str = ""
     """The device that the stage was planned for, which is its pool's; empty without a plan."""
@@ -59,7 +59,7 @@ class Reconciled:
     """A run's plan beside its measurement."""
 
     stages: tuple[StageComparison, ...]
-    whole: Comparison
+    total: Comparison
     """Over the stages that were both planned and measured."""
     hardware: str
     """The device that was planned for; empty without a plan."""
@@ -85,15 +85,15 @@ def reconcile(plan: Mapping[str, Any] | None, book: Ledger) -> Reconciled:
     stages = tuple(
         _stage(stage, planned.get(stage.stage), stage.usd_per_device_hour) for stage in book.stages
     )
-    both = [stage.whole for stage in stages if stage.whole.error is not None]
-    whole = Comparison(
+    both = [stage.total for stage in stages if stage.total.error is not None]
+    total = Comparison(
         *(
             _sum(both, name)
             for name in ("planned_seconds", "measured_seconds", "planned_usd", "measured_usd")
         ),
         *(_most(both, name) for name in ("planned_peak_bytes", "measured_peak_bytes")),
     )
-    return Reconciled(stages, whole, str((plan or {}).get("hardware", "")))
+    return Reconciled(stages, total, str((plan or {}).get("hardware", "")))
 
 
 def _stage(stage: StageCost, planned: Mapping[str, Any] | None, price: float) -> StageComparison:
@@ -105,7 +105,7 @@ def _stage(stage: StageCost, planned: Mapping[str, Any] | None, price: float) ->
     phases = {
         name: _phase(plans.get(name), made.get(name), gpus, price, bool(made)) for name in names
     }
-    whole = Comparison(
+    total = Comparison(
         planned_seconds=planned["seconds"] if planned else None,
         measured_seconds=sum(phase.seconds for phase in stage.made) if made else None,
         planned_usd=usd_of(planned["seconds"] * gpus, price) if planned else None,
@@ -114,7 +114,7 @@ def _stage(stage: StageCost, planned: Mapping[str, Any] | None, price: float) ->
         measured_peak_bytes=max(phase.peak_bytes for phase in stage.made) if made else None,
     )
     hardware = str(planned.get("hardware", "")) if planned else ""
-    return StageComparison(stage.stage, whole, phases, hardware)
+    return StageComparison(stage.stage, total, phases, hardware)
 
 
 def _phase(
@@ -158,7 +158,7 @@ def as_dict(book: Ledger, reconciled: Reconciled) -> dict[str, Any]:
         found = reconciled.stage(stage["stage"])
         if found is None:
             continue
-        stage |= found.whole.as_dict()
+        stage |= found.total.as_dict()
         known = {phase["phase"] for phase in stage["phases"]}
         nothing = {"seconds": 0.0, "tokens": 0, "sequences": 0, "usd": 0.0, "peak_bytes": 0}
         stage["phases"] = list(stage["phases"]) + [
@@ -167,4 +167,4 @@ def as_dict(book: Ledger, reconciled: Reconciled) -> dict[str, Any]:
         for phase in stage["phases"]:
             phase |= found.phases.get(phase["phase"], UNKNOWN).as_dict()
         del stage["made"]
-    return content | reconciled.whole.as_dict() | {"planned_hardware": reconciled.hardware}
+    return content | reconciled.total.as_dict() | {"planned_hardware": reconciled.hardware}

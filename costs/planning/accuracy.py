@@ -103,8 +103,8 @@ def spread(found: Sequence[float]) -> Spread | None:
 
 def with_errors(plan: Plan, past: Iterable[PlannedRow]) -> Plan:
     """`plan` with intervals from this machine's runs that were planned for the same device."""
-    whole = [row for row in past if row.phase == ""]
-    return replace(plan, stages=tuple(_with_error(stage, whole) for stage in plan.stages))
+    stages = [row for row in past if row.phase == ""]
+    return replace(plan, stages=tuple(_with_error(stage, stages) for stage in plan.stages))
 
 
 def _with_error(stage: StagePlan, past: Sequence[PlannedRow]) -> StagePlan:

@@ -59,9 +59,9 @@ def plan_data(
     more than it has.
     """
     seconds = data_seconds(rows, test_fraction)
-    whole = sum(seconds.values())
-    hours, paid = whole / 3600 * gpus, max(gpus, rented)
-    paid_hours = whole / 3600 * paid
+    total = sum(seconds.values())
+    hours, paid = total / 3600 * gpus, max(gpus, rented)
+    paid_hours = total / 3600 * paid
     return StagePlan(
         stage="data",
         hardware=device.name,
@@ -79,7 +79,7 @@ def plan_data(
             PhasePlan(name, 0.0, 0.0, spent, "fixed", spent / 3600 * paid * price.expected)
             for name, spent in seconds.items()
         ),
-        seconds=whole,
+        seconds=total,
         gpu_hours=hours,
         kwh=energy_kwh(hours, device.watts),
         usd=Usd(paid_hours * price.low, paid_hours * price.expected, paid_hours * price.high)
@@ -89,7 +89,7 @@ def plan_data(
         tokens=0.0,
         mfu=0.0,
         time_interval=Interval(
-            "C", whole / UNCHECKED, whole * UNCHECKED, "measured on another machine"
+            "C", total / UNCHECKED, total * UNCHECKED, "measured on another machine"
         ),
         assumptions=("the devices wait while data is prepared, and are paid for",),
     )

@@ -81,7 +81,7 @@ class Explanation:
     peak_bytes: float
     phases: tuple[PhaseReason, ...]
     memory: dict[str, dict[str, float]] = field(default_factory=dict)
-    """role -> part -> bytes at the stage's peak; empty for a whole run."""
+    """role -> part -> bytes at the stage's peak; empty for a run."""
     effects: tuple[Effect, ...] = ()
 
     def as_json(self) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def moments(setting: Setting) -> list[Moment]:
 
 def saving_moments(setting: Setting) -> list[Moment]:
     """The first process of a divided Trainer stage on a CPU while it writes the model: what learns
-    is gathered whole, and safetensors makes the bytes of all of it before it writes any. On an
+    is gathered, and safetensors makes the bytes of all of it before it writes any. On an
     accelerator both lie in the host's memory.
     """
     shape, levers = setting.model, setting.levers
@@ -88,9 +88,9 @@ def trainer_moments(setting: Setting) -> list[Moment]:
     ]
     if setting.stage == "dpo" and pairs is not None:
         # before the model is divided
-        whole = setting.with_levers(parallel="ddp", offload_weights=False)
-        frozen = {"weights": weights(whole, shape, whole.levers)}
-        found.append(Moment("reference", {"policy": frozen | read_at_once(whole, pairs)}))
+        unsharded = setting.with_levers(parallel="ddp", offload_weights=False)
+        frozen = {"weights": weights(unsharded, shape, unsharded.levers)}
+        found.append(Moment("reference", {"policy": frozen | read_at_once(unsharded, pairs)}))
     # with LoRA the reference is the policy with its adapter off
     elif setting.stage == "dpo" and levers.tuning != "lora":
         found = beside_frozen(setting, found, shape, "ref")

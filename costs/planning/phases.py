@@ -25,7 +25,7 @@ on one core.
 
 
 class Phase(NamedTuple):
-    """A phase over the whole stage, on one device."""
+    """A phase over the stage, on one device."""
 
     name: str
     work: Work
@@ -142,15 +142,15 @@ def held_out_phase(setting: Setting) -> list[Phase]:
     own = setting.engine.name == "ours"
     shared = 1 if own and setting.stage == "sft" else setting.data_parallel
     times = work.held_out / levers.micro_batch / shared
-    whole, gathers = gather(setting, setting.model, levers), 1.0
+    gathering, gathers = gather(setting, setting.model, levers), 1.0
     if setting.stage == "sft" and not sharding_of(setting).keeps_weights:
         gathers = times
     seconds = duration(once, setting)
-    waiting = duration(whole, setting).seconds if whole.communicated_bytes else 0.0
+    waiting = duration(gathering, setting).seconds if gathering.communicated_bytes else 0.0
     return [
         Phase(
             "evaluate",
-            once.times(times) + whole.times(gathers),
+            once.times(times) + gathering.times(gathers),
             seconds.seconds * times + waiting * gathers,
             seconds.bound,
         )

@@ -68,7 +68,7 @@ def assumptions(aims: Sequence[Target], rows: Rows) -> tuple[str, ...]:
 def idle_device_seconds(used: Sequence[tuple[int, int, float]]) -> float:
     """Device-seconds that are paid for but idle.
 
-    used: (devices at work, devices paid for, seconds) of each stage.
+    used: (devices in use, devices paid for, seconds) of each stage.
     """
     return sum((paid - devices) * seconds for devices, paid, seconds in used)
 

@@ -63,7 +63,7 @@ UNKNOWN = Interval("C", 0.0, 0.0, "nothing is planned")
 
 @dataclass(frozen=True)
 class PhasePlan:
-    """One phase over the whole stage; flops and bytes are sums over devices."""
+    """One phase over the stage; flops and bytes are sums over devices."""
 
     phase: str
     flops: float

@@ -217,7 +217,7 @@ def _sections(params: Params, aim: Target, stage: str, adapters: bool) -> Iterat
         if can_be_divided(sharding, optimizer, storage)
     ]
     for batch, checkpointing, optimizer, lora in product(batches, (False, True), optimizers, loras):
-        # over four bits a policy that learns whole would start from other weights than its
+        # over four bits a policy with full fine-tuning would start from other weights than its
         # reference has
         if lora is None and storage and stage in SAMPLING_METHODS:
             continue

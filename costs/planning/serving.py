@@ -267,7 +267,7 @@ def _usd_per_million(seconds_per_reply: float, length: Lengths, usd_per_hour: fl
 def _rate(
     pace: Pace, wanted: float, slots: int, length: Lengths, usd_per_hour: float
 ) -> PlannedRate:
-    """Devices so that each is at most UTILISATION of its highest rate; requests at work follow from
+    """Devices so that each is at most UTILISATION of its highest rate; running requests follow from
     the rate (Little's law: concurrency = rate x seconds of a reply).
     """
     most = 1 / pace.per_reply(slots, length)

@@ -149,7 +149,7 @@ def _reward(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setti
 def pair_lengths(rows: Rows, limit: int, attention: str) -> tuple[int, float, float]:
     """Longest and mean tokens that a sequence of a pair costs, half of what both begin with each,
     and attention's places for one of them (training/modeling/packing.py). With `eager` attention
-    every sequence is read whole.
+    every sequence is read in full.
     """
     longest, mean = min(rows.longest_preference, limit), min(rows.preference_tokens, limit)
     if attention == "eager":
@@ -166,9 +166,9 @@ def _sampling(
     mean_response = response_tokens(rows, response)
     each = max(1, section.batch_size // aim.gpus)
     micro = max(1, min(each, floor(section.micro_batch_tokens / (prompt + response))))
-    whole = levers_of(params, dict(section), 1, section.batch_size, aim.gpus)
+    base = levers_of(params, dict(section), 1, section.batch_size, aim.gpus)
     levers = replace(
-        whole, micro_batch=micro, accumulation=max(1, each // section.num_mini_batches // micro)
+        base, micro_batch=micro, accumulation=max(1, each // section.num_mini_batches // micro)
     )
     work = Workload(
         prompt + response,

@@ -87,7 +87,7 @@ def phase_peak(held: list[Moment], phase: str) -> float:
 
 
 def processed_tokens(setting: Setting) -> float:
-    """Tokens that the policy is trained on, or generates, over the whole stage and all devices."""
+    """Tokens that the policy is trained on, or generates, over the stage and all devices."""
     levers, work = setting.levers, setting.workload
     if setting.stage in LOOPS and setting.rlhf:
         return work.steps * setting.rlhf.batch * work.mean_tokens

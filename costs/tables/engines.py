@@ -16,7 +16,7 @@ class Engine:
     """One piece of software."""
 
     name: str
-    loss: str = "whole"
+    loss: str = "dense"
     compiled: bool = False
     """Pointwise operations are fused (torch.compile): they keep 16-bit inputs only, and cost one
     pass over memory.
@@ -86,12 +86,12 @@ class Engine:
     repeated for grouped queries in every step.
     """
     whole_prefill: bool = False
-    """The prefill makes the logits of the whole prompt and an fp32 copy of them: Transformers
+    """The prefill makes the logits of the full prompt and an fp32 copy of them: Transformers
     before `logits_to_keep` (4.45).
     """
     admits_by_cache: bool = False
     """A server whose requests wait until the paged cache has room for them: of a batch as many
-    sequences are at work as fit (arXiv 2309.06180 section 4.5).
+    sequences run as fit (arXiv 2309.06180 section 4.5).
     """
     fp8_cache: bool = False
     """With weights in fp8 the cache is too."""

@@ -66,7 +66,7 @@ LOSSES = {
     for loss in (
         # logits 2, their fp32 copy 4, log-softmax 4, its gradient 4:
         # transformers/loss/loss_utils.py ForCausalLMLoss
-        Loss("whole", kept=14),
+        Loss("dense", kept=14),
         # the same with a contiguous copy of the shifted fp32 logits and its gradient:
         # Transformers before 4.45, torchtune before October 2024
         Loss("shifted", kept=22),
@@ -79,7 +79,7 @@ LOSSES = {
         # logits 2 and their gradient 2, in the compute type: one kernel goes over a row of logits
         # with the sums of its softmax in registers: flash-attn's losses/cross_entropy.py
         Loss("kernel", kept=4),
-        # logits of all tokens 2, the rest of `whole` for one chunk of eight: torchtune
+        # logits of all tokens 2, the rest of `dense` for one chunk of eight: torchtune
         # CEWithChunkedOutputLoss
         Loss("chunked", kept=2, chunked=12, chunks=8),
         # hidden states meet the output head one chunk of 2^22 logits at a time, and again in the

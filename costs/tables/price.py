@@ -24,7 +24,7 @@ def pool_of(params: Params, stage: str | None) -> str:
 
 def rented_devices(params: Params, stage: str | None = None) -> int:
     """Devices that are paid for while a stage runs. Those beside the pipeline are rented together
-    for the whole run, so that the others wait where a stage uses fewer; a work pool's are rented
+    for the entire run, so that the others wait where a stage uses fewer; a work pool's are rented
     for the stage alone. `stage` None is a process of the pipeline's own, such as a contest.
     """
     place = params.where.of
@@ -35,9 +35,9 @@ def rented_devices(params: Params, stage: str | None = None) -> int:
 
 
 def watts(params: Params, stage: str | None = None) -> float:
-    """Power of one device at work: prices.watts, else that of its row in hardware.yaml. Of a stage
-    that is placed on a work pool whose device prices.device_by_pool names: that device's. Raises
-    CostError for an unknown device.
+    """Power of one device under load: prices.watts, else that of its row in hardware.yaml. For a
+    stage on a work pool with a device in prices.device_by_pool: that device's. Raises CostError
+    for an unknown device.
     """
     pool = pool_of(params, stage)
     if pool in params.prices.device_by_pool:
@@ -71,7 +71,7 @@ class StagePrice:
 
     usd_per_device_hour: float
     rented_devices: int = 1
-    """Devices that are paid for at least, at work or waiting."""
+    """Devices that are paid for at least, in use or waiting."""
 
     def usd(self, seconds: float, world_size: int = 1) -> float:
         """US dollars for `seconds` of wall time of `world_size` processes, one device each."""
@@ -91,7 +91,7 @@ def stage_price(params: Params, stage: str | None = None) -> StagePrice:
 
 
 def kwh(device_seconds: Mapping[str, float], params: Params) -> float:
-    """Energy of stages' times on their devices, at the power of each at work: the sum of
+    """Energy of stages' times on their devices, at the power of each in use: the sum of
     device_seconds / 3600 x watts / 1000.
     """
     return sum(

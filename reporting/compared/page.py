@@ -19,10 +19,23 @@ from reporting.compared.words import (
     why,
 )
 from reporting.inputs import finite
-from reporting.markup import element
 from reporting.numbers import ABSENT, count, decimal, duration, usd
-from reporting.page import document, navigation
-from reporting.parts import badge, card, grid, missing, section, table
+from reporting.parts import (
+    badge,
+    card,
+    document,
+    grid,
+    group,
+    masthead,
+    missing,
+    navigation,
+    remark,
+    sample,
+    section,
+    table,
+    tagged,
+    together,
+)
 from reporting.sections.data import DATASETS
 from reporting.sections.samples import shown_text
 from reporting.verdict import usd_per_win_rate_point, verdict
@@ -43,16 +56,10 @@ TONES = ("c2", "c4", "c3", "c5", "c1")
 def side_by_side_page(found: SideBySide) -> str:
     """The comparison as one HTML text."""
     runs = [side.findings for side in found.sides]
-    header = element(
-        "header",
-        element(
-            "p", "RLHF Ledger", element("span", "runs side by side", class_="run"), class_="over"
-        ),
-        element("h1", runs[0].params.tracking.registered_model),
-        [element("p", note, class_="missing") for note in found.notes],
+    head = masthead(
+        runs[0].params.tracking.registered_model, "runs side by side", notes=found.notes
     )
-    content = element(
-        "main",
+    content = [
         _runs(found),
         navigation(ANCHORS),
         _metrics(found),
@@ -60,26 +67,19 @@ def side_by_side_page(found: SideBySide) -> str:
         _samples(found),
         _params(found),
         _data(found),
-    )
-    foot = element(
-        "footer",
-        "The same as JSON: ",
-        element("code", f"rlhf compare {' '.join(side.run_id for side in found.sides)} --json"),
-        ".",
-    )
-    return document(
-        f"{' and '.join(side.run_id for side in found.sides)} side by side", header, content, foot
-    )
+    ]
+    names = [side.run_id for side in found.sides]
+    command = f"rlhf compare {' '.join(names)} --json"
+    title = f"{' and '.join(names)} side by side"
+    return document(title, head, content, [command], "The same as JSON: ")
 
 
 def _runs(found: SideBySide) -> Markup:
     rows = []
     for i, side in enumerate(found.sides):
         book, judgement = side.findings.ledger, verdict(side.findings)
-        name = element(
-            "span", element("b", letter(i), class_=_tone(i)), " ", book.run_id, class_="together"
-        )
-        state = None if book.state == "completed" else element("span", book.state, class_="remark")
+        name = together(tagged("b", letter(i), _tone(i)), " ", book.run_id)
+        state = None if book.state == "completed" else remark(book.state)
         numbers = (
             book.total_usd,
             book.waste_usd,
@@ -128,11 +128,9 @@ def _metrics(found: SideBySide) -> Markup:
 
 
 def _difference_cell(row: MetricDifference, i: int) -> list[object]:
-    said = judged(row.differences[i])
-    return [
-        difference(row.differences[i], row.metric),
-        element("span", said, class_="remark") if said else None,
-    ]
+    judgement = judged(row.differences[i])
+    shown = difference(row.differences[i], row.metric)
+    return [shown, remark(judgement) if judgement else None]
 
 
 def _picture(found: SideBySide, name: str, mark: float | None) -> Markup | None:
@@ -186,12 +184,8 @@ def _pair(found: SideBySide, i: int) -> Markup:
         _cost_row(changes[-1], i),
         numbers=range(1, 5),
     )
-    title = (
-        element("h3", f"{letter(0)} and {letter(i)}", class_="group")
-        if len(found.sides) > 2
-        else None
-    )
-    return element("div", title, body)
+    title = f"{letter(0)} and {letter(i)}" if len(found.sides) > 2 else None
+    return group(title, body)
 
 
 def _cost_row(change: CostChange, i: int) -> list[object]:
@@ -199,14 +193,14 @@ def _cost_row(change: CostChange, i: int) -> list[object]:
     # a stage's tokens are of several kinds
     rates = [side.tokens_per_second if side and change.phase else None for side in sides]
     return [
-        f"\u2003{change.phase}" if change.phase else element("b", change.stage or "total"),
+        f"\u2003{change.phase}" if change.phase else tagged("b", change.stage or "total"),
         " → ".join(ABSENT if side is None else duration(side.device_seconds) for side in sides),
         " → ".join(ABSENT if rate is None else decimal(rate) for rate in rates)
         if any(rates)
         else "",
         " → ".join(ABSENT if side is None else usd(side.usd) for side in sides),
         signed_usd(change.usd),
-        element("span", why(change, letter(0), letter(i)), class_="remark"),
+        remark(why(change, letter(0), letter(i))),
     ]
 
 
@@ -220,30 +214,21 @@ def _samples(found: SideBySide) -> Markup:
         "What the aligned model of each run answers, not selected. The reward is the run's own "
         "reward model's."
     )
-    return section("samples", title, lead, *(_sample(sample) for sample in found.samples))
+    return section("samples", title, lead, *(_sample(each) for each in found.samples))
 
 
-def _sample(sample: SampleReplies) -> Markup:
-    replies = []
-    for i, row in enumerate(sample.rows):
-        body = shown_text(row.get("aligned", "")) if row else "(not asked)"
-        scores = list(_scores(row)) if row else []
-        replies.append(
-            element(
-                "div",
-                element("h4", letter(i)),
-                element(
-                    "p",
-                    body or "(empty reply)",
-                    class_="reply" if row and body else "reply note",
-                    dir="auto",
-                ),
-                element("p", " · ".join(scores), class_="scores") if scores else None,
-                class_=f"said {_tone(i)}",
-            )
-        )
-    prompt = element("p", shown_text(sample.prompt), class_="prompt", dir="auto")
-    return element("article", prompt, element("div", *replies, class_="replies"), class_="card")
+def _sample(shown: SampleReplies) -> Markup:
+    replies = [
+        {
+            "tone": _tone(i),
+            "name": letter(i),
+            "body": shown_text(row.get("aligned", "")) if row else "",
+            "absent": "(empty reply)" if row else "(not asked)",
+            "scores": list(_scores(row)) if row else [],
+        }
+        for i, row in enumerate(shown.rows)
+    ]
+    return sample([{"speaker": None, "content": shown_text(shown.prompt)}], replies)
 
 
 def _scores(row: object) -> Iterator[str]:
@@ -258,7 +243,7 @@ def _params(found: SideBySide) -> Markup:
     if not found.params:
         return section("params", title, None, missing("The runs have the same parameters."))
     rows = [
-        [element("code", row.key), *(param(value) for value in row.values)] for row in found.params
+        [tagged("code", row.key), *(param(value) for value in row.values)] for row in found.params
     ]
     return section("params", title, None, table(["Parameter", *_names(found)], rows))
 

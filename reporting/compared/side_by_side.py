@@ -208,8 +208,8 @@ def _difference(
         return None
     if first == other:
         return SAME
-    whole = difference(first, other)
-    return whole if same_level else Estimate(whole.value)
+    found = difference(first, other)
+    return found if same_level else Estimate(found.value)
 
 
 def difference(first: Estimate, other: Estimate) -> Estimate:

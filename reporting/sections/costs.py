@@ -7,9 +7,20 @@ from costs.ledger.reconcile import Comparison
 from reporting.charts import Part, bar_list, strip
 from reporting.inputs import Findings
 from reporting.key_figures import key_figure
-from reporting.markup import element, join
 from reporting.numbers import ABSENT, count, deviation, duration, memory, short, usd
-from reporting.parts import badge, card, grid, missing, section, table
+from reporting.parts import (
+    badge,
+    card,
+    details,
+    grid,
+    missing,
+    paragraph,
+    remark,
+    section,
+    swatch,
+    table,
+)
+from reporting.templating import join
 from reporting.verdict import usd_per_win_rate_point
 
 STATE_TONES = {
@@ -78,9 +89,7 @@ def _stage_table(findings: Findings) -> Markup:
     header = ["Stage", "Time", "Cost", "Peak memory", "Result", "Key figure"]
     rows = []
     for i, stage in enumerate(book.stages):
-        name = element(
-            "span", element("i", class_=f"swatch {_tone(i)}"), stage.stage, class_="together"
-        )
+        name = swatch(_tone(i), stage.stage)
         state = join(badge(stage.state, STATE_TONES.get(stage.state, "open")), _remark(stage))
         figure = key_figure(stage.stage, findings.metrics.get(stage.stage, {})) or ABSENT
         rows.append(
@@ -101,43 +110,41 @@ def _remark(stage: StageCost) -> Markup | None:
         remarks.append(f"{duration(stage.waste_seconds)} done twice ({usd(stage.waste_usd)})")
     if stage.message and stage.state != "done":
         remarks.append(stage.message)
-    return element("span", ", ".join(remarks), class_="remark") if remarks else None
+    return remark(", ".join(remarks)) if remarks else None
 
 
 def _planned(findings: Findings) -> Markup | None:
     """The plan beside the measurement: a picture of the stages, and a table of every phase."""
     reconciled = findings.reconciled
-    compared = [stage for stage in reconciled.stages if stage.whole.error is not None]
+    compared = [stage for stage in reconciled.stages if stage.total.error is not None]
     if not compared:
         return None
     bars = []
     for stage in compared:
-        whole = stage.whole
+        comparison = stage.total
         bars.append(
             Part(
                 f"{stage.stage} planned",
-                whole.planned_seconds or 0.0,
-                duration(whole.planned_seconds),
+                comparison.planned_seconds or 0.0,
+                duration(comparison.planned_seconds),
                 "c2",
             )
         )
-        shown = f"{duration(whole.measured_seconds)} · {deviation(whole.error)}"
-        bars.append(Part(f"{stage.stage} measured", whole.measured_seconds or 0.0, shown, "c4"))
+        shown = f"{duration(comparison.measured_seconds)} · {deviation(comparison.error)}"
+        bars.append(
+            Part(f"{stage.stage} measured", comparison.measured_seconds or 0.0, shown, "c4")
+        )
     note = (
         f"Planned for {reconciled.hardware} before the run. Measured: the work that made the "
         "outputs, done once. "
-        f"The plan of these stages together was off by {deviation(reconciled.whole.error)}."
+        f"The plan of these stages together was off by {deviation(reconciled.total.error)}."
     )
     picture = card(
         "Planned and measured", bar_list(bars, "Planned and measured time of each stage"), note=note
     )
     return join(
         picture,
-        element(
-            "details",
-            element("summary", "Plan and measurement of every phase"),
-            _planned_table(findings),
-        ),
+        details("Plan and measurement of every phase", _planned_table(findings)),
         _bought(findings),
     )
 
@@ -158,10 +165,10 @@ def _planned_table(findings: Findings) -> Markup:
     rows = [
         [stage.stage, name, *_comparison(each)]
         for stage in findings.reconciled.stages
-        for name, each in [*stage.phases.items(), ("all", stage.whole)]
+        for name, each in [*stage.phases.items(), ("all", stage.total)]
     ]
     return table(
-        header, rows, ["Total", "", *_comparison(findings.reconciled.whole)], numbers=range(2, 10)
+        header, rows, ["Total", "", *_comparison(findings.reconciled.total)], numbers=range(2, 10)
     )
 
 
@@ -180,11 +187,9 @@ def _comparison(each: Comparison) -> list[str]:
 
 def _bought(findings: Findings) -> Markup | None:
     point = usd_per_win_rate_point(findings)
-    return (
-        element("p", f"A point of win rate above 50% cost {usd(point)}.", class_="note")
-        if point is not None
-        else None
-    )
+    if point is None:
+        return None
+    return paragraph(f"A point of win rate above 50% cost {usd(point)}.", "note")
 
 
 def _phases_card(stage: StageCost | None) -> Markup | None:
@@ -236,11 +241,7 @@ def _all_phases(book: Ledger) -> Markup:
         for phase in stage.phases
     ]
     header = ["Stage", "Phase", "Time", "Cost", "Tokens", "Tokens/s", "Peak memory"]
-    return element(
-        "details",
-        element("summary", "Every phase of every stage"),
-        table(header, rows, numbers=range(2, 7)),
-    )
+    return details("Every phase of every stage", table(header, rows, numbers=range(2, 7)))
 
 
 def _tone(i: int) -> str:

@@ -8,9 +8,8 @@ from config.methods.registry import RECORDS
 from config.sections.online import Kl
 from reporting.charts import Reference, Series, legend, line_chart
 from reporting.inputs import Curves, Findings
-from reporting.markup import element
 from reporting.numbers import decimal, percent
-from reporting.parts import card, grid, missing, section
+from reporting.parts import card, grid, group, missing, section
 
 
 class Panel(NamedTuple):
@@ -179,7 +178,7 @@ def _group(
         if any(name in curves for name in panel.names)
     ]
     content = grid(*drawn) if drawn else missing(f"The stage {stage} logged nothing in this run.")
-    return element("div", element("h3", title, class_="group"), content)
+    return group(title, content)
 
 
 def _panel(panel: Panel, curves: Curves, findings: Findings, stage: str, step_name: str) -> Markup:

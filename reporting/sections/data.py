@@ -6,9 +6,8 @@ from markupsafe import Markup
 
 from reporting.charts import Part, bar_list, column_chart
 from reporting.inputs import Findings, finite
-from reporting.markup import element
 from reporting.numbers import ABSENT, count, decimal, percent
-from reporting.parts import card, grid, missing, section, table
+from reporting.parts import bullets, card, grid, missing, paragraph, section, table, tagged
 
 DATASETS = {"sft": "Demonstrations", "preference": "Preference pairs", "prompts": "Prompts"}
 SPLITS = ("train", "test")
@@ -105,9 +104,7 @@ def _quarantine(findings: Findings) -> Markup:
         "data/prepared/quarantine.jsonl, each with its reason."
     )
     if not reasons:
-        return card(
-            "Refused rows", element("p", "None." if refused == 0 else description, class_="plain")
-        )
+        return card("Refused rows", paragraph("None." if refused == 0 else description))
     parts = [
         Part(reason, size, count(size), "c5")
         for reason, size in sorted(reasons.items(), key=lambda item: -item[1])
@@ -145,10 +142,8 @@ def _labels(findings: Findings) -> Markup:
         for name, shown in REMARKS.items()
         if (number := findings.value("data", name))
     ]
-    items = [element("li", element("b", number), " ", shown) for number, shown in facts]
-    return card(
-        "Labels and repeats", element("ul", *items, class_="plain") if items else missing(ABSENT)
-    )
+    items = [[tagged("b", number), " ", shown] for number, shown in facts]
+    return card("Labels and repeats", bullets(items) if items else missing(ABSENT))
 
 
 def _number(cell: str | None) -> float | None:

@@ -23,10 +23,10 @@ def distillation_section(findings: Findings) -> Markup | None:
             "student", TITLE, None, missing("The student was not made or evaluated in this run.")
         )
     size = findings.value("distill", "parameters_student")
-    whole = findings.value("distill", "parameters_teacher")
+    teacher = findings.value("distill", "parameters_teacher")
     lead = LEAD
-    if size and whole:
-        lead = f"A model with {percent(size / whole)} of the weights. {LEAD}"
+    if size and teacher:
+        lead = f"A model with {percent(size / teacher)} of the weights. {LEAD}"
     rows = [*_quality(findings), *_size(findings), *_cost(findings)]
     note = (
         "Quality kept: the student's gain over the SFT model, as a share of the aligned model's. "
@@ -77,10 +77,10 @@ def _cost(findings: Findings) -> Iterator[list[str]]:
         return
     yield ["Cost of the student", f"{usd(cost.usd)} in {duration(cost.seconds)}", ""]
     compared = findings.reconciled.stage("distill")
-    if compared is not None and compared.whole.planned_seconds is not None:
-        planned = compared.whole.planned_usd
+    if compared is not None and compared.total.planned_seconds is not None:
+        planned = compared.total.planned_usd
         shown = f"{usd(planned)} in " if planned is not None else ""
-        yield ["As planned", f"{shown}{duration(compared.whole.planned_seconds)}", ""]
+        yield ["As planned", f"{shown}{duration(compared.total.planned_seconds)}", ""]
     tokens = paid_back_tokens(findings, cost.usd)
     if tokens is not None:
         yield ["Paid back after", f"{short(tokens)} reply tokens", ""]

@@ -9,9 +9,8 @@ from markupsafe import Markup
 from config.methods.registry import SAMPLING_METHODS
 from reporting.charts import Estimate, estimates, frontier_chart, ticks
 from reporting.inputs import Findings, finite
-from reporting.markup import element
 from reporting.numbers import count, decimal, memory, percent
-from reporting.parts import badge, card, grid, missing, section, table
+from reporting.parts import badge, card, grid, missing, paragraph, section, table
 
 NAMES = {"base": "Base", "sft": "SFT", "aligned": "Aligned", "student": "Student"}
 QUANTITIES = {
@@ -225,9 +224,7 @@ def _hacking(findings: Findings) -> Markup | None:
         "stands for. More held-out prompts decide what "
         "is open: evaluate.prompts and data.test_fraction."
     )
-    return card(
-        "Was the reward hacked?", element("p", answer, " ", explanation, class_="plain"), note=note
-    )
+    return card("Was the reward hacked?", paragraph([answer, " ", explanation]), note=note)
 
 
 def _quantised(findings: Findings) -> Markup | None:

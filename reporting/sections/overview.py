@@ -8,10 +8,9 @@ from config.methods.registry import RECORDS
 from config.schema import Params
 from config.sections.data import FileSource, HubSource
 from costs.ledger.ledger import Ledger
+from reporting import parts
 from reporting.inputs import NO_RUN, Findings
-from reporting.markup import element
 from reporting.numbers import ABSENT, count, decimal, duration, memory, moment, percent, short, usd
-from reporting.parts import badge
 from reporting.verdict import verdict
 
 RUN_NAMES = {"manual": "stages started by hand", NO_RUN: "a run that was not recorded here"}
@@ -22,42 +21,19 @@ def masthead(findings: Findings) -> Markup:
     """Name of the model, verdict, and what, when and where."""
     judged = verdict(findings)
     book = findings.ledger
-    return element(
-        "header",
-        element(
-            "p",
-            "RLHF Ledger",
-            element("span", RUN_NAMES.get(book.state, f"run {book.run_id}"), class_="run"),
-            class_="over",
-        ),
-        element("h1", findings.params.tracking.registered_model),
-        element("p", badge(judged.title, judged.tone), class_="stamp"),
-        element("p", judged.sentence, class_="verdict"),
-        element(
-            "dl",
-            [
-                element("div", element("dt", name), element("dd", shown))
-                for name, shown in _facts(findings)
-            ],
-            class_="facts",
-        ),
-        [element("p", note, class_="missing") for note in findings.notes],
+    return parts.masthead(
+        findings.params.tracking.registered_model,
+        RUN_NAMES.get(book.state, f"run {book.run_id}"),
+        parts.badge(judged.title, judged.tone),
+        judged.sentence,
+        _facts(findings),
+        findings.notes,
     )
 
 
 def tiles(findings: Findings) -> Markup:
-    """The key figures, those that are known."""
-    shown = [
-        element(
-            "div",
-            element("dt", name),
-            element("dd", value, class_="big"),
-            element("dd", remark),
-            class_="tile",
-        )
-        for name, value, remark in _tiles(findings)
-    ]
-    return element("dl", *shown, class_="tiles", aria_label="Key figures")
+    """The key figures that are known."""
+    return parts.tiles(_tiles(findings))
 
 
 def _facts(findings: Findings) -> Iterator[tuple[str, str]]:

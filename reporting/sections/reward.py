@@ -6,9 +6,8 @@ from markupsafe import Markup
 
 from reporting.charts import Estimate, estimates, reliability_chart
 from reporting.inputs import Findings
-from reporting.markup import element
 from reporting.numbers import ABSENT, count, decimal, percent
-from reporting.parts import card, grid, missing, section, table
+from reporting.parts import card, grid, missing, section, stack, table
 
 COMPARED = (
     ("accuracy", "Reward model", "aligned"),
@@ -32,7 +31,7 @@ def reward_section(findings: Findings) -> Markup:
         title,
         lead,
         grid(
-            element("div", _accuracy(findings), _numbers(findings), class_="stack"),
+            stack(_accuracy(findings), _numbers(findings)),
             _calibration(findings),
             kind="halves",
         ),

@@ -6,9 +6,8 @@ from typing import Any
 from markupsafe import Markup
 
 from reporting.inputs import Findings, finite
-from reporting.markup import element
 from reporting.numbers import decimal
-from reporting.parts import missing, section
+from reporting.parts import missing, sample, section
 from reporting.sections.evaluation import NAMES
 
 LONGEST = 2000
@@ -33,48 +32,33 @@ def samples_section(findings: Findings) -> Markup:
 
 
 def _sample(row: Mapping[str, Any]) -> Markup:
-    replies = [_reply(row, model) for model in NAMES if row.get(model) is not None]
-    return element(
-        "article",
-        *_prompt(row),
-        element("div", *replies, class_="replies"),
-        class_="card",
+    return sample(
+        _turns(row), [_reply(row, model) for model in NAMES if row.get(model) is not None]
     )
 
 
-def _prompt(row: Mapping[str, Any]) -> list[Markup]:
+def _turns(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The prompt; of a conversation every turn with its speaker."""
     turns = row.get("messages")
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
-        return [element("p", shown_text(row.get("prompt", "")), class_="prompt", dir="auto")]
+        return [{"speaker": None, "content": shown_text(row.get("prompt", ""))}]
     return [
-        element(
-            "p",
-            element("b", str(turn.get("role", "?")).capitalize(), class_="speaker"),
-            shown_text(turn.get("content", "")),
-            class_="prompt turn" if place == len(turns) - 1 else "earlier turn",
-            dir="auto",
-        )
-        for place, turn in enumerate(turns)
+        {
+            "speaker": str(turn.get("role", "?")).capitalize(),
+            "content": shown_text(turn.get("content", "")),
+        }
+        for turn in turns
     ]
 
 
-def _reply(row: Mapping[str, Any], model: str) -> Markup:
+def _reply(row: Mapping[str, Any], model: str) -> dict[str, Any]:
     scores = [
         f"{kind} {decimal(value)}"
         for kind in ("gold", "reward")
         if (value := finite(row.get(f"{kind}_{model}"))) is not None
     ]
-    body = shown_text(row[model])
-    return element(
-        "div",
-        element("h4", NAMES[model]),
-        element("p", body, class_="reply", dir="auto")
-        if body
-        else element("p", "(empty reply)", class_="reply note"),
-        element("p", " · ".join(scores), class_="scores") if scores else None,
-        class_=f"said {model}",
-    )
+    body, absent = shown_text(row[model]), "(empty reply)"
+    return {"tone": model, "name": NAMES[model], "body": body, "absent": absent, "scores": scores}
 
 
 def shown_text(content: Any) -> str:

@@ -37,7 +37,7 @@ def promotion_verdict(
     found: Contest, hacked: bool | None, hacked_reason: str, usd: float, settings: Retrain
 ) -> Verdict:
     """`hacked` is the verdict of the run's own evaluation against its SFT model, None where it
-    could not tell; `usd` is the cost of the whole cycle.
+    could not tell; `usd` is the cost of the cycle.
     """
     checks = (
         _win_rate(found),

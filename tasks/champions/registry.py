@@ -48,7 +48,7 @@ def promote(
     With `instead_of`, only if that is still the champion. A run that is the champion already gets
     its folder back if files are missing.
     Raises UserError for a run that is unknown or did not complete, ModelError if an output of it is
-    gone, EnvironmentFault if another promotion is at work, the champion is another one by now, or
+    gone, EnvironmentFault if another promotion is running, the champion is another one by now, or
     the disk refuses.
     """
     with _deciding(root):
@@ -83,8 +83,8 @@ def rollback(root: Path, why: str, by: str | None = None) -> ChampionRecord:
     """Make the previous champion the champion again; the current one leaves the lineage and can be
     promoted again.
 
-    Raises UserError if there is no previous one, EnvironmentFault if its files are not whole or
-    another decision is at work.
+    Raises UserError if there is no previous one, EnvironmentFault if its files are incomplete or
+    another decision is running.
     """
     with _deciding(root):
         record = read_record(root)
@@ -199,7 +199,7 @@ def _who() -> str:
 
 @contextmanager
 def _deciding(root: Path) -> Iterator[None]:
-    """Hold the champion's lock. Raises EnvironmentFault if another decision is at work, or the
+    """Hold the champion's lock. Raises EnvironmentFault if another decision is running, or the
     folder is not writable.
     """
     with lock_file(root / CHAMPIONS / ".lock") as holder:

@@ -94,7 +94,7 @@ def run_helper(folder: Path, module: str, arguments: Sequence[str], stop: StopRe
         raise StageStopped("asked to stop: the same command goes on from there.")
     if code:
         raise EnvironmentFault(
-            f"{module} ended with exit code {code}: {last_line(folder / LOG)} The whole output is "
+            f"{module} ended with exit code {code}: {last_line(folder / LOG)} The full output is "
             f"in {folder / LOG}."
         )
 

@@ -61,7 +61,7 @@ class Measuring:
 
     def run(self) -> Scale:
         """Every factor. Raises StageStopped where it was asked to stop, EnvironmentFault if a stage
-        fails or a comparison is at work in this project.
+        fails or a comparison is running in this project.
         """
         with alone(self.root):
             return self._run()

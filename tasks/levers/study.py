@@ -163,7 +163,7 @@ class Study:
 
     def run(self) -> Levers:
         """Everything. Raises StageStopped where it was asked to stop, EnvironmentFault if another
-        comparison is at work in this project or the baseline fails, CostError above the budget.
+        comparison is running in this project or the baseline fails, CostError above the budget.
         """
         planned = self._affordable()
         with alone(self.root):

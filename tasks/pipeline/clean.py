@@ -24,9 +24,9 @@ from tasks.run.locks import lock_file
 from tasks.run.workspace import PROJECT
 from tasks.stage.progress import attempts
 
-COMPARED = "a comparison of levers is at work"
+COMPARED = "a comparison of levers is running"
 RUN_AT_WORK, CHAMPIONS_OWN, MAY_WAIT, REMEMBERS = (
-    "a run is at work in it",
+    "a run is running in it",
     "it is the champion's",
     "its run may wait for approval",
     "it has the votes and the champions",
@@ -134,7 +134,7 @@ def _fingerprints_in_use(root: Path, stage: str, champions: set[str]) -> dict[st
     rows = attempts(root, stage)
     used = {row.fingerprint: CHAMPIONS_OWN for row in rows if row.run_id in champions}
     if rows and rows[-1].event != "end" and psutil.pid_exists(rows[-1].pid):
-        used[rows[-1].fingerprint] = f"{stage} is at work (process {rows[-1].pid})"
+        used[rows[-1].fingerprint] = f"{stage} is running (process {rows[-1].pid})"
     return used
 
 

@@ -100,7 +100,7 @@ def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
     that the run has an end.
 
     A stop is not a failure: the block ends there, and `Pipeline.state` says so. A run of a
-    deployment waits for another one that is at work here; any other raises EnvironmentFault.
+    deployment waits for another one that is running here; any other raises EnvironmentFault.
     """
     root, params = Path.cwd(), prepared.params
     served = [flow_run.id, flow_run.parent_flow_run_id] if deployment.id else []

@@ -35,7 +35,7 @@ class Restored(NamedTuple):
 def restore(root: Path, run_id: str) -> Restored:
     """Restore the workspace to its state after `run_id`; nothing is trained.
 
-    Raises UserError for a run that kept too little, EnvironmentFault if a run is at work or outputs
+    Raises UserError for a run that kept too little, EnvironmentFault if a run is running or outputs
     are nowhere to be had: then nothing has changed.
     """
     with locked(root):
@@ -67,7 +67,7 @@ def _stages(root: Path, run_id: str, params: Params) -> tuple[str, ...]:
     missing = [stage for stage in params.stages if stage not in completed]
     if missing:
         raise UserError(
-            f"run {run_id} did not complete {', '.join(missing)}, so that there is no whole run "
+            f"run {run_id} did not complete {', '.join(missing)}, so that there is no complete run "
             "to bring back. Name a completed one: rlhf runs lists them."
         )
     return params.stages

@@ -62,15 +62,15 @@ class RunProgress:
         if done:
             self._done.add(stage)
 
-    def words(self, whole: RunState, stage: str) -> str:
-        """`ppo at work, about 2 min left, $0.0012 so far of budget.max_usd $0.01`."""
-        left = f", about {duration(round(whole.eta_seconds))} left" if self._weighed else ""
+    def words(self, run: RunState, stage: str) -> str:
+        """`ppo running, about 2 min left, $0.0012 so far of budget.max_usd $0.01`."""
+        left = f", about {duration(round(run.eta_seconds))} left" if self._weighed else ""
         limit = (
             f" of budget.max_usd {usd(self._max_usd)}"
             if self._max_usd is not None
             else ", no budget.max_usd"
         )
-        return f"{stage} at work{left}, {usd(whole.usd)} so far{limit}"
+        return f"{stage} running{left}, {usd(run.usd)} so far{limit}"
 
     def _weight(self, stage: str) -> float:
         return self._seconds(stage) if self._weighed else 1.0

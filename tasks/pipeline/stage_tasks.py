@@ -96,7 +96,7 @@ def _message(stage: str, outcome: Outcome) -> str:
 
 
 class _Observer:
-    """Shows a stage's progress on the terminal, and that of the stage and of the whole run as
+    """Shows a stage's progress on the terminal, and that of the stage and of the run as
     artifacts in the Prefect UI.
     """
 

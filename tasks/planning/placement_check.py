@@ -28,8 +28,8 @@ def require_reachable(root: Path, params: Params, stages: Sequence[str]) -> None
     """Raise ParamsError if one of `stages`, placed on a work pool, reads what is in a folder of
     this machine.
 
-    A whole path may be that of a volume, mounted there and here: the first container of the pool
-    looks whether it is, see `on_volumes`.
+    An absolute path may be on a volume that is mounted there and here: the first container of the
+    pool checks, see `on_volumes`.
     """
     pipeline = defined(root)
     for item in _outside(root, params):
@@ -43,13 +43,13 @@ def require_reachable(root: Path, params: Params, stages: Sequence[str]) -> None
             raise ParamsError(
                 f"{params.where.as_written(readers[0], 'pool')}: {item.key}={item.path} "
                 f"is a {item.kind} of this machine, and the containers of "
-                f"a work pool do not have it. Set {settings}, or name {item.instead}, or a whole "
-                "path on a volume that is mounted there too."
+                f"a work pool do not have it. Set {settings}, or name {item.instead}, or an "
+                "absolute path on a volume that is mounted there too."
             )
 
 
 def on_volumes(root: Path, params: Params, pool: str, stages: Sequence[str]) -> dict[str, str]:
-    """Key -> whole path, of what `stages` on `pool` read from volumes that have to be mounted in
+    """Key -> absolute path, of what `stages` on `pool` read from volumes that have to be mounted in
     its containers.
     """
     pipeline = defined(root)

@@ -1,12 +1,12 @@
 """Checkpoints of remote stages in the store: another container can resume from them, even in a
 workspace without earlier attempts.
 
-checkpoints/<stage>/<fingerprint>/<run>/step-*/   the newest two of each run, each whole once its
+checkpoints/<stage>/<fingerprint>/<run>/step-*/   the newest two of each run, each complete once its
 manifest is there
 checkpoints/<stage>/by-inputs/<digest>/<run>      the fingerprint that a run's attempt with these
 parameters and inputs had
 
-Each run writes below its own name alone: two of the same parameters may be at work at once.
+Each run writes below its own name alone: two of the same parameters may be running at once.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ class Found(NamedTuple):
     """Checkpoints of a run in the store."""
 
     steps: tuple[str, ...]
-    """Names of the whole ones, oldest first."""
+    """Names of the complete ones, oldest first."""
     fingerprint: str
     run_id: str
 
@@ -53,9 +53,7 @@ class CheckpointStore:
         self._heartbeats_of_adopted: dict[str, bytes | None] = {}
 
     def send(self) -> None:
-        """Copy checkpoints that are whole and not there yet to the store, and leave only the newest
-        of this run there.
-        """
+        """Copy new complete checkpoints to the store and leave only this run's newest there."""
         for manifest in sorted((self._root / self._place).glob(f"*/step-*/{MANIFEST}")):
             step, fingerprint = manifest.parent.name, manifest.parent.parent.name
             if (fingerprint, step) in self._in_store:
@@ -97,7 +95,7 @@ class CheckpointStore:
 
     def remove(self) -> None:
         """The stage is done: its checkpoints have done their work, also those of earlier runs of
-        its checkout, and of one that it went on from unless that is still at work.
+        its checkout, and of one that it went on from unless that is still running.
         """
         done = {
             (row.fingerprint, row.run_id)

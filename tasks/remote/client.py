@@ -95,7 +95,7 @@ def run_here(
         recover_abandoned(run, stage, stop)  # an earlier run may have placed it
     except EnvironmentFault as fault:
         logger.warning(
-            "whether an earlier run has left %s at work cannot be seen: %s", stage, fault
+            "whether an earlier run has left %s running cannot be seen: %s", stage, fault
         )
     if not remote_stages(run):
         return run_stage(run, stage, stop, observe)

@@ -29,7 +29,7 @@ PARAMETERS = {
 
 
 def require_served(pool: str, placed: str) -> None:
-    """Raise EnvironmentFault unless work pool `pool` is there, at work, and a worker serves it;
+    """Raise EnvironmentFault unless work pool `pool` is running, and a worker serves it;
     `placed` is the key that names it.
     """
     with get_client(sync_client=True) as client:
@@ -76,7 +76,7 @@ def _require_image(pool: Any, placed: str) -> None:
 
 
 def hand_over(pool: str, request: str, name: str) -> FlowRun:
-    """Create the flow run of a request on a pool, a child of the run at work; the pool's worker
+    """Create the flow run of a request on a pool, a child of the current run; the pool's worker
     starts its container.
     """
     with get_client(sync_client=True) as client:

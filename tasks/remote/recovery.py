@@ -29,7 +29,7 @@ POLL_SECONDS = 1.0
 
 
 def ask_to_stop(run: Run) -> None:
-    """Ask whatever earlier runs have left at work, of any stage, to stop, and do not wait: its
+    """Ask whatever earlier runs have left running, of any stage, to stop, and do not wait: its
     machines may be the ones that are needed.
 
     Raises EnvironmentFault if the store cannot be reached.
@@ -111,7 +111,7 @@ def _end(root: Path, stage: str, left: Exchange, stop: StopRequest) -> Reply | N
     )
     if left.read(REPLY) is None:
         message = (
-            f"{stage} may still be at work in a container of a run that was killed: letting it "
+            f"{stage} may still be running in a container of a run that was killed: letting it "
             "checkpoint, then going on from there."
         )
         logger.warning("%s", message)

@@ -3,7 +3,7 @@ promote.
 
 runs/retrain.jsonl         how each cycle went, and what its own processes cost
 runs/retrain/<cycle>/      examination.json, contest.json, replies.jsonl, cycle.md, log.txt
-.rlhf/retrain.lock         held while a cycle is at work: a schedule that overlaps itself ends as
+.rlhf/retrain.lock         held while a cycle is running: a schedule that overlaps itself ends as
                            skipped
 """
 
@@ -323,6 +323,6 @@ def _alone(root: Path) -> Iterator[str | None]:
         yield (
             None
             if holder is None
-            else f"a cycle is at work already (process {holder}), and this one has nothing to add "
+            else f"a cycle is running already (process {holder}), and this one has nothing to add "
             "to it"
         )

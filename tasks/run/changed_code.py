@@ -52,7 +52,7 @@ def is_answered() -> bool:
 
 
 def newest_checkpoint(root: Path, stage: str, attempts: list[Attempt]) -> tuple[Path, int] | None:
-    """The newest whole checkpoint with the fingerprint of the stage's last attempt, and its
+    """The newest complete checkpoint with the fingerprint of the stage's last attempt, and its
     step.
     """
     if not attempts:

@@ -63,7 +63,7 @@ class Exchange:
         with StoreFaults(self.url):
             path = f"{self._root}/{name}"
             if self.url.startswith("s3://"):
-                self._files.pipe_file(path, content)  # an object appears whole
+                self._files.pipe_file(path, content)  # objects appear atomically
                 return
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             write_atomically(Path(path), content)
@@ -181,10 +181,10 @@ class Sender:
             with path.open("rb") as file:
                 file.seek(sent)
                 content = file.read()
-            whole = content[: content.rfind(b"\n") + 1]
-            if whole:
-                self._exchange.write(f"{name}.{sent:012d}", whole)
-                self._sent[name] = sent + len(whole)
+            lines = content[: content.rfind(b"\n") + 1]
+            if lines:
+                self._exchange.write(f"{name}.{sent:012d}", lines)
+                self._sent[name] = sent + len(lines)
 
 
 class Receiver:

@@ -29,7 +29,7 @@ class Month(NamedTuple):
     spent_usd: float
     limit_usd: float | None
     reserved_usd: float = 0.0
-    """Planned for the contest of the cycle at work."""
+    """Planned for the contest of the current cycle."""
 
     @property
     def left_usd(self) -> float | None:

@@ -4,7 +4,7 @@ runs/pipeline.jsonl.
 runs/pipeline.jsonl               a row when the run began, when each stage was done, when it ended
 runs/pipeline/<run_id>/           params.yaml, dvc.lock, metrics, sample replies and report of the
                                   run, kept when a later run replaces them
-.rlhf/run.lock                    held while a run is at work: one workspace, one run
+.rlhf/run.lock                    held while a run is running: one workspace, one run
 """
 
 import re
@@ -135,7 +135,7 @@ def keep_copies(run: Run, report: Path | None = None) -> None:
     """Keep what a later run will replace, of the stages that this run completed, and its report.
 
     That is dvc.lock, metrics, data of the plots and sample replies; outputs of other stages in the
-    workspace are of other runs. Each copy is whole or not there.
+    workspace are of other runs. Each copy is atomic.
     """
     completed = completed_stages(run.root, run.run_id)
     outs = {

@@ -1,6 +1,6 @@
 """Ctrl-C, SIGTERM, a lost terminal and a cancelled flow are one thing: a request to stop.
 
-The stage at work answers it with a checkpoint.
+The running stage answers it with a checkpoint.
 """
 
 import signal

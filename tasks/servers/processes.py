@@ -98,7 +98,7 @@ def stop(root: Path) -> list[Server]:
     """Stop the worker and all servers started here, politely and then not; returns those that were
     running.
 
-    A run at work is asked to stop first, and given the time for its checkpoint.
+    A running run is asked to stop first, and given the time for its checkpoint.
     """
     # its runs end while their server still listens
     running = sorted(servers(root), key=lambda server: server.name != WORKER)

@@ -51,7 +51,7 @@ def _correct(run: UUID) -> None:
                 )
                 logger.warning(
                     "the server had ended this run for its silence (an outage, or the machine "
-                    "slept): it is at work, and says so"
+                    "slept): it is running, and says so"
                 )
     except Exception as error:  # noqa: BLE001 -- whatever is wrong with the server, the run goes on
         logger.debug("whether the server takes this run for dead cannot be asked: %s", error)

@@ -49,7 +49,7 @@ class Timed(NamedTuple):
 
 
 class CalibrationLoad(NamedTuple):
-    """A load: words of a prompt, tokens of a reply, requests at work, seconds."""
+    """A load: words of a prompt, tokens of a reply, running requests, seconds."""
 
     words: int
     tokens: int

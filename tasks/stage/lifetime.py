@@ -1,7 +1,7 @@
 """How long a stage's process has lived, by what its parent sees: paid for also where it was killed
 before its first row, or everything at once.
 
-runs/<stage>/process.json    the process at work, rewritten every second; gone when it has ended
+runs/<stage>/process.json    the running process, rewritten every second; gone when it has ended
 """
 
 import json
@@ -169,7 +169,7 @@ def note_exit(root: Path, stage: str, life: Life, end: AttemptRow) -> None:
 
 def note_killed(root: Path) -> None:
     """Note what processes lived that were killed together with the run that looked after them. Ask
-    when no run and no stage is at work.
+    when no run and no stage is running.
     """
     for stage in STAGES:
         path = process_path(root, stage)

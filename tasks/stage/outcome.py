@@ -94,7 +94,7 @@ def judge(
     if end.exit_code == EXIT_RESUMABLE:
         raise StageStopped(end.message)
     raise StageCrashed(
-        f"{stage}: attempt {number} failed after step {end.step}: {end.message} The whole output "
+        f"{stage}: attempt {number} failed after step {end.step}: {end.message} The full output "
         f"is in {log}.",
         hopeless=end.exit_code == EXIT_DIVERGED or _failed_before(end, rows),
     )
@@ -121,7 +121,7 @@ def _not_kept(
         )
     reason = error_line(output) or f"dvc repro ended with {dvc_exit_code}."
     return EnvironmentFault(
-        f"{stage} is done, but DVC could not keep its outputs: {reason} The whole output "
+        f"{stage} is done, but DVC could not keep its outputs: {reason} The full output "
         f"is in {log}."
     )
 
@@ -148,10 +148,10 @@ def _without_attempt(
             line for line in output.splitlines() if line and not line.startswith((" ", "ERROR: "))
         ][-1]
         raise StageCrashed(
-            f"{stage}: the process failed before it began: {last} The whole output is in {log}.",
+            f"{stage}: the process failed before it began: {last} The full output is in {log}.",
             hopeless=True,
         )
     raise EnvironmentFault(
         f"DVC could not run {stage}: {error_line(output) or f'exit code {dvc_exit_code}.'} The "
-        f"whole output is in {log}."
+        f"full output is in {log}."
     )

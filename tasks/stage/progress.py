@@ -69,7 +69,7 @@ class Watch:
             )
         )
         self.attempt: AttemptRow | None = None
-        """The newest row on the attempt at work; it has the process's id."""
+        """The newest row on the current attempt; it has the process's id."""
         self.pace = Pace()
         """Durations of steps and checkpoints."""
         self._started: AttemptRow | None = None
@@ -88,7 +88,7 @@ class Watch:
 
     @property
     def began(self) -> float:
-        """When the process at work began, by the clock of config/alive.py.
+        """When the running process began, by the clock of config/alive.py.
 
         Now, before there is one: what waits in a queue costs nothing yet.
         """

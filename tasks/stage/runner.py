@@ -216,7 +216,7 @@ def stop_orphans(root: Path, say: Callable[[str], None]) -> None:
             continue
         pid = rows[-1].pid
         say(
-            f"{stage} is still at work from a run that was killed (process {pid}): letting it "
+            f"{stage} is still running from a run that was killed (process {pid}): letting it "
             "checkpoint, then going on from there."
         )
         with suppress(psutil.NoSuchProcess):
@@ -232,7 +232,7 @@ def stop_orphans(root: Path, say: Callable[[str], None]) -> None:
 
 
 def _dvc_processes(root: Path) -> list[psutil.Process]:
-    """Every `dvc repro` at work in this folder."""
+    """Every running `dvc repro` in this folder."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
@@ -247,9 +247,8 @@ def _is_stage_process(pid: int, stage: str, root: Path) -> bool:
     try:
         process = psutil.Process(pid)
         command = process.cmdline()
-        at_work = stage in command and (
-            stage_module(stage) in command or "training.process.launch" in command
-        )
-        return at_work and Path(process.cwd()) == root.resolve()
+        modules = {stage_module(stage), "training.process.launch"}
+        is_stage = f"training.{stage}" in command or (stage in command and modules & {*command})
+        return bool(is_stage) and Path(process.cwd()) == root.resolve()
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return False

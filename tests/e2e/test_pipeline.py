@@ -118,7 +118,7 @@ def checkout(new_checkout: Callable[[], Path]) -> Iterator[Checkout]:
 def await_process_of(
     checkout: Checkout, stage: str, pipeline: subprocess.Popen[bytes], before: int
 ) -> int:
-    """Process id of the stage's next attempt, once it is at work."""
+    """Process id of the stage's next attempt, once it is running."""
     deadline = time.monotonic() + STEP_SECONDS
     while time.monotonic() < deadline and pipeline.poll() is None:
         started = [row for row in checkout.attempts(stage) if row.attempt > before]

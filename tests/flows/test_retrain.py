@@ -108,7 +108,7 @@ def test_a_cycle_that_overlaps_another_says_so_in_a_line_and_is_skipped(project:
     assert state.name == "Skipped"
     assert (
         ends(project)[-1].said
-        == "a cycle is at work already (process 4711), and this one has nothing to add to it"
+        == "a cycle is running already (process 4711), and this one has nothing to add to it"
     )
 
 

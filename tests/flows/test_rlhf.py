@@ -275,7 +275,7 @@ def test_a_live_run_that_was_taken_for_a_zombie_says_that_it_is_alive(project: P
             assert time.monotonic() < deadline, "it was left for dead"
             time.sleep(0.3)
         assert state.name == "Running"
-        assert ends(project) == [], "it is at work"
+        assert ends(project) == [], "it is running"
         (project / "behaviour.txt").write_text("")
         await_state(client, flow_run.id, "Completed")
     assert ends(project) == ["completed"]

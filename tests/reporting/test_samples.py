@@ -1,8 +1,8 @@
 """Sample replies and tables as a page shows them."""
 
-from reporting.markup import join
 from reporting.parts import MOST_SIDE_BY_SIDE, table
 from reporting.sections.samples import _sample
+from reporting.templating import join
 
 
 def test_a_conversation_is_shown_turn_by_turn_and_a_plain_prompt_as_it_is() -> None:

@@ -97,7 +97,7 @@ def test_a_run_at_work_is_not_told_as_ended_and_one_that_was_killed_not_as_at_wo
         running = read_findings(tmp_path, params)
         assert running.ledger.state == running.ledger.stages[-1].state == "running"
         assert verdict(running).sentence.startswith(
-            "The run is at work in stage ppo: there is no evaluation yet."
+            "The run is running in stage ppo: there is no evaluation yet."
         )
     killed = read_findings(tmp_path, params)
     assert killed.ledger.state == "unfinished"
@@ -190,7 +190,7 @@ def test_a_run_that_has_begun_no_stage_is_said_to_be_at_work(
     clock.pipeline("start")
     with locked(tmp_path):
         sentence = verdict(read_findings(tmp_path, params)).sentence
-    assert sentence.startswith("The run is at work: ")
+    assert sentence.startswith("The run is running: ")
 
 
 # ---------------------------------------------------------------- whole sentences
@@ -413,12 +413,12 @@ def test_what_an_evaluation_came_to_in_a_sentence(
         (
             (stage("sft"), stage("reward", "running")),
             "running",
-            "The run is at work in stage reward: there is no evaluation yet.",
+            "The run is running in stage reward: there is no evaluation yet.",
         ),
         (
             (stage("sft"),),
             "running",
-            "The run is at work: there is no evaluation yet.",
+            "The run is running: there is no evaluation yet.",
         ),
     ],
 )

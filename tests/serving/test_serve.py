@@ -478,7 +478,7 @@ def test_a_front_that_cannot_start_says_why_in_one_line(
         folder = made_export(tmp_path / "export", policy(5, "qwen3"))
         spoilt = folder / "tokenizer.json" if what == "export" else gguf_path(folder, "f32")
         spoilt.write_text("{")
-        words = "is no whole export" if what == "export" else "llama.cpp could not load"
+        words = "is not a complete export" if what == "export" else "llama.cpp could not load"
     (tmp_path / "wanted").write_text(str(folder))
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path), "llama_cpp", str(port), "1", "1"],

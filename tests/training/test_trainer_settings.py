@@ -100,7 +100,7 @@ class Watched(NamedTuple):
     layer_calls: int
     """Of all layers with gradient."""
     dropout: set[float]
-    """Rates of the dropout that was at work."""
+    """Rates of the dropout that was running."""
     optimizers: set[str]
 
 

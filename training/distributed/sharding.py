@@ -5,7 +5,7 @@ none    every process holds all
 zero2   the optimizer's state, gradients, and weights between two steps: whole from a step's first
         forward on
         torch's FSDP2, weights kept
-zero3   also weights at work: each layer's are gathered for its forward and for its backward
+zero3   also weights in use: each layer's are gathered for its forward and for its backward
         torch's FSDP2
 
 A model is divided layer by layer, and what is not in a layer (embedding, last norm, head) together.

@@ -289,7 +289,7 @@ class Stage:
         """
         if found := self._params_file.differences():
             raise ParamsError(
-                f"params.yaml changed while {self.name} was at work: {in_a_line(found)}. The "
+                f"params.yaml changed while {self.name} was running: {in_a_line(found)}. The "
                 "record would name values that did not make the "
                 f"result, so none is recorded, and checkpoints are kept up to step {self.step}. "
                 "Put the old value back and run again to go on, "

@@ -40,7 +40,7 @@ def setting_of(run: dict[str, Any]) -> Setting:
 
 def test_the_loss_is_that_of_the_version() -> None:
     assert setting_of(TRAINED | {"released": "2023-11"}).loss.name == "shifted"
-    assert setting_of(TRAINED | {"released": "2025-01"}).loss.name == "whole"
+    assert setting_of(TRAINED | {"released": "2025-01"}).loss.name == "dense"
 
 
 def test_full_sharding_casts_when_it_gathers_and_autocast_keeps_a_wide_stream() -> None:

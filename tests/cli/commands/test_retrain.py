@@ -44,7 +44,7 @@ def test_going_back_asks_and_without_anybody_to_answer_changes_nothing(project: 
     lineage(project, "r1", "r2")
     before = (project / RECORD).read_bytes()
     with pytest.raises(
-        UserError, match=r"Go back from r2 to r1\? Nobody is there to ask: approve with --yes"
+        UserError, match=r"Go back from r2 to r1\? stdin is not a terminal: approve with --yes"
     ):
         rlhf("rollback")
     assert (project / RECORD).read_bytes() == before

@@ -482,7 +482,7 @@ def test_a_loss_that_keeps_no_logits_makes_them_again() -> None:
     )
     assert again - kept == 2 * 32000 * 4096 * 100
     assert micro_step(setting, model, levers, 1, 100).matmul_flops == again
-    whole = replace(setting, levers=replace(levers, loss="whole"))
+    whole = replace(setting, levers=replace(levers, loss="dense"))
     assert micro_step(whole, model, whole.levers, 1, 100).matmul_flops == kept
 
 

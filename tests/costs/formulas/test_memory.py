@@ -180,7 +180,7 @@ def test_grouped_queries_shrink_the_cache_by_the_group() -> None:
 
 
 def test_the_whole_loss_holds_fourteen_bytes_a_logit() -> None:
-    assert loss("whole").bytes_per_token(1000, 4096, 2) == 14_000
+    assert loss("dense").bytes_per_token(1000, 4096, 2) == 14_000
     assert loss("chunked").bytes_per_token(1000, 4096, 2) == 3_500
     assert loss("chunked").bytes_per_token(1000, 4096, 2, compiled=True) == 2_500
     assert loss("streamed").bytes_per_token(1000, 8192, 2) * 8192 == 14 * 2**22

@@ -98,4 +98,4 @@ def test_a_mask_is_a_tensor_where_padding_differs(
 def test_a_loss_that_is_named_goes_before_the_engines() -> None:
     setting = sft()
     assert setting.loss.name == "streamed"
-    assert replace(setting, levers=Levers(loss="whole")).loss.name == "whole"
+    assert replace(setting, levers=Levers(loss="dense")).loss.name == "dense"

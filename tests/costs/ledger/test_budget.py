@@ -391,7 +391,7 @@ def test_a_stage_stops_where_one_more_step_and_its_checkpoint_would_not_fit(
     pace = Pace()
     pace.add(usage(1, "train", 5.0), came=10.0)
     pace.add(usage(1, "save", 3.0), came=13.0)
-    # the step at work ends at 15, one more at 20, and its checkpoint at 23
+    # the current step ends at 15, one more at 20, and its checkpoint at 23
     assert has_to_stop(pace, 13.0, deadline) is stops
 
 

@@ -248,7 +248,7 @@ def test_an_attempt_killed_before_its_first_usage_row_has_no_length(
 def test_a_lost_process_is_paid_for_as_long_as_its_parent_saw_it(
     tmp_path: Path, params: Params
 ) -> None:
-    """The clock was put forward by a day while it was at work."""
+    """The clock was put forward by a day while it was running."""
     pipeline(tmp_path, "a", "start")
     process = Process(tmp_path, "sft", 1, "a", 100.0)
     process.use("train", 1, 3.0)

@@ -119,7 +119,7 @@ def test_measured_is_the_work_done_once_whichever_run_paid_and_waste_is_apart(
 ) -> None:
     book = stopped_then_done(tmp_path)
     found = reconcile(plan(start=5.0, train=16.0, save=2.0), book)
-    whole = found.stages[0].whole
+    whole = found.stages[0].total
     # one start and steps 1 to 4; the first start and the first step 2 are waste of run a
     assert whole.measured_seconds == pytest.approx(4.0 + 4 * 5.0 + 1.0)
     assert whole.planned_seconds == 23.0
@@ -152,21 +152,21 @@ def test_phases_are_compared_one_by_one_and_none_is_left_out(tmp_path: Path) -> 
 def test_a_new_price_or_more_devices_change_dollars_and_no_error(tmp_path: Path) -> None:
     book = stopped_then_done(tmp_path)
     found = reconcile(plan(gpus=4, price=99.0, start=25.0), book)
-    assert found.whole.planned_usd == pytest.approx(0.1)
-    assert found.whole.error == pytest.approx(0.0)
+    assert found.total.planned_usd == pytest.approx(0.1)
+    assert found.total.error == pytest.approx(0.0)
 
 
 def test_without_a_plan_or_an_end_there_is_no_error(tmp_path: Path) -> None:
     book = stopped_then_done(tmp_path)
     alone = reconcile(None, book)
-    assert (alone.whole.error, alone.stages[0].whole.planned_seconds, alone.hardware) == (
+    assert (alone.total.error, alone.stages[0].total.planned_seconds, alone.hardware) == (
         None,
         None,
         "",
     )
-    assert alone.stages[0].whole.measured_seconds == pytest.approx(25.0)
+    assert alone.stages[0].total.measured_seconds == pytest.approx(25.0)
     stopped = reconcile(plan(train=9.0), ledger(tmp_path, PARAMS, "a"))
-    assert (stopped.stages[0].whole.measured_seconds, stopped.stages[0].whole.error) == (None, None)
+    assert (stopped.stages[0].total.measured_seconds, stopped.stages[0].total.error) == (None, None)
 
 
 def test_a_plan_that_cannot_be_read_is_no_plan(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_a_stage_that_was_reused_or_not_planned_is_not_remembered(tmp_path: Path
     cached = ledger(tmp_path, PARAMS)
     assert remember(tmp_path, cached, reconcile(plan(train=9.0), cached)) == 0
     assert remember(tmp_path, cached, reconcile(None, cached)) == 0
-    assert reconcile(plan(train=9.0), cached).stages[0].whole.measured_seconds == pytest.approx(
+    assert reconcile(plan(train=9.0), cached).stages[0].total.measured_seconds == pytest.approx(
         25.0
     )
 
@@ -329,8 +329,8 @@ def test_a_stage_that_has_made_nothing_yet_was_not_measured(tmp_path: Path) -> N
     assert found.stages[0].phases["start"] == Comparison(
         5.0, None, pytest.approx(0.005), None, 100.0, None
     )
-    assert found.whole == UNKNOWN
-    assert reconcile(None, book).whole == UNKNOWN
+    assert found.total == UNKNOWN
+    assert reconcile(None, book).total == UNKNOWN
     phases = as_dict(book, found)["stages"][0]["phases"]
     assert [phase["planned_seconds"] for phase in phases] == [5.0, None]
 
@@ -355,13 +355,13 @@ def two_stages(**changes: Any) -> tuple[Ledger, dict[str, Any]]:
 def test_the_run_is_the_sum_of_its_stages_and_its_peak_the_highest() -> None:
     book, planned = two_stages()
     found = reconcile(planned, book)
-    assert found.whole == Comparison(
+    assert found.total == Comparison(
         14.0, 10.0, pytest.approx(0.028), pytest.approx(0.010), 50.0, 40
     )
-    assert found.whole.error == pytest.approx(0.4)
+    assert found.total.error == pytest.approx(0.4)
     reward = found.stage("reward")
     assert reward is not None
-    assert reward.whole == Comparison(
+    assert reward.total == Comparison(
         9.0, 6.0, pytest.approx(0.018), pytest.approx(0.006), 50.0, 30
     )
     assert found.stage("ppo") is None
@@ -371,8 +371,8 @@ def test_a_stage_that_was_not_planned_is_left_out_of_the_runs_error() -> None:
     book, planned = two_stages()
     del planned["stages"][1]
     found = reconcile(planned, book)
-    assert found.whole == Comparison(5.0, 4.0, pytest.approx(0.010), pytest.approx(0.004), 20.0, 40)
-    alone = found.stages[1].whole
+    assert found.total == Comparison(5.0, 4.0, pytest.approx(0.010), pytest.approx(0.004), 20.0, 40)
+    alone = found.stages[1].total
     assert alone == Comparison(None, 6.0, None, pytest.approx(0.006), None, 30)
 
 
@@ -383,7 +383,7 @@ def test_a_plan_without_a_peak_has_no_error_of_it() -> None:
         for phase in stage["phases"]:
             del phase["peak_bytes"]
     found = reconcile(planned, book)
-    assert (found.whole.planned_peak_bytes, found.whole.error_peak_bytes) == (None, None)
+    assert (found.total.planned_peak_bytes, found.total.error_peak_bytes) == (None, None)
     assert found.stages[0].phases["train"].planned_peak_bytes is None
 
 

@@ -127,4 +127,4 @@ def test_the_ledger_and_the_budget_pay_for_those_that_wait(
     made = plan(params, target(params, None, None, None, Path("nowhere")), ("evaluate",))
     beside = reconcile(made.as_json(), book).stage("evaluate")
     assert beside is not None
-    assert beside.whole.planned_usd == pytest.approx(made.stages[0].usd.expected)
+    assert beside.total.planned_usd == pytest.approx(made.stages[0].usd.expected)

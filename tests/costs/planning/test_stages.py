@@ -153,7 +153,7 @@ def test_apart_models_keep_both_their_activations_until_the_loss() -> None:
 
     separate, trunk = kept("separate"), kept("shared_trunk")
     assert separate["value"] == pytest.approx(trunk["policy"])
-    # without the layer that is at work
+    # without the layer that is running
     assert separate["policy"] == pytest.approx(trunk["policy"], rel=0.1)
     assert "value" not in trunk or not trunk["value"]
 

@@ -104,7 +104,7 @@ def test_a_closed_loop_keeps_its_requests_at_work(front: Served) -> None:
     assert load.requests > 3
     assert load.tpot_ms is not None
     assert load.ttft_ms is not None
-    # Little's law: requests at work = rate x time of a reply
+    # Little's law: running requests = rate x time of a reply
     length = load.usage.output_tokens / (load.replies_per_second * load.seconds)
     reply_ms = load.ttft_ms.p50 + load.tpot_ms.p50 * (length - 1)
     assert load.replies_per_second * reply_ms / 1000 == pytest.approx(3, rel=0.5)

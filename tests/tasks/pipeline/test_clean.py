@@ -122,7 +122,7 @@ def test_what_a_run_at_work_or_the_champion_has_never_goes(tmp_path: Path) -> No
             "own": CHAMPIONS_OWN,
             "paused": MAY_WAIT,
             "running": RUN_AT_WORK,
-            "alive": f"sft is at work (process {os.getpid()})",
+            "alive": f"sft is running (process {os.getpid()})",
             "dead": "",
         }
         assert {one.path.name for one in chosen(found, 0.0, 0) if one.goes} == {"other", "dead"}

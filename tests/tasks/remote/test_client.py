@@ -138,7 +138,7 @@ def test_a_stop_and_a_budget_reach_the_container(
     broke = new_run(*LONG, "budget.max_usd_by_stage={sft: 1.0e-9}", "budget.gate=warn")
     with pytest.raises(OverBudget, match="leaves no room to start sft"):
         bring_up(broke, "sft")
-    assert len(pool.containers) == containers, "none is left at work that nobody follows"
+    assert len(pool.containers) == containers, "none is left running that nobody follows"
 
 
 def test_a_store_that_is_away_for_a_while_is_waited_for_and_the_stage_then_stopped(

@@ -63,7 +63,7 @@ def root(new_checkout: Callable[[], Path], tmp_path: Path) -> Path:
 
 
 def killed_pipeline(root: Path, folder: Path, silence_seconds: float) -> list[psutil.Process]:
-    """What a pipeline left at work that was killed while its stage sft had sent a checkpoint to the
+    """What a pipeline left running that was killed while its stage sft had sent a checkpoint to the
     store.
     """
     params = load(TINY, ["where.data.pool=gpus", "where.sft.pool=gpus", *LONG])

@@ -194,7 +194,7 @@ def test_the_value_model_begins_as_value_init_says_with_one_adapter(
 def test_dpo_learns_against_the_sft_model_and_saves_one_adapter_on_its_base(
     project: Project,
 ) -> None:
-    """Dropout is at work while it learns, and not in the reference."""
+    """Dropout is running while it learns, and not in the reference."""
     root = project(dpo={"lora": LORA | {"dropout": 0.5}, "learning_rate": 1e-12})
     work(root, "dpo")
     found = metrics(root, "dpo")

@@ -28,7 +28,7 @@ class Job(NamedTuple):
     """Of `sharding`; put into the folder's params.yaml."""
     offload: bool = False
     stops: bool = False
-    """As if it were asked to stop while its first step is at work."""
+    """As if it were asked to stop while its first step is running."""
 
 
 def run_together(jobs: Sequence[Job], processes: int = 2) -> None:
