@@ -20,7 +20,7 @@ from cli.commands.report import report
 from cli.commands.retrain import promote, rollback
 from cli.commands.serve import serve
 from cli.ignored_options import refuse_ignored
-from cli.output import outlive_readers
+from cli.output import survive_closed_output
 from cli.project import typed_path
 from cli.tables.past_runs import restore, runs
 from config.errors import RlhfError
@@ -311,7 +311,7 @@ def doctor(
 
 def main() -> None:
     """Entry point: a user's mistake is one line on stderr and exit code 2, never a traceback."""
-    outlive_readers()
+    survive_closed_output()
     try:
         app()
     except RlhfError as error:

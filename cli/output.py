@@ -29,14 +29,14 @@ class Output(io.FileIO):
             return memoryview(content).nbytes
 
 
-def outlive_readers() -> None:
+def survive_closed_output() -> None:
     """Keep this process running when the reader of its output goes away. Call it before anything is
     printed or keeps sys.stdout or sys.stderr, as libraries do at import.
     """
-    sys.stdout, sys.stderr = outliving(sys.stdout), outliving(sys.stderr)
+    sys.stdout, sys.stderr = surviving(sys.stdout), surviving(sys.stderr)
 
 
-def outliving(stream: Any) -> Any:
+def surviving(stream: Any) -> Any:
     """A stream like `stream` on the same descriptor, or `stream` itself if it has none."""
     try:
         descriptor = stream.fileno()

@@ -86,7 +86,9 @@ def flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", value
 
 
-def lacking(base: Mapping[str, Any], overlay: Mapping[str, Any], place: str = "") -> Iterator[str]:
+def missing_keys(
+    base: Mapping[str, Any], overlay: Mapping[str, Any], place: str = ""
+) -> Iterator[str]:
     """The dotted keys that `compose` takes from the base; a missing section is one key."""
     for key, under in base.items():
         if key not in overlay:
@@ -94,7 +96,7 @@ def lacking(base: Mapping[str, Any], overlay: Mapping[str, Any], place: str = ""
             continue
         value = overlay[key]
         if isinstance(under, Mapping) and isinstance(value, Mapping) and _same_kind(under, value):
-            yield from lacking(under, value, f"{place}{key}.")
+            yield from missing_keys(under, value, f"{place}{key}.")
 
 
 def _same_kind(under: Mapping[str, Any], value: Mapping[str, Any]) -> bool:

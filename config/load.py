@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from ruamel.yaml.error import YAMLError
 
 from config.atomic_file import write_atomically
-from config.compose import EXTENDS, base_path, compose, lacking, parse_yaml
+from config.compose import EXTENDS, base_path, compose, missing_keys, parse_yaml
 from config.errors import ParamsError
 from config.migration import GONE, moved
 from config.schema import Params
@@ -54,7 +54,7 @@ def load_partly(
                 "section."
             )
     base = read(BASE)
-    filled = list(lacking(base, content))
+    filled = list(missing_keys(base, content))
     merged = compose(base, content)
     _fit_model(merged, content)
     note = f"not in {path.name}, taken from recipes/base.yaml: {', '.join(filled)}"

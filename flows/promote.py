@@ -9,7 +9,7 @@ from prefect.states import Completed
 from config.schema import Params
 from flows.rlhf import rlhf
 from tasks.planning.gate import checked
-from tasks.retraining.by_hand import put_in_place_by_hand
+from tasks.retraining.by_hand import promote_by_hand
 
 
 @flow(name="promote", persist_result=False, validate_parameters=False)
@@ -26,5 +26,5 @@ def promote(params: Params, why: str = "named by hand") -> State[Any]:
         return state
     return Completed(
         name="Promoted",
-        message=put_in_place_by_hand(known, str(state.state_details.flow_run_id), why),
+        message=promote_by_hand(known, str(state.state_details.flow_run_id), why),
     )

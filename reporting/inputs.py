@@ -16,7 +16,7 @@ from config.errors import CostError
 from config.records import STAGES, MetricRow, PipelineRow, kept_folder
 from config.schema import Params
 from config.workspace.benchmarked import Benchmark, read_benchmarked
-from config.workspace.kept import Outs, completed_stages, own_file
+from config.workspace.kept import Outs, completed_stages, kept_file
 from config.workspace.quantised import QuantisedFile, read_quantised
 from config.workspace.served import NOTHING_SERVED, Served, served_of
 from costs.ledger.attempts import Attempt, read_attempts
@@ -189,7 +189,7 @@ class _Outputs:
             return self._root / path
         digest = self._completed.get(stage, {}).get(path)
         found = (
-            own_file(self._root, self._book.run_id, path, digest)
+            kept_file(self._root, self._book.run_id, path, digest)
             if stage in self._completed
             else None
         )

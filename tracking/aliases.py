@@ -28,7 +28,7 @@ def record_digest(root: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
 
 
-def bring_in_line(connection: Connection, root: Path, params: Params, runs: dict[str, str]) -> bool:
+def sync_aliases(connection: Connection, root: Path, params: Params, runs: dict[str, str]) -> bool:
     """Set both aliases to the versions that have the recorded models' digests, and remove an alias
     without a model.
 
@@ -42,7 +42,7 @@ def bring_in_line(connection: Connection, root: Path, params: Params, runs: dict
         if version is not None:
             connection.client.set_registered_model_alias(name, alias, version)
         elif entry is None and record.events:
-            _take_away(connection, name, alias)
+            _remove_alias(connection, name, alias)
         complete &= version is not None or entry is None
     return complete
 
@@ -79,7 +79,7 @@ def _write_mlflow_model(root: Path, folder: Path, target: Path) -> bool:
     return done.returncode == 0
 
 
-def _take_away(connection: Connection, name: str, alias: str) -> None:
+def _remove_alias(connection: Connection, name: str, alias: str) -> None:
     try:
         connection.client.delete_registered_model_alias(name, alias)
     except MlflowException:  # there is neither alias nor model

@@ -31,13 +31,13 @@ from config.records import (
 )
 from config.schema import Params
 from config.workspace.benchmarked import read_benchmarked
-from config.workspace.kept import completed_stages, kept_params, own_file
+from config.workspace.kept import completed_stages, kept_file, kept_params
 from config.workspace.quantised import read_quantised
 from config.workspace.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, Contest, RetrainRow
 from costs.ledger.ledger import ledger
 from costs.ledger.reconcile import read_plan, reconcile
 from costs.tables.price import kwh, stage_price
-from tracking.aliases import bring_in_line, record_digest
+from tracking.aliases import record_digest, sync_aliases
 from tracking.client import (
     Connection,
     connect,
@@ -138,7 +138,7 @@ class Shipment:
         retried with the next rows.
         """
         digest = record_digest(self._root)
-        if digest != self._cursor.champions and bring_in_line(
+        if digest != self._cursor.champions and sync_aliases(
             self._connection, self._root, self._params, self._cursor.runs
         ):
             self._cursor.champions = digest
@@ -244,7 +244,7 @@ class Shipment:
         results: dict[str, dict[str, Any]] = {stage: {} for stage in STAGES}
         for stage, outs in completed_stages(self._root, run_id).items():
             name = f"metrics/{stage}.json"
-            path = own_file(self._root, run_id, name, outs.get(name))
+            path = kept_file(self._root, run_id, name, outs.get(name))
             results[stage] = json.loads(path.read_text(encoding="utf-8")) if path else {}
         return results
 

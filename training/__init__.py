@@ -8,7 +8,7 @@ import sys
 
 from training.process import garbage_collection
 
-garbage_collection.spare_imports()
+garbage_collection.defer_collection()
 
 # Importing peft imports bitsandbytes, which warns of a kernel that it would like to download;
 # nothing here needs it.

@@ -38,10 +38,10 @@ from training.preparation.formats import Example, Parsed
 from training.preparation.rows import (
     USES,
     Datasets,
-    crowded_out,
     each,
     in_one_form,
     make_dataset,
+    no_room,
     prompt_tokens,
     refuse_empty_splits,
     write_prepared,
@@ -98,7 +98,7 @@ def data(stage: Stage) -> None:
         tokenizer = base or tokenizer_of_world(needs, parsed, params)
         tokens = prompt_tokens(tokenizer, examples)
         crowded = {
-            example: crowded_out(example, tokens[example], params.model.context_length)
+            example: no_room(example, tokens[example], params.model.context_length)
             for example in examples
         }
         refusals += [refusal for refusal in crowded.values() if refusal is not None]

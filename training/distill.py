@@ -189,7 +189,7 @@ def distill(stage: Stage) -> None:
         if update % settings.sample_every_updates == 0:
             write_samples(stage, update, tokenizer, batch, responses)
         log_progress(update, settings, row)
-        if stage.agree_to_stop() or update % settings.checkpoint_every_updates == 0:
+        if stage.synchronise_stop() or update % settings.checkpoint_every_updates == 0:
             with phase("save"):
                 save_state(stage, pair, state)
         if stage.stopping:

@@ -21,10 +21,10 @@ from trl.trainer.dpo_trainer import DataCollatorForPreference
 
 from config.methods.dpo import Dpo
 from training.distributed.collectives import map_across_ranks
-from training.distributed.model_files import replacing_by_first, save_adapter, save_model
+from training.distributed.model_files import replacing_on_rank0, save_adapter, save_model
 from training.distributed.sharding import unsharded
 from training.evaluation.intervals import wilson
-from training.hf.checkpoints import LearningCheckpoints
+from training.hf.checkpoints import TrainedCheckpoints
 from training.hf.pair_loss import PairCountingCollator, PairLoss
 from training.hf.trainer import (
     BucketedData,
@@ -35,10 +35,10 @@ from training.hf.trainer import (
     train,
 )
 from training.modeling.adapter_base import named_base
-from training.modeling.adapters import learn_adapter
+from training.modeling.adapters import train_only_adapter
 from training.modeling.batching import shared_length
 from training.modeling.models import autocast, load_policy
-from training.modeling.packing import reads_shared_once
+from training.modeling.packing import shares_prefix
 from training.modeling.sequences import logprobs_in_pairs, pair_logps
 from training.modeling.tokenizer import load_tokenizer
 from training.preparation.preferences import read_pairs, sequence_length
@@ -58,7 +58,7 @@ class Logps(NamedTuple):
     rejected: Tensor
 
 
-class BucketedDPOTrainer(PairLoss, BucketedData, LearningCheckpoints, OurNames, DPOTrainer):
+class BucketedDPOTrainer(PairLoss, BucketedData, TrainedCheckpoints, OurNames, DPOTrainer):
     """TRL's trainer on tokenised pairs with reference log-probs, in batches of similar length."""
 
     names: ClassVar[dict[str, str]] = {
@@ -89,9 +89,9 @@ def dpo(stage: Stage) -> None:
         model = load_policy(start, params.model, tokenizer, trainable=True)
     else:
         model = load_policy(start, params.model, tokenizer, adapter=None)
-        learn_adapter(model, settings.lora, "dpo", params.seed, start)
+        train_only_adapter(model, settings.lora, "dpo", params.seed, start)
     model.to(stage.torch_device)
-    once = reads_shared_once(model)
+    once = shares_prefix(model)
     with stage.meter.phase("reference", 0) as work:
         ref = {split: reply_logps(model, pairs[split].rows, stage) for split in pairs}
         add_work(work, [*pairs["train"].rows, *pairs["test"].rows], once)
@@ -132,7 +132,7 @@ def dpo(stage: Stage) -> None:
         add_work(work, pairs["test"].rows, once)
     stage.check_params()
     with stage.meter.phase("save", step):
-        with replacing_by_first(stage.root / "models/dpo") as folder:
+        with replacing_on_rank0(stage.root / "models/dpo") as folder:
             if settings.lora is None:
                 save_model(folder, model)
             else:

@@ -191,7 +191,7 @@ def ppo(stage: Stage) -> None:
         state.kl_coef = next_kl_coef(state.kl_coef, row["kl"], settings)
         state.ended = settings.max_kl is not None and row["kl"] > settings.max_kl
         log_progress(update, settings, row)
-        if stage.agree_to_stop() or update % settings.checkpoint_every_updates == 0:
+        if stage.synchronise_stop() or update % settings.checkpoint_every_updates == 0:
             with phase("save"):
                 save_state(stage, roles, state)
         if stage.stopping:

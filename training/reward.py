@@ -18,19 +18,19 @@ from trl import RewardConfig, RewardTrainer
 from trl.trainer.reward_trainer import DataCollatorForPreference
 
 from config.errors import TrainingDiverged
-from training.distributed.model_files import replacing_by_first, save_adapter, save_model
+from training.distributed.model_files import replacing_on_rank0, save_adapter, save_model
 from training.distributed.sharding import unsharded
 from training.evaluation.intervals import wilson
 from training.evaluation.reliability import expected_calibration_error, pair_accuracy, reliability
-from training.hf.checkpoints import LearningCheckpoints
+from training.hf.checkpoints import TrainedCheckpoints
 from training.hf.pair_loss import PairCountingCollator, PairLoss
 from training.hf.trainer import BucketedData, CountingCollator, StageCallback, arguments, train
 from training.modeling.adapter_base import named_base
-from training.modeling.adapters import learn_adapter
+from training.modeling.adapters import train_only_adapter
 from training.modeling.batching import shared_length
 from training.modeling.layers import with_layers
 from training.modeling.models import autocast, base_model, load_policy, new_reward_model
-from training.modeling.packing import reads_shared_once
+from training.modeling.packing import shares_prefix
 from training.modeling.scoring import raw_pair_scores, score_in_pairs
 from training.modeling.tokenizer import load_tokenizer
 from training.preparation.preferences import Pairs, read_pairs
@@ -53,7 +53,7 @@ IDS = Features({name: List(Value("int32")) for name in ("chosen_ids", "rejected_
 """Columns of token ids in 32 bits, half the size of Arrow's default."""
 
 
-class BucketedRewardTrainer(PairLoss, BucketedData, LearningCheckpoints, RewardTrainer):
+class BucketedRewardTrainer(PairLoss, BucketedData, TrainedCheckpoints, RewardTrainer):
     """TRL's trainer with batches of similar length."""
 
     pair_means: ClassVar[tuple[str, ...]] = ("accuracy", "margin")
@@ -67,7 +67,7 @@ def reward(stage: Stage) -> None:
     )
     model = untrained(stage, tokenizer)
     score_in_pairs(model)
-    once = reads_shared_once(model)
+    once = shares_prefix(model)
     collator = (PairCountingCollator if once else CountingCollator)(
         DataCollatorForPreference(pad_token_id=tokenizer.pad_token_id)
     )
@@ -117,7 +117,7 @@ def reward(stage: Stage) -> None:
     bins = reliability(held_out)
     stage.check_params()
     with stage.meter.phase("save", trainer.state.global_step):
-        with replacing_by_first(stage.root / "models/reward") as folder:
+        with replacing_on_rank0(stage.root / "models/reward") as folder:
             if settings.lora is None:
                 save_model(folder, model)
             else:
@@ -181,7 +181,7 @@ def untrained(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> PreTrainedMod
     model = new_reward_model(
         start, params.model, tokenizer, params.seed, False, revision, adapter=None
     )
-    learn_adapter(model, lora, "reward", params.seed, start)
+    train_only_adapter(model, lora, "reward", params.seed, start)
     model.score.requires_grad_(True)
     return model
 

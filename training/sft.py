@@ -12,11 +12,11 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from config import jsonl
 from config.errors import DataError
-from training.distributed.model_files import replacing_by_first, save_adapter, save_model
-from training.hf.checkpoints import LearningCheckpoints
+from training.distributed.model_files import replacing_on_rank0, save_adapter, save_model
+from training.hf.checkpoints import TrainedCheckpoints
 from training.hf.trainer import BucketedData, CountingCollator, StageCallback, arguments, train
 from training.modeling.adapter_base import named_base
-from training.modeling.adapters import learn_adapter
+from training.modeling.adapters import train_only_adapter
 from training.modeling.models import base_model
 from training.modeling.sequences import IGNORED
 from training.modeling.tokenizer import encode_prompts, encode_responses, load_tokenizer
@@ -28,7 +28,7 @@ SECTIONS = ("seed", "model", "sft")
 INPUTS = ("data/prepared/sft", "data/tokenizer")
 
 
-class BucketedSFTTrainer(BucketedData, LearningCheckpoints, SFTTrainer):
+class BucketedSFTTrainer(BucketedData, TrainedCheckpoints, SFTTrainer):
     """TRL's trainer with batches of similar length."""
 
 
@@ -41,7 +41,7 @@ def sft(stage: Stage) -> None:
         model = base_model(of_base, tokenizer, seed, trainable=True)
     else:
         model = base_model(of_base, tokenizer, seed, adapter=None)
-        learn_adapter(model, settings.lora, "sft", seed, str(of_base.path))
+        train_only_adapter(model, settings.lora, "sft", seed, str(of_base.path))
     collator = CountingCollator(
         DataCollatorForLanguageModeling(pad_token_id=tokenizer.pad_token_id)
     )
@@ -64,7 +64,7 @@ def sft(stage: Stage) -> None:
         work.add(evaluated.tokens, evaluated.sequences)
     stage.check_params()
     with stage.meter.phase("save", trainer.state.global_step):
-        with replacing_by_first(stage.root / "models/sft") as folder:
+        with replacing_on_rank0(stage.root / "models/sft") as folder:
             if settings.lora is None:
                 save_model(folder, trainer.model)
             else:

@@ -18,7 +18,7 @@ from benchmarks.plan_measurement.cases import ANSWERING, SPECIAL_TOKENS, Case, s
 from config.load import write
 from training.distributed.model_files import save_adapter
 from training.modeling.adapter_base import named_base
-from training.modeling.adapters import learn_adapter
+from training.modeling.adapters import train_only_adapter
 from training.modeling.models import base_model, new_reward_model
 from training.modeling.tokenizer import BOS, EOS, PAD, SPARE
 from training.process.artifacts import write_json, write_jsonl
@@ -184,5 +184,5 @@ def _reward_model(
         model.save_pretrained(target)
         return
     start = folder / "models/sft"
-    learn_adapter(model, lora, "reward", case.params.seed, start)
+    train_only_adapter(model, lora, "reward", case.params.seed, start)
     save_adapter(target, model, "reward", *named_base(start, target), model.score)

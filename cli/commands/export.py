@@ -102,9 +102,9 @@ def _keep(root: Path, run_id: str, target: Path) -> None:
 
 def _tell_mlflow(root: Path, run_id: str) -> None:
     from config.workspace.kept import kept_params
-    from tasks.champions.registry import tell_mlflow
+    from tasks.champions.registry import update_mlflow
 
-    fault = tell_mlflow(root, kept_params(root, run_id))
+    fault = update_mlflow(root, kept_params(root, run_id))
     if fault is not None:
         print(f"warning: {fault}", file=sys.stderr)
 

@@ -219,7 +219,7 @@ def plan(
         return
     params, notes = load_partly(file, assignments or [], stages)
     aim = target(params, hardware, gpus, usd_per_gpu_hour, Path())
-    for line in _stands_on_guesses(params, hardware):
+    for line in _is_guessed(params, hardware):
         typer.echo(line, err=True)
     make = _of_cycle if retrain else run_plan
     chosen = stages or params.stages
@@ -280,7 +280,7 @@ def _of_cycle(params: "Params", aim: "Target", stages: tuple[str, ...]) -> "Plan
     return plan_cycle(plan(params, aim, stages), params, aim)
 
 
-def _stands_on_guesses(params: "Params", hardware: str | None) -> list[str]:
+def _is_guessed(params: "Params", hardware: str | None) -> list[str]:
     """A warning printed first where all figures are guesses, with the fix."""
     from config.inputs import expected_files
     from config.workspace.machine import bf16_instructions

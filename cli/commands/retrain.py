@@ -144,9 +144,9 @@ def _figures(root: Path, run_id: str) -> str:
 
 
 def _announce(root: Path, record: ChampionRecord, said: str, as_json: bool) -> None:
-    from tasks.champions.registry import tell_mlflow
+    from tasks.champions.registry import update_mlflow
 
-    fault = tell_mlflow(root, load(root / "params.yaml"))
+    fault = update_mlflow(root, load(root / "params.yaml"))
     if fault:
         print(f"warning: {fault}", file=sys.stderr)
     if as_json:

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from config.methods.method import Method, Targets, per_token
 from config.sections.base import Positive
-from config.sections.online import Online, Siblings
+from config.sections.online import GroupSize, Online
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +36,7 @@ class Grpo(Online):
 
     method: ClassVar[str] = "grpo"
 
-    responses_per_prompt: Siblings = Field(
+    responses_per_prompt: GroupSize = Field(
         description="Responses drawn from each prompt, the group that each is compared with; must "
         "divide the batch."
     )

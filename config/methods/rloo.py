@@ -14,7 +14,7 @@ from pydantic import Field
 
 from config.methods.method import Method, Targets, per_token
 from config.sections.base import Positive
-from config.sections.online import Online, Siblings
+from config.sections.online import GroupSize, Online
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +30,7 @@ class Rloo(Online):
 
     method: ClassVar[str] = "rloo"
 
-    responses_per_prompt: Siblings = Field(
+    responses_per_prompt: GroupSize = Field(
         description="Responses drawn from each prompt, each the baseline of the others; must "
         "divide the batch."
     )

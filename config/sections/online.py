@@ -168,5 +168,5 @@ class ActorCritic(Online):
         return self
 
 
-Siblings = Annotated[int, Field(ge=2)]
+GroupSize = Annotated[int, Field(ge=2)]
 """Responses per prompt, which are compared with each other."""

@@ -54,7 +54,7 @@ def completed_stages(root: Path, run_id: str) -> dict[str, Outs]:
     }
 
 
-def own_file(root: Path, run_id: str, path: str, digest: str | None) -> Path | None:
+def kept_file(root: Path, run_id: str, path: str, digest: str | None) -> Path | None:
     """The file at `path` as a run left it: its copy or the current file, whichever has `digest`.
 
     Without DVC's digest only the copy is known to be the run's. None if neither is.

@@ -201,11 +201,11 @@ def gather(setting: Setting, shape: ModelShape, levers: Levers) -> Work:
     return Work(
         communicated_bytes=gather_bytes(setting, shape, levers),
         messages=1.0 * (shape.layers + 1),
-        paged_bytes=resting_on_host(setting, shape, levers),
+        paged_bytes=offloaded_weights(setting, shape, levers),
     )
 
 
-def resting_on_host(setting: Setting, shape: ModelShape, levers: Levers) -> float:
+def offloaded_weights(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes of a device's shard of the weights if they wait in host memory, else 0."""
     if not levers.offload_weights:
         return 0.0
@@ -260,7 +260,7 @@ def micro_paged_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> fl
         return 0.0
     gradients = trained_parameters(shape, levers) * gradient_width(setting, levers)
     return (
-        row.micro_gathers * resting_on_host(setting, shape, levers)
+        row.micro_gathers * offloaded_weights(setting, shape, levers)
         + gradients / shards(setting)["gradients"]
     )
 

@@ -64,13 +64,13 @@ def training_flops(
     again = layers if levers.checkpointing == "full" else 0.0
     again += (matmul - layers) * head_again
     passes = 3.0 if levers.tuning == "full" else 2.0
-    adapters = 6 * met_by_a_token(shape, levers) * total if levers.tuning != "full" else 0.0
+    adapters = 6 * parameters_per_token(shape, levers) * total if levers.tuning != "full" else 0.0
     backward = 2.5 if levers.attention != "eager" else 2.0
     attention_passes = 1 + backward + (levers.checkpointing in ("full", "selective"))
     return passes * matmul + again + adapters, attention * attention_passes
 
 
-def met_by_a_token(shape: ModelShape, levers: Levers) -> float:
+def parameters_per_token(shape: ModelShape, levers: Levers) -> float:
     """Trained parameters multiplied with a token: of adapters on a mixture's experts, k of E."""
     if levers.tuning != "lora" or not shape.experts:
         return trained_parameters(shape, levers)

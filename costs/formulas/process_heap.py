@@ -55,7 +55,7 @@ def with_process(setting: Setting, moments: Sequence[Moment]) -> list[Moment]:
     if setting.stage in TRAINER_STAGES:
         runtime = TRAINER_RUNTIME_BYTES + ROW_BYTES_PER_TOKEN * setting.workload.texts_tokens
     fixed, shares = imports_bytes(setting) + runtime, heap_shares(setting)
-    held = held_by_heap(shares, moments)
+    held = heap_bytes(shares, moments)
     beyond = [held[phase_of(m)] - in_heap(shares, m) for m in moments]
     return [
         Moment(m.phase, {**m.roles, "process": {"workspace": fixed + more}})
@@ -82,7 +82,7 @@ def in_heap(shares: Mapping[str, float], moment: Moment) -> float:
     )
 
 
-def held_by_heap(shares: Mapping[str, float], moments: Sequence[Moment]) -> dict[str, float]:
+def heap_bytes(shares: Mapping[str, float], moments: Sequence[Moment]) -> dict[str, float]:
     """Phase -> bytes that the heap holds. What was freed stays with it until the phase ends, when
     it is trimmed: at any moment of a phase it is as large as at its fullest, while large tensors
     come and go beside it.

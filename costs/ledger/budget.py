@@ -226,7 +226,7 @@ class Pace:
         return began + step * (int(max(0.0, now - began) / step) + 1)
 
 
-def has_to_stop(pace: Pace, now: float, deadline: float) -> bool:
+def must_stop(pace: Pace, now: float, deadline: float) -> bool:
     """Whether to ask the stage to stop now, so that its checkpoint is written by `deadline`, when
     the budget is used up.
 

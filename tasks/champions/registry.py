@@ -114,7 +114,7 @@ def rollback(root: Path, why: str, by: str | None = None) -> ChampionRecord:
         )
 
 
-def tell_mlflow(root: Path, params: Params) -> str | None:
+def update_mlflow(root: Path, params: Params) -> str | None:
     """Ship rows to MLflow and update its aliases; returns one line if that failed.
 
     `rlhf report --sync` then does it later.

@@ -30,7 +30,7 @@ from config.errors import EnvironmentFault, RlhfError
 from config.load import load
 from config.schema import Params
 from tasks.deployment.automations import end_silent_runs
-from tasks.deployment.deployments import keep_switches, prefect_file
+from tasks.deployment.deployments import keep_schedule_switches, prefect_file
 from tasks.run.code_version import HOME
 from tasks.run.exchange import StoreFaults
 
@@ -192,7 +192,7 @@ def _deploy(client: SyncPrefectClient, environment: Mapping[str, str]) -> None:
             work_pool_name=PROJECT_POOL if remembers else PIPELINES,
             pull_steps=pull_steps("project" if remembers else "own", environment["RLHF_REMOTE"]),
         )
-        keep_switches(client, known.get(name))
+        keep_schedule_switches(client, known.get(name))
 
 
 def deployment(

@@ -92,7 +92,7 @@ def deploy(root: Path, webhook_url: str | None = None) -> list[Deployed]:
         if any(found is None or found.version != wanted for found in before.values()):
             _prefect_deploy(root)
             for old in before.values():
-                keep_switches(client, old)
+                keep_schedule_switches(client, old)
         automate(client, webhook_url)
         return [
             _deployed(client, found)
@@ -202,7 +202,7 @@ def _prefect_deploy(root: Path) -> None:
         )
 
 
-def keep_switches(client: SyncPrefectClient, old: DeploymentResponse | None) -> None:
+def keep_schedule_switches(client: SyncPrefectClient, old: DeploymentResponse | None) -> None:
     """A deployment that was made anew starts with the schedules of prefect.yaml; those that were
     there before, `old`, stay on or off as they were.
     """

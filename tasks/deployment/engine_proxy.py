@@ -138,7 +138,7 @@ class _Request(BaseHTTPRequestHandler):
             body = container(self.server.stage, json.loads(sent))
             name = query.get("name", [""])[0]
             return f"{prefix}{path}?name={quote(name)}", json.dumps(body).encode()
-        if self._is_about_the_image(path, query):
+        if self._reads_the_image(path, query):
             return prefix + path + (f"?{asked.query}" if asked.query else ""), None
         found = CONTAINER.fullmatch(path)
         if found and (self.command, found[2]) in MAY and self._is_ours(found[1]):
@@ -153,7 +153,7 @@ class _Request(BaseHTTPRequestHandler):
             raise Refused(f"a body of {size} bytes")
         return self.rfile.read(size)
 
-    def _is_about_the_image(self, path: str, query: dict[str, list[str]]) -> bool:
+    def _reads_the_image(self, path: str, query: dict[str, list[str]]) -> bool:
         """Whether only this image is inspected or pulled."""
         image = self.server.stage.image
         if self.command == "GET":

@@ -83,10 +83,10 @@ def _lock(root: Path, run_id: str, stages: tuple[str, ...]) -> dict[str, Any]:
             f"run {run_id} cannot be brought back: {kept.relative_to(root)} is gone. Name another."
         )
     theirs = yaml.safe_load(kept.read_text(encoding="utf-8"))
-    lacking = [stage for stage in stages if not entry_of(theirs, stage)]
-    if lacking:
+    absent = [stage for stage in stages if not entry_of(theirs, stage)]
+    if absent:
         raise UserError(
-            f"run {run_id} cannot be brought back: its dvc.lock has no {', '.join(lacking)}. Name "
+            f"run {run_id} cannot be brought back: its dvc.lock has no {', '.join(absent)}. Name "
             "another."
         )
     ours = yaml.safe_load(content) if (content := _bytes(root / LOCK)) else {}

@@ -26,7 +26,7 @@ RETRIES = 2
 """Retries of a crashed stage; it resumes from its checkpoint."""
 
 
-def _worth_another_try(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
+def _should_retry(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
     """Retry only crashes, and not one that repeats at the same place with the same message."""
     error = state.data
     worth = isinstance(error, StageCrashed) and not error.hopeless
@@ -44,7 +44,7 @@ def stage_task(stage: str) -> Callable[[Pipeline], None]:
         name=stage,
         retries=RETRIES,
         retry_delay_seconds=1,
-        retry_condition_fn=_worth_another_try,
+        retry_condition_fn=_should_retry,
         cache_policy=NO_CACHE,
         persist_result=False,
     )

@@ -21,7 +21,7 @@ from tasks.dvc.status import send_outputs
 from tasks.planning.placement_check import on_volumes
 from tasks.remote import heartbeat
 from tasks.remote.heartbeat import PIPELINE, Heartbeat
-from tasks.remote.pools import hand_over, require_served, state_of, withdraw
+from tasks.remote.pools import require_served, state_of, submit, withdraw
 from tasks.remote.recovery import ask_to_stop, clear, recover_abandoned, take_lock
 from tasks.remote.worker import STOP, Reply, request_of
 from tasks.run.exchange import REPLY, REQUEST, Exchange, Receiver, dump
@@ -182,7 +182,7 @@ class RemoteStage:
             REQUEST, dump(request_of(run, stage, pool, self._name, remote, volumes))
         )
         self._receiver = Receiver(run.root / "runs" / (stage or "check"), self._exchange)
-        self._flow_run = hand_over(pool, self._exchange.url, f"{self._name} of {run.run_id}")
+        self._flow_run = submit(pool, self._exchange.url, f"{self._name} of {run.run_id}")
         self._state: Any = None
         self._asked_at = 0.0
         self._stop_requests_sent = 0

@@ -75,7 +75,7 @@ def _require_image(pool: Any, placed: str) -> None:
         )
 
 
-def hand_over(pool: str, request: str, name: str) -> FlowRun:
+def submit(pool: str, request: str, name: str) -> FlowRun:
     """Create the flow run of a request on a pool, a child of the current run; the pool's worker
     starts its container.
     """

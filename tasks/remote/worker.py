@@ -229,7 +229,7 @@ def _stage(
     persist(lambda: fetch(root, inputs_of(root, stage)), lambda: stop.made)
     mirror = CheckpointStore(root, stage, store, run.run_id)
     persist(mirror.restore, lambda: stop.made)
-    with _couriers(root, stage, exchange, mirror, stop):
+    with _transfers(root, stage, exchange, mirror, stop):
         outcome = run_stage(run, stage, stop, lambda progress: None)
     return _done(run, stage, outcome, exchange, mirror, stop, afterwards)
 
@@ -301,7 +301,7 @@ def _workspace(request: dict[str, Any]) -> Iterator[Path]:
 
 
 @contextmanager
-def _couriers(
+def _transfers(
     root: Path, stage: str, exchange: Exchange, mirror: CheckpointStore, stop: StopRequest
 ) -> Iterator[None]:
     """Send rows and checkpoints, and hear whether the pipeline asks to stop, while the block runs;

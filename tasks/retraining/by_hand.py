@@ -10,13 +10,13 @@ from config import jsonl
 from config.errors import EnvironmentFault
 from config.records import PipelineRow
 from config.schema import Params
-from tasks.champions.registry import promote, tell_mlflow
+from tasks.champions.registry import promote, update_mlflow
 from tasks.stage.progress import Display
 from tasks.ui.events import model_event
 
 
 @task(name="promote", cache_policy=NO_CACHE, persist_result=False)
-def put_in_place_by_hand(params: Params, pipeline_flow_run: str, why: str) -> str:
+def promote_by_hand(params: Params, pipeline_flow_run: str, why: str) -> str:
     """Make the model of the run that was Prefect's `pipeline_flow_run` the champion; returns that
     in a line. Raises as `promote` does.
     """
@@ -25,7 +25,7 @@ def put_in_place_by_hand(params: Params, pipeline_flow_run: str, why: str) -> st
     promote(root, run_id, why, by=flow_run.name or "promote")
     message = f"{run_id} is the champion: {why}"
     model_event("promoted", run_id, message)
-    if fault := tell_mlflow(root, params):
+    if fault := update_mlflow(root, params):
         Display().say(f"warning: {fault}")
     return message
 

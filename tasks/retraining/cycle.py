@@ -37,7 +37,7 @@ from config.workspace.retraining import (
 from costs.planning.retraining import CONTEST
 from tasks.champions.files import check_champion, gathered
 from tasks.champions.promotion_gate import Verdict, in_a_line, promotion_verdict
-from tasks.champions.registry import promote, require_champion, tell_mlflow
+from tasks.champions.registry import promote, require_champion, update_mlflow
 from tasks.dvc.data_key import key_now
 from tasks.dvc.status import forget
 from tasks.planning.gate import approval
@@ -128,7 +128,7 @@ class Cycle:
         create_markdown_artifact(page, key="retrain", description=said)
         if outcome != "failed":  # whoever sees the error reports it
             self.display.say(f"retrain {outcome}: {said}")
-        if self.contest is not None and (fault := tell_mlflow(self.root, self.params)):
+        if self.contest is not None and (fault := update_mlflow(self.root, self.params)):
             self.display.say(f"warning: {fault}")
 
 

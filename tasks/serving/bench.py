@@ -36,7 +36,7 @@ from serving.bench.pace import pace_seconds
 from serving.bench.server import peak_bytes, running
 from serving.prompts import Prompts
 from serving.settings import EngineName, Weights
-from tasks.champions.registry import describe, tell_mlflow
+from tasks.champions.registry import describe, update_mlflow
 from tasks.stage.progress import Display
 
 KEY_VARIABLE = "RLHF_SERVE_KEY"
@@ -134,7 +134,7 @@ def bench(
     run_params, digest = kept_params(root, run_id), describe(root, run_id).model_digest
     if loads:
         keep_benchmark(root, run_id, digest, found, is_whole=not interrupted)
-        fault = None if interrupted else tell_mlflow(root, run_params)
+        fault = None if interrupted else update_mlflow(root, run_params)
         if fault is not None:
             Display().say(f"warning: {fault}")
     plan = _plan(root, run_params, target, found)

@@ -10,7 +10,7 @@ from config.alive import created, now
 from config.errors import OverBudget
 from config.records import STAGES, PipelineRow
 from costs.ledger.attempts import read_attempts
-from costs.ledger.budget import Limit, Room, has_to_stop, room, total
+from costs.ledger.budget import Limit, Room, must_stop, room, total
 from costs.tables.price import stage_price
 from tasks.planning.prepared import spent_by_runs
 from tasks.run.month import PURPOSE, Month, month
@@ -90,7 +90,7 @@ class BudgetWatch:
         if self.reached is None and watch.attempt is not None and watch.pid is not None:
             left = self.left(watch.attempt.world_size)
             began = self._began(watch.pid) if self._local else watch.began
-            if left is not None and has_to_stop(watch.pace, now(), began + left.seconds):
+            if left is not None and must_stop(watch.pace, now(), began + left.seconds):
                 self.reached = left.limit
         return self.reached is not None
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from config.compose import compose, lacking
+from config.compose import compose, missing_keys
 from config.errors import ParamsError
 from config.load import read
 from tests.conftest import ROOT
@@ -31,8 +31,8 @@ def test_a_source_of_another_kind_replaces_and_one_of_the_same_kind_merges() -> 
 
 def test_what_is_lacking_is_named_by_its_highest_missing_key() -> None:
     base = {"a": {"x": 1, "y": {"p": 1, "q": 2}}, "b": {"m": 1}}
-    assert list(lacking(base, {"a": {"y": {"q": 5}}})) == ["a.x", "a.y.p", "b"]
-    assert list(lacking(base, base)) == []
+    assert list(missing_keys(base, {"a": {"y": {"q": 5}}})) == ["a.x", "a.y.p", "b"]
+    assert list(missing_keys(base, base)) == []
 
 
 def test_a_recipe_extends_a_file_beside_it_through_several(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def new_run(project: Path) -> Callable[..., Run]:
 def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
     """A work pool whose containers are processes with a folder of their own."""
     made = Pool(tmp_path)
-    monkeypatch.setattr(client, "hand_over", made.hand_over)
+    monkeypatch.setattr(client, "submit", made.submit)
     monkeypatch.setattr(client, "state_of", made.state_of)
     monkeypatch.setattr(client, "withdraw", made.withdraw)
     monkeypatch.setattr(client, "STATE_EVERY_SECONDS", 0.5)

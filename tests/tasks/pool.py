@@ -38,7 +38,7 @@ class Pool:
         """No machine is free: what is handed over stays Pending."""
         self.withdrawn: list[object] = []
 
-    def hand_over(self, pool: str, request: str, name: str) -> SimpleNamespace:
+    def submit(self, pool: str, request: str, name: str) -> SimpleNamespace:
         if self.is_full:
             return SimpleNamespace(id=uuid4())
         variables = {

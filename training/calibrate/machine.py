@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 def measure() -> Machine:
     """Measure everything, with a progress line for each part."""
-    began, others = time.perf_counter(), OtherWork()
+    began, others = time.perf_counter(), OtherLoad()
     measured_on = device().type
 
     def tell(part: str) -> None:
@@ -74,7 +74,7 @@ BUSY = 0.25
 """Share of the threads that other programs may keep busy."""
 
 
-class OtherWork:
+class OtherLoad:
     """Samples the processor time of other programs from here on."""
 
     def __init__(self) -> None:

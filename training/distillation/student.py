@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from config.sections.distillation import Distill
 from config.vocabulary import require_same_vocabulary
 from training.distributed import sharding
-from training.distributed.model_files import replacing_by_first, save_adapter, save_model
+from training.distributed.model_files import replacing_on_rank0, save_adapter, save_model
 from training.modeling.adapter_base import named_base
 from training.modeling.adapters import AdapterView, begin_adapter
 from training.modeling.layers import with_layers
@@ -96,7 +96,7 @@ def _student(stage: Stage, settings: Distill, tokenizer: PreTrainedTokenizerBase
 def save_student(stage: Stage, student: Role, tokenizer: PreTrainedTokenizerBase) -> None:
     """models/distill: the student's weights, or its adapter. Collective; rank 0 writes."""
     target, origin = stage.root / "models/distill", stage.params.section("distill").student
-    with replacing_by_first(target) as folder:
+    with replacing_on_rank0(target) as folder:
         if isinstance(student, AdapterView):
             base = named_base(origin.path, target, origin.revision)
             save_adapter(folder, student.model, STUDENT, *base)

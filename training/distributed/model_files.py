@@ -31,7 +31,7 @@ SHARD_BYTES = 5_000_000_000
 
 
 @contextmanager
-def replacing_by_first(target: Path) -> Iterator[Path]:
+def replacing_on_rank0(target: Path) -> Iterator[Path]:
     """`replacing` on rank 0; other ranks get the path and write nothing."""
     if collectives.rank() == 0:
         with replacing(target) as folder:

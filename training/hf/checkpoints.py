@@ -18,7 +18,7 @@ SCHEDULER = "scheduler.pt"
 """The Trainer's file name."""
 
 
-class LearningCheckpoints:
+class TrainedCheckpoints:
     """Trainer mixin that places the model according to `sharding`. Checkpoints hold the trained
     weights.
     """

@@ -249,7 +249,7 @@ class StageCallback(TrainerCallback):
         step = state.global_step
         self._stage.meter.lap("train", step, self._tally.take())
         self._stage.step = step
-        if self._stage.agree_to_stop():
+        if self._stage.synchronise_stop():
             control.should_save = control.should_training_stop = True
 
     def on_save(

@@ -148,7 +148,7 @@ def begin_adapter(
             )
 
 
-def learn_adapter(
+def train_only_adapter(
     model: PreTrainedModel, lora: Lora, name: str, seed: int, start: str | Path
 ) -> None:
     """`begin_adapter`, with everything else frozen. `name` is the stage's, and `<name>.lora` its
@@ -411,13 +411,13 @@ class AdapterView:
         self._precision = precision
         self._layers = lora_layers(model)
 
-    def switch_on(self) -> None:
+    def activate_adapter(self) -> None:
         """Activate the role's adapter, for callers that run `model` directly."""
         if active(self._layers) != self.adapter:
             activate(self._layers, self.adapter)
 
     def base_model(self, **inputs: Any) -> Any:
-        self.switch_on()
+        self.activate_adapter()
         with self._precision:
             return self.model.base_model(**inputs)
 

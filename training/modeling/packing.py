@@ -55,7 +55,7 @@ class Shared(NamedTuple):
     """Places of the first S row tokens in the second sequence that has them."""
 
 
-def reads_shared_once(model: PreTrainedModel) -> bool:
+def shares_prefix(model: PreTrainedModel) -> bool:
     """Whether this model computes shared tokens once; otherwise each sequence has its own."""
     return model.config._attn_implementation in PACKABLE
 
@@ -173,7 +173,7 @@ def packed_hidden(model: PreTrainedModel, packed: Packed, keep_K: Tensor) -> Ten
     )
     keep_K = keep_K.to(model.device)
     shared = packed.shared and Shared(*(x.to(model.device) for x in packed.shared))
-    if reads_shared_once(model):
+    if shares_prefix(model):
         narrow = {"keep_K": keep_K} if narrows(model) else {}
         # A four-dimensional mask is used as it is: the model builds none of its own, which would
         # be N x N.

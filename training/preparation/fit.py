@@ -11,7 +11,7 @@ from config.errors import ModelError
 from config.schema import Params
 from training.modeling.tokenizer import encode_responses
 from training.preparation.formats import Example, Parsed
-from training.preparation.rows import crowded_out, in_one_form, prompt_tokens
+from training.preparation.rows import in_one_form, no_room, prompt_tokens
 from training.preparation.splits import SPLITS, split_of
 from training.preparation.vocabulary import tokenizer_for
 
@@ -51,7 +51,7 @@ def fit(parsed: Parsed, params: Params) -> Fit | str:
     except ModelError as error:
         return str(error)
     context, prompts = params.model.context_length, prompt_tokens(tokenizer, examples)
-    crowded = {each for each in examples if crowded_out(each, prompts[each], context)}
+    crowded = {each for each in examples if no_room(each, prompts[each], context)}
     texts = list(dict.fromkeys(text for each in examples for text in _replies(each)))
     replies = dict(zip(texts, map(len, encode_responses(tokenizer, texts)), strict=True))
     pairs = [

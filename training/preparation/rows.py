@@ -51,7 +51,7 @@ def prompt_tokens(
     return {example: len(ids) for example, ids in zip(examples, encoded, strict=True)}
 
 
-def crowded_out(example: Example, tokens: int, context_length: int) -> Refusal | None:
+def no_room(example: Example, tokens: int, context_length: int) -> Refusal | None:
     """A refusal if the prompt leaves no room for a response token."""
     if tokens < context_length:
         return None

@@ -129,7 +129,7 @@ class Checkpoints:
         """Files that decide the stage's numbers and have changed since the checkpoint was made."""
         return changed_code(checkpoint.path, self._code)
 
-    def pass_over_other_code(self) -> None:
+    def ignore_other_code(self) -> None:
         """Ignore checkpoints of other code; they are removed when the next one is saved."""
         self._passed_over += [
             path

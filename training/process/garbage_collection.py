@@ -13,7 +13,7 @@ WORKING = gc.get_threshold()
 """Python's default: a cycle that holds a tensor must be collected soon."""
 
 
-def spare_imports() -> None:
+def defer_collection() -> None:
     """Collect rarely while one of our processes (`python -m training.X`) imports."""
     if sys.argv[0] == "-m":
         gc.set_threshold(*IMPORTING)

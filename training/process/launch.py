@@ -104,7 +104,7 @@ def supervise_once(stage: str, command: Sequence[str], processes: int, stops: li
     ):
         # poll every one: a later process may have ended
         while None in [process.poll() for process in running]:
-            say_faults(Path(folder), printed)
+            print_faults(Path(folder), printed)
             lost = [
                 rank
                 for rank, process in enumerate(running)
@@ -117,7 +117,7 @@ def supervise_once(stage: str, command: Sequence[str], processes: int, stops: li
             if lost_at is not None and time.monotonic() > lost_at + GRACE_SECONDS:
                 break
             time.sleep(POLL_SECONDS)
-        say_faults(Path(folder), printed)
+        print_faults(Path(folder), printed)
         codes = [process.returncode for process in running if process.returncode is not None]
     return exit_code(codes)
 
@@ -204,7 +204,7 @@ def visible_devices() -> list[str]:
     ]
 
 
-def say_faults(folder: Path, printed: set[str]) -> None:
+def print_faults(folder: Path, printed: set[str]) -> None:
     """Print the processes' error lines, each once: all of them report bad input."""
     for path in sorted(folder.glob(f"*{FAULT_SUFFIX}")):
         line = path.read_text(encoding="utf-8")

@@ -196,7 +196,7 @@ class Stage:
         )
         answer = os.environ.get(CHANGED_CODE_VARIABLE) or self._asked(change)
         if answer == RESTART:
-            self.checkpoints.pass_over_other_code()
+            self.checkpoints.ignore_other_code()
             logger.warning("%s starts over: %s", self.name, change)
         elif answer == CONTINUE:
             self._resume_note = f"with changed code: {some(changed, len(changed))}"
@@ -310,7 +310,7 @@ class Stage:
         if self.stop_requested or self.orphaned or self._params_changed():
             raise self.stopped()
 
-    def agree_to_stop(self) -> bool:
+    def synchronise_stop(self) -> bool:
         """Collective: set and return `stopping`, which is true if any process of the stage was
         asked to stop, lost its parent or found params.yaml changed.
 

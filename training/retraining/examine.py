@@ -28,7 +28,7 @@ from training.preparation.examples import (
     read_sources,
     refuse_if_too_many,
 )
-from training.preparation.rows import USES, crowded_out, each, make_dataset, prompt_tokens
+from training.preparation.rows import USES, each, make_dataset, no_room, prompt_tokens
 from training.preparation.splits import SPLITS
 from training.process.artifacts import write_json
 from training.retraining.drift import critical_distance, length_distance, unseen_words
@@ -81,7 +81,7 @@ def prepared_now(
     fitting = {
         example
         for example in examples
-        if crowded_out(example, tokens[example], params.model.context_length) is None
+        if no_room(example, tokens[example], params.model.context_length) is None
     }
     by_use = {
         use: [example for example in examples_for(use, needs, parsed) if example in fitting]

@@ -25,7 +25,7 @@ from config.schema import Params
 from config.sections.levers import Lora
 from config.sections.online import ActorCritic, Online
 from training.distributed import sharding
-from training.distributed.model_files import replacing_by_first, save_adapter, save_model
+from training.distributed.model_files import replacing_on_rank0, save_adapter, save_model
 from training.modeling.adapter_base import base_of, is_adapter, named_base, same_base
 from training.modeling.adapters import (
     AdapterView,
@@ -212,7 +212,7 @@ def save_policy(stage: Stage, roles: Roles, tokenizer: PreTrainedTokenizerBase) 
     Collective; rank 0 writes.
     """
     target, policy = stage.root / "models" / stage.name, roles.policy
-    with replacing_by_first(target) as folder:
+    with replacing_on_rank0(target) as folder:
         if isinstance(policy, AdapterView):
             base = named_base(stage.root / "models/sft", target)
             save_adapter(folder, policy.model, POLICY, *base)

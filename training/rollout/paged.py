@@ -60,7 +60,7 @@ def generate(
             "ppo.layout: separate in params.yaml."
         )
     if isinstance(model, AdapterView):
-        model.switch_on()
+        model.activate_adapter()
         model = model.model
     drawing = _Drawing([len(prompt) for prompt in prompts], noise_BT, temperature)
     responses = _run(model, prompts, limits, batch_size, drawing)

@@ -329,7 +329,7 @@ def assert_whole(view: object) -> list[str]:
 
 def test_planned_beside_measured_fits_80_columns(tmp_path: Path) -> None:
     long = Comparison(200 * 3600.0, 199 * 3600.0, 12345.67, 12345.67, 80.0 * GIB, 81.0 * GIB)
-    stage = SimpleNamespace(stage="evaluate", phases={"reference": long}, whole=long)
-    reconciled = SimpleNamespace(stages=[stage], whole=long)
+    stage = SimpleNamespace(stage="evaluate", phases={"reference": long}, total=long)
+    reconciled = SimpleNamespace(stages=[stage], total=long)
     for table in report.plan_tables(reconciled, wide=False):  # type: ignore[arg-type]
         assert_whole(table)

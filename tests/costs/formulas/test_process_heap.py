@@ -12,7 +12,7 @@ from costs.formulas.process_heap import (
     TRAINER_RUNTIME_BYTES,
     activations_in_heap,
     gradients_in_heap,
-    held_by_heap,
+    heap_bytes,
     imports_bytes,
     pass_tokens,
     with_process,
@@ -82,7 +82,7 @@ MOMENTS = [
 
 
 def test_the_heap_is_as_large_as_at_the_fullest_moment_of_a_phase() -> None:
-    held = held_by_heap({"activations": 0.5, "gradients": 1.0}, MOMENTS)
+    held = heap_bytes({"activations": 0.5, "gradients": 1.0}, MOMENTS)
     assert held == pytest.approx(
         {"rollout": (1 + HEAP_WASTE) * 0.5e6, "update": (1 + HEAP_WASTE) * 3e6}
     )

@@ -18,8 +18,8 @@ from costs.ledger.budget import (
     added,
     chain,
     excess,
-    has_to_stop,
     limits,
+    must_stop,
     predecessor,
     results_key,
     room,
@@ -214,8 +214,8 @@ def test_a_slow_step_long_ago_is_forgotten() -> None:
 
 
 def test_before_there_is_a_pace_the_stage_stops_at_the_deadline() -> None:
-    assert not has_to_stop(Pace(), 99.0, 100.0)
-    assert has_to_stop(Pace(), 100.0, 100.0)
+    assert not must_stop(Pace(), 99.0, 100.0)
+    assert must_stop(Pace(), 100.0, 100.0)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -234,7 +234,7 @@ def test_a_steady_stage_ends_within_its_last_step_that_fits(seed: int) -> None:
     pace = Pace()
     pace.save_seconds = save
     now, rows = 0.0, 0
-    while not (rows >= phases and has_to_stop(pace, now, deadline)):
+    while not (rows >= phases and must_stop(pace, now, deadline)):
         now += poll
         assert now <= deadline
         while (rows + 1) / phases * step <= now:
@@ -392,11 +392,11 @@ def test_a_stage_stops_where_one_more_step_and_its_checkpoint_would_not_fit(
     pace.add(usage(1, "train", 5.0), came=10.0)
     pace.add(usage(1, "save", 3.0), came=13.0)
     # the current step ends at 15, one more at 20, and its checkpoint at 23
-    assert has_to_stop(pace, 13.0, deadline) is stops
+    assert must_stop(pace, 13.0, deadline) is stops
 
 
 def test_without_a_pace_a_checkpoint_has_to_fit() -> None:
     pace = Pace()
     pace.add(usage(0, "save", 3.0), came=3.0)
-    assert not has_to_stop(pace, 96.9, 100.0)
-    assert has_to_stop(pace, 97.0, 100.0)
+    assert not must_stop(pace, 96.9, 100.0)
+    assert must_stop(pace, 97.0, 100.0)

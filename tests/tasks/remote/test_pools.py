@@ -22,7 +22,7 @@ from prefect.states import Pending
 from config.errors import EnvironmentFault
 from config.ports import HOST, free_port
 from tasks.deployment.automations import end_silent_runs, zombie_automation
-from tasks.remote.pools import FLOW, PARAMETERS, hand_over, require_served, state_of, withdraw
+from tasks.remote.pools import FLOW, PARAMETERS, require_served, state_of, submit, withdraw
 from tasks.servers.plans import prefect_plan
 from tasks.servers.prefect_settings import api_key
 from tasks.servers.processes import start, stop
@@ -153,7 +153,7 @@ def test_an_engine_that_is_not_there_is_why_the_check_ends(
     client.create_work_pool(
         WorkPoolCreate(name="no-engine", type="docker", base_job_template=template())
     )
-    made = hand_over("no-engine", "/request", "check-1 of run-1")
+    made = submit("no-engine", "/request", "check-1 of run-1")
     worker(server, "no-engine", DOCKER_HOST="unix:///nowhere.sock")
     state = state_of(made.id)
     assert state.is_crashed()
@@ -176,7 +176,7 @@ def test_a_stage_that_no_worker_has_begun_is_withdrawn(
     client.create_work_pool(
         WorkPoolCreate(name="withdrawn", type="docker", base_job_template=template())
     )
-    made = hand_over("withdrawn", "/request", "data-1 of run-1")
+    made = submit("withdrawn", "/request", "data-1 of run-1")
     withdraw(made.id)
     assert state_of(made.id).is_cancelled()
 

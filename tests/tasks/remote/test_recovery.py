@@ -47,7 +47,7 @@ from tests.tasks.pool import Pool
 folder = Path(sys.argv[1])
 heartbeat.EVERY_SECONDS, heartbeat.SILENCE_SECONDS = 0.5, float(sys.argv[2])
 pool = Pool(folder)
-client.hand_over, client.state_of = pool.hand_over, pool.state_of
+client.submit, client.state_of = pool.submit, pool.state_of
 run = begin(Path.cwd(), "doomed", load(Path("params.yaml")), {})
 for stage in ("data", "sft"):
     run_remote(run, stage, "gpus", StopRequest(), lambda progress: None)

@@ -33,9 +33,9 @@ from training.modeling.adapters import (
     adapter_parameters,
     add_adapter,
     begin_adapter,
-    learn_adapter,
     lora_layers,
     matrices,
+    train_only_adapter,
 )
 from training.modeling.models import load_policy, load_reward_model
 
@@ -168,7 +168,7 @@ def test_an_adapter_begins_as_a_copy_that_learns_apart(tmp_path: Path, family: s
     stir(model, "sft")
     save_adapter(start, model, "sft", "../base", None)
     expected = says(model)
-    learn_adapter(model, lora(), "policy", 1, start)
+    train_only_adapter(model, lora(), "policy", 1, start)
     assert active(lora_layers(model)) == "policy"
     assert torch.equal(says(model), expected)
     learning = {name for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -15,8 +15,8 @@ from training.preparation.formats import Example, Pair
 from training.preparation.rows import (
     Row,
     canonical_row,
-    crowded_out,
     make_dataset,
+    no_room,
     prompt_tokens,
     refuse_empty_splits,
     write_prepared,
@@ -116,8 +116,8 @@ def test_no_prompt_is_in_two_splits_and_adding_rows_moves_none(
 
 
 def test_a_prompt_is_crowded_out_when_not_one_token_is_left_for_the_reply() -> None:
-    assert crowded_out(example("p"), 7, 8) is None
-    refusal = crowded_out(example("p"), 8, 8)
+    assert no_room(example("p"), 7, 8) is None
+    refusal = no_room(example("p"), 8, 8)
     assert refusal is not None
     assert (refusal.reason, refusal.origin) == ("prompt_fills_context", ORIGIN)
 
