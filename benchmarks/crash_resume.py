@@ -244,7 +244,7 @@ class Watch:
             return {}
 
     def look_closely(self) -> None:
-        """Every byte, with no process at work."""
+        """Every byte, with no process running."""
         for output, allowed in self._allowed.items():
             found = contents(self._root, output)
             if found and found not in allowed:

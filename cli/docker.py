@@ -104,8 +104,8 @@ def read_settings(path: Path) -> dict[str, str]:
             )
     if not found.get("DOCKER_GROUP", "").isdigit():
         raise EnvironmentFault(
-            f"DOCKER_GROUP={found.get('DOCKER_GROUP', '')} in {SETTINGS} is no number: it is the "
-            "group of the engine's socket. "
+            f"DOCKER_GROUP={found.get('DOCKER_GROUP', '')} in {SETTINGS} is not a number: it is "
+            "the group of the engine's socket. "
             "Set it to what stat -c %g /var/run/docker.sock prints."
         )
     return found

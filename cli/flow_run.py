@@ -130,9 +130,9 @@ def reason(state: "State[Any]") -> RlhfError:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return EnvironmentFault(
             f"{error.filename or 'this checkout'}: no space left on the disk. Free some (rlhf "
-            "clean says what can go); rlhf run goes on from there."
+            "clean says what can go); rlhf run resumes there."
         )
     return RlhfError(
         f"the run failed: {state.message or error}. What the stages printed is in "
-        "runs/<stage>/log.txt; rlhf run goes on from there."
+        "runs/<stage>/log.txt; rlhf run resumes there."
     )

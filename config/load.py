@@ -78,7 +78,7 @@ def read(path: Path) -> dict[str, Any]:
         base = base_path(chain[-1], name)
         if base.resolve() in [each.resolve() for each in chain]:
             circle = " -> ".join(each.name for each in [*chain, base])
-            raise ParamsError(f"{circle} extend each other. Let one of them be merged.")
+            raise ParamsError(f"{circle} extend each other. Remove extends from one of them.")
         chain.append(base)
         content = compose(_mapping(base), content)
     return content

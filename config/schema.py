@@ -190,21 +190,21 @@ class Params(_WithMethods):
             if level != "none" and section.optimizer == "adamw8bit":
                 raise ParamsError(
                     f"{stage}.optimizer=adamw8bit keeps its moments in blocks that "
-                    f"{written} would cut. "
+                    f"{written} would split. "
                     f"Set {stage}.optimizer: adamw, or where.{stage}.sharding: none in params.yaml."
                 )
             if level not in WEIGHTS_DIVIDED:
                 continue
             if self.model.dtype == "fp16":
                 raise ParamsError(
-                    "model.dtype=fp16 scales the loss by what the gradients of all weights say, "
-                    f"and {written} divides them. "
+                    "model.dtype=fp16 scales the loss by the gradients of all weights, and "
+                    f"{written} shards them. "
                     f"Set model.dtype: bf16, or where.{stage}.sharding: none in params.yaml."
                 )
             if self.model.quantisation is not None:
                 raise ParamsError(
                     f"model.quantisation={self.model.quantisation} packs weights into bytes that "
-                    f"{written} cannot divide. "
+                    f"{written} cannot shard. "
                     f"Set model.quantisation: null, or where.{stage}.sharding: none in params.yaml."
                 )
         for loop in self._loops():
@@ -213,9 +213,9 @@ class Params(_WithMethods):
             if place.sharding in WEIGHTS_DIVIDED and mini_batch < place.processes:
                 raise ParamsError(
                     f"a mini-batch of {mini_batch} episodes ({name}.batch_size / "
-                    f"{name}.num_mini_batches) has none for some of "
-                    f"{self.where.as_written(name, 'processes')}, and with "
-                    f"{self.where.as_written(name, 'sharding')} all work in step. "
+                    f"{name}.num_mini_batches) leaves some of "
+                    f"{self.where.as_written(name, 'processes')} without one, and with "
+                    f"{self.where.as_written(name, 'sharding')} every process needs one. "
                     "Change one of them in params.yaml."
                 )
         return self
@@ -223,14 +223,14 @@ class Params(_WithMethods):
     @model_validator(mode="after")
     def _adapters_have_a_base(self) -> "Params":
         if self.model.random is not None:
-            for section, stands in (
+            for section, lora in (
                 ("sft", self.sft.lora),
                 ("reward", self.reward.lora if self.reward.init == "base" else None),
             ):
-                if stands is not None:
+                if lora is not None:
                     raise ParamsError(
-                        f"{section}.lora adapts the weights of model.random, which have learnt "
-                        "nothing and are in no folder. "
+                        f"{section}.lora adapts a pretrained model, and the weights of "
+                        "model.random are random. "
                         f"Set {section}.lora: null, or model.path in params.yaml."
                     )
         self._adapters_are_like_their_start()
@@ -271,6 +271,6 @@ class Params(_WithMethods):
                 raise ParamsError(
                     f"{section}.lora.{difference}={getattr(own, difference)} and "
                     f"sft.lora.{difference}={getattr(sft, difference)}: the adapter of {section} "
-                    "begins as a copy of the SFT model's. Give both the same rank, alpha and "
+                    "starts as a copy of the SFT model's. Give both the same rank, alpha and "
                     "modules in params.yaml."
                 )

@@ -3,7 +3,7 @@
 Params are copied: to runs/, Prefect, MLflow, the store, the report. A URL that needs a signature or
 a token therefore names a variable of the environment,
 `https://data.example/rows.jsonl?sig=${RLHF_DATA_SIGNATURE}`, which is inserted only when the URL is
-read. No other variables are allowed: somebody else's params could leak them.
+read. No other variables are allowed: params from another source could leak them.
 """
 
 import os

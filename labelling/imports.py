@@ -71,7 +71,8 @@ def read_export(
     unknown = next((name for name in columns if name not in COLUMNS), None)
     if unknown is not None:
         raise ParamsError(
-            f"--column {unknown}=...: {unknown} is none of {', '.join(COLUMNS)}. Write ours=theirs."
+            f"--column {unknown}=...: {unknown} is not one of {', '.join(COLUMNS)}. "
+            "Write ours=theirs."
         )
     votes: list[Vote] = []
     refused: list[Refused] = []
@@ -209,7 +210,7 @@ def _pair(texts: Mapping[str, Any], names: Mapping[str, str]) -> Pair:
 def _text(texts: Mapping[str, Any], name: str) -> str:
     text = texts[name]
     if not isinstance(text, str) or not text.strip():
-        raise _Unreadable("no_text", f"{name}={str(text)[:60]!r} is no text")
+        raise _Unreadable("no_text", f"{name}={str(text)[:60]!r} is not text")
     return text.strip()
 
 
@@ -240,7 +241,7 @@ def _vote(choice: Any, names: Mapping[str, str]) -> int | None:
             return vote
     raise _Unreadable(
         "no_choice" if not text else "not_a_vote",
-        f"{str(choice)[:60]!r} is none of left, right, 1, 2, tie or a response's name",
+        f"{str(choice)[:60]!r} is not one of left, right, 1, 2, tie or a response's name",
     )
 
 

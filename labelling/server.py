@@ -91,7 +91,7 @@ class Session:
         left = shown_left(pair, annotator)
         of_choice = {"left": left, "right": 3 - left, "tie": 0, "skip": None}
         if choice not in of_choice:
-            raise DataError(f"choice {choice[:40]!r} is none of {', '.join(of_choice)}.")
+            raise DataError(f"choice {choice[:40]!r} is not one of {', '.join(of_choice)}.")
         vote = Vote(pair, annotator, of_choice[choice], left)
         with self._lock:
             append(self._votes_file, [vote])

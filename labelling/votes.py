@@ -151,7 +151,7 @@ def _pair(row: dict[str, Any], place: str) -> Pair:
     for name in ("response1", "response2"):
         if not isinstance(row.get(name), str) or not row[name].strip():
             raise DataError(
-                f"{place}: {name}={str(row.get(name))[:60]!r} is no text. Fix or remove the line."
+                f"{place}: {name}={str(row.get(name))[:60]!r} is not text. Fix or remove the line."
             )
     return Pair(prompt, row["response1"], row["response2"], seed if isinstance(seed, int) else 0)
 
@@ -178,8 +178,8 @@ def _vote(row: dict[str, Any], place: str) -> Vote:
     value = row.get("vote", "")
     if isinstance(value, bool) or value not in VOTES:
         raise DataError(
-            f"{place}: vote={value!r} is none of 0 (tie), 1, 2, null (skipped). Fix or remove the "
-            "line."
+            f"{place}: vote={value!r} is not one of 0 (tie), 1, 2, null (skipped). Fix or remove "
+            "the line."
         )
     left = row.get("left")
     return Vote(pair, annotator, value, left if left in (1, 2) else None)

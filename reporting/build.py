@@ -39,8 +39,8 @@ def build_summary(root: Path, params: Params, run_id: str) -> None:
 
 
 def write_page(target: Path, content: str, command: str) -> None:
-    """Write a page atomically; `command` is what to repeat if it could not be written:
-    EnvironmentFault.
+    """Write a page atomically. Raises EnvironmentFault, naming `command` as what to run again, if
+    it cannot be written.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Pictures of the pages: curves, dots, histograms and bars. This module computes what is drawn;
+"""Charts of the pages: curves, dots, histograms and bars. This module computes what is drawn;
 templates/charts.html draws it.
 """
 
@@ -14,7 +14,7 @@ from reporting.templating import macro
 
 TEMPLATE = "charts.html"
 WIDTH, WIDE = 320, 390
-"""Units of a small and a large picture; at their usual size on the page a unit is about a pixel."""
+"""Size of a small and a large chart in SVG units; at the usual size a unit is about a pixel."""
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 10, 36
 MOST_DOTS, MOST_POINTS = 400, 120
 
@@ -38,8 +38,8 @@ class Reference(NamedTuple):
 
 
 class Dot(NamedTuple):
-    """A point with the interval of its height. `planned` is another x, drawn hollow; `caption` is
-    printed beside it, `title` under the pointer.
+    """A point with the interval of its y value. `planned` is another x, drawn hollow; `caption` is
+    printed beside it, `title` is its tooltip.
     """
 
     title: str
@@ -54,7 +54,7 @@ class Dot(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A share of a total; `shown` is its size for people."""
+    """A share of a total; `shown` is its formatted size."""
 
     name: str
     size: float
@@ -63,7 +63,7 @@ class Part(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """A number with its interval, if it has one; `shown` is for people."""
+    """A number with its interval, if it has one; `shown` is its formatted value."""
 
     name: str
     value: float
@@ -86,7 +86,7 @@ class Scale(NamedTuple):
 
 
 class Plot(NamedTuple):
-    """The frame of a picture: its axes with (value, label) of their ticks."""
+    """The frame of a chart: axes with the (value, label) of their ticks."""
 
     label: str
     """Description for screen readers."""
@@ -116,8 +116,8 @@ def plot(
     steps: bool = False,
     shares: bool = False,
 ) -> Plot:
-    """A frame around the data. Axes end at round numbers; an x axis of whole `steps` at its data.
-    A y axis of `shares` is in percent.
+    """A frame around the data. The axes end at round numbers, an x axis of whole `steps` at the
+    data. With `shares` the y axis is in percent.
     """
     x_range = spread(min(xs), max(xs)) if steps else (min(xs), max(xs))
     x_ticks, y_ticks = ticks(*x_range), ticks(min(ys), max(ys))
@@ -147,8 +147,8 @@ def line_chart(
     shares: bool = False,
     steps: bool = True,
 ) -> Markup:
-    """Curves over steps, at least one point each; `label` describes the picture. `shares` are shown
-    in percent. Without `steps` the x axis has any numbers.
+    """Curves over steps, each with at least one point; `label` describes the chart. `shares` are
+    shown in percent. Without `steps` the x axis takes any numbers.
     """
     curves = [Series(s.name, thinned(s.points), s.tone) for s in series]
     xs = [x for s in curves for x, _ in s.points]
@@ -161,7 +161,9 @@ def line_chart(
 
 
 def _probes(curves: Sequence[Series], frame: Plot, shares: bool) -> list[dict[str, object]]:
-    """For every x what appears while the pointer is near it: a dot on each curve, and values."""
+    """For every x, what appears while the pointer is near it: a dot on each curve, and the
+    values.
+    """
     shown = percent if shares else decimal
     by_series = [dict(s.points) for s in curves]
     xs = sorted({x for s in curves for x, _ in s.points})
@@ -204,7 +206,7 @@ def dots_chart(
     height: int = 300,
     shares: bool = False,
 ) -> Markup:
-    """A dot with a whisker each, from x = 0."""
+    """Dots with whiskers, on an x axis that starts at 0."""
     xs = [0.0, *(x for dot in dots for x in (dot.x, dot.planned) if x is not None)]
     ys = [y for dot in dots for y in (dot.low, dot.high)] + [line.value for line in references]
     frame = plot(label, xs, ys, x_name, y_name, height=height, shares=shares)
@@ -259,19 +261,19 @@ def legend(series: Sequence[Series]) -> Markup:
 
 
 def strip(parts: Sequence[Part], label: str) -> Markup:
-    """One bar cut in proportion, with a legend; empty parts are left out."""
+    """One bar split in proportion, with a legend; empty parts are left out."""
     return macro(TEMPLATE, "strip", parts, label)
 
 
 def bar_list(parts: Sequence[Part], label: str) -> Markup:
-    """A bar per row, the longest over the full width."""
+    """A bar per row; the longest has the full width."""
     most = max((part.size for part in parts), default=0) or 1.0
     return macro(TEMPLATE, "bar_list", parts, label, most)
 
 
 def stacked_list(rows: Sequence[tuple[str, Sequence[Part], str]], label: str) -> Markup:
-    """(name, parts, size for people) of each row: a bar cut into its parts, the longest over the
-    full width, and a legend.
+    """A bar per row, split into its parts, with a legend; the longest has the full width. A row is
+    (name, parts, formatted size).
     """
     most = max((sum(part.size for part in parts) for _, parts, _ in rows), default=0) or 1.0
     seen = {part.name: part for _, parts, _ in rows for part in parts if part.size > 0}
@@ -303,7 +305,7 @@ def ticks(low: float, high: float, about: int = 4) -> list[float]:
     """Multiples of 1, 2, 2.5 or 5 times a power of ten, about `about` of them, that cover [low,
     high].
 
-    The first is at or below `low`, the last at or above `high`, so they serve as the ends of an
+    The first is at or below `low` and the last at or above `high`, so they can be the ends of an
     axis.
     """
     low, high = spread(low, high)
@@ -317,15 +319,15 @@ def ticks(low: float, high: float, about: int = 4) -> list[float]:
 
 
 def spread(low: float, high: float) -> tuple[float, float]:
-    """[low, high], opened a little where both are the same."""
+    """[low, high], widened a little if both are the same."""
     if high > low:
         return low, high
     return low - (abs(low) * 0.1 or 0.5), high + (abs(high) * 0.1 or 0.5)
 
 
 def tick_labels(values: Sequence[float], shares: bool = False) -> list[str]:
-    """The ticks with as many decimals as tell them apart, the same for all; very small or large
-    ones with a power of ten.
+    """Tick labels, all with as many decimals as are needed to distinguish them; very small or large
+    values have a power of ten.
 
     `shares` are fractions, shown in percent.
     """
@@ -347,8 +349,8 @@ def tick_labels(values: Sequence[float], shares: bool = False) -> list[str]:
 def thinned(
     points: Sequence[tuple[float, float]], most: int = MOST_POINTS
 ) -> list[tuple[float, float]]:
-    """At most `most` points: means over equal runs of neighbours, so that a long curve stays light
-    and loses no level.
+    """At most `most` points, each the mean of as many adjacent ones, so that a long curve stays
+    small.
     """
     size = math.ceil(len(points) / most)
     if size <= 1:

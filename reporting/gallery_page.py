@@ -1,5 +1,5 @@
-"""All runs of a workspace on one HTML page: what each cost against what it brought, a dot each, and
-the list of them with the page of each.
+"""All runs of a workspace on one HTML page: cost against gain, a dot per run, and a list with links
+to their pages.
 """
 
 import os
@@ -27,7 +27,7 @@ HEAD = ("run", "method", "cost", "time", "wins over SFT", "gold", "KL", "changed
 
 
 def gallery_page(root: Path, runs: Sequence[PastRun], page: Path) -> str:
-    """The page; `page` is where it will lie, from where its links lead to those of the runs."""
+    """The page; `page` is the path it will be written to, which links are relative to."""
     links = {run.run_id: _link(root, run, page) for run in runs}
     content = [_picture(runs, links), _list(runs, links)]
     head = masthead("All runs", sentence=_sentence(runs))
@@ -35,7 +35,7 @@ def gallery_page(root: Path, runs: Sequence[PastRun], page: Path) -> str:
 
 
 def write_gallery(root: Path) -> Path:
-    """Write report/all.html below `root`; returns where it is."""
+    """Write report/all.html below `root` and return its path."""
     page = root / PAGE
     page.parent.mkdir(exist_ok=True)
     write_atomically(page, gallery_page(root, past_runs(root), page))
@@ -49,7 +49,7 @@ def _sentence(runs: Sequence[PastRun]) -> str:
 
 
 def _link(root: Path, run: PastRun, page: Path) -> str | None:
-    """The run's own page from this one, as long as the run keeps it."""
+    """Link from this page to the run's own page, if that still exists."""
     own = kept_folder(root, run.run_id) / REPORT
     return Path(os.path.relpath(own, page.parent)).as_posix() if own.exists() else None
 
@@ -86,7 +86,7 @@ def _list(runs: Sequence[PastRun], links: dict[str, str | None]) -> Markup:
 
 def _row(run: PastRun, link: str | None) -> list[Child]:
     name = link_to(run.run_id, link)
-    if run.usd is None:  # its params are gone
+    if run.usd is None:  # its params are missing
         return [name, *[ABSENT] * (len(HEAD) - 2), run.note]
     started = datetime.fromtimestamp(run.started, UTC) if run.started else None
     when = f"{started:%Y-%m-%d %H:%M} UTC, " if started else ""

@@ -1,4 +1,4 @@
-"""Everything the report shows, read once: ledger, metrics, curves, calibration, samples. What is
+"""Reads everything that the report shows: ledger, metrics, curves, calibration, samples. What is
 missing is empty.
 """
 
@@ -29,7 +29,7 @@ Curves = Mapping[str, list[tuple[float, float]]]
 """Metric name -> (step, value) in the order of the steps."""
 
 NO_RUN = "none"
-"""Ledger.state of outputs without any record of how they were made, as after `dvc pull`."""
+"""Ledger.state of outputs without a record of how they were made, as after `dvc pull`."""
 REPLACED = (
     "of this run is not known: what is in place is of another run, and this one kept no copy."
 )
@@ -42,7 +42,7 @@ class Findings:
     reconciled: Reconciled
     """What was planned beside what was measured."""
     metrics: Mapping[str, Metrics]
-    """Per stage, metrics/<stage>.json; empty for a stage that has none in this run."""
+    """metrics/<stage>.json per stage; empty for a stage that has none in this run."""
     curves: Mapping[str, Curves]
     calibration: list[tuple[float, float, int]]
     """(confidence, accuracy, count) of each bin."""
@@ -50,25 +50,25 @@ class Findings:
     plots: Mapping[str, list[Mapping[str, str]]]
     """Rows of plots/data_*.csv by file stem."""
     notes: list[str]
-    """What could not be read or is not of this run, for the reader of the report."""
+    """What could not be read or does not belong to this run, for the reader of the report."""
     reply_rates: Mapping[str, float] = field(default_factory=dict)
     """Reply tokens per second of each model while it answered the held-out prompts."""
     quantised: tuple[QuantisedFile, ...] = ()
     """What the run's export measured; empty without one."""
     benchmarks: tuple[Benchmark, ...] = ()
-    """What rlhf bench measured of the run's model, by way of serving it."""
+    """What rlhf bench measured of the run's model, per way of serving it."""
     teacher_benchmarks: tuple[Benchmark, ...] = ()
-    """Of a student: what it measured of the aligned model, served by another run."""
+    """Of a student: measurements of the aligned model, served by another run."""
     served: Served = NOTHING_SERVED
-    """What rlhf serve served of it."""
+    """Rows of rlhf serve for this run's model."""
 
     def value(self, stage: str, name: str) -> float | None:
-        """A metric that is a finite number, else None."""
+        """A metric if it is a finite number, else None."""
         return finite(self.metrics[stage].get(name))
 
 
 def finite(value: Any) -> float | None:
-    """`value` as a float if it is a finite number (a boolean is none), else None."""
+    """`value` as a float if it is a finite number other than a boolean, else None."""
     return (
         float(value)
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
@@ -77,7 +77,7 @@ def finite(value: Any) -> float | None:
 
 
 def read_findings(root: Path, params: Params, run_id: str | None = None) -> Findings:
-    """What is known below `root` about a run; without a run id, about the newest.
+    """Read what there is below `root` about a run; without a run id, about the newest.
 
     Raises CostError if there is no such run, or neither a run nor metrics.
     """
@@ -122,7 +122,9 @@ def read_findings(root: Path, params: Params, run_id: str | None = None) -> Find
 
 
 def _benchmarks(root: Path, run_id: str, stage: str) -> tuple[Benchmark, ...]:
-    """Those of the run's model of a stage, whichever run served it: the newest of each way."""
+    """The newest measurement of the model of a stage per way of serving it, whichever run served
+    it.
+    """
     lock = kept_folder(root, run_id) / "dvc.lock"
     digest = out_digest(lock, stage, f"models/{stage}")
     found: dict[tuple[str, str, int], Benchmark] = {}
@@ -141,7 +143,7 @@ def _teacher_benchmarks(root: Path, params: Params, run_id: str) -> tuple[Benchm
 
 
 def _reply_rates(metrics: Metrics, attempts: Sequence[Attempt]) -> dict[str, float]:
-    """By the newest rows of the phase `generate`, whose step is the model's number."""
+    """From the newest rows of the phase `generate`, whose step is the number of the model."""
     seconds = {
         row.step: row.seconds
         for attempt in attempts
@@ -170,7 +172,9 @@ def _ledger(root: Path, params: Params, run_id: str | None) -> Ledger:
 
 
 class _Outputs:
-    """Where the results of a run are: its kept copies, or what is in place if that is its own."""
+    """Where the results of a run are: its kept copies, or the current outputs if they are its
+    own.
+    """
 
     def __init__(self, root: Path, book: Ledger, attempts: Mapping[str, list[Attempt]]) -> None:
         self._root, self._book, self._attempts = root, book, attempts
@@ -179,10 +183,10 @@ class _Outputs:
         ).rows
         self._completed: Mapping[str, Outs] = completed_stages(root, book.run_id)
         self.unknown: dict[str, list[str]] = {}
-        """Completed stage -> what was looked for of it and is nowhere as the run left it."""
+        """Completed stage -> files that no longer exist as the run left them."""
 
     def find(self, stage: str, path: str) -> Path | None:
-        """The run's file at `path`, an output of `stage`; None if it has none or that is not
+        """The run's file at `path`, an output of `stage`; None if the run has none or it is not
         known.
         """
         if self._book.state == NO_RUN:
@@ -204,7 +208,9 @@ class _Outputs:
         return found
 
     def _is_in_place(self, stage: str) -> bool:
-        """Whether the attempt that made this run's outputs is the one whose are in place now."""
+        """Whether the attempt that made this run's outputs is the one that made the current
+        ones.
+        """
         entry = self._book.stage(stage)
         if entry is None or entry.state not in ("done", "cached") or entry.attempt is None:
             return False
@@ -214,8 +220,8 @@ class _Outputs:
 def _attempt_on_disk(
     stage: str, pipeline: list[PipelineRow], attempts: list[Attempt]
 ) -> int | None:
-    """The attempt whose outputs are in place now: what the last pipeline run used, or what was made
-    by hand after it.
+    """The attempt that made the current outputs: the one that the last pipeline run used, or a
+    later one that was started by hand.
     """
     used = next(
         (row for row in reversed(pipeline) if row.event == "stage" and row.stage == stage), None
@@ -229,8 +235,8 @@ def _attempt_on_disk(
 def _curves(
     folder: Path, book: Ledger, stage: str, attempts: list[Attempt], notes: list[str]
 ) -> Curves:
-    """The learning curves that led to the stage's outputs: steps done again are the later
-    attempt's.
+    """The learning curves that led to the stage's outputs. Steps that were repeated are those of
+    the later attempt.
 
     Empty for outputs whose attempt is not known.
     """

@@ -1,4 +1,4 @@
-"""The one figure that tells how a stage went."""
+"""The most important figure of a stage."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from reporting.numbers import count, decimal, percent
 
 
 def key_figure(stage: str, metrics: Mapping[str, Any]) -> str:
-    """What to know of a stage from its metrics/<stage>.json, in a few words; empty if it has no
+    """The most important figures in metrics/<stage>.json, in a few words; empty if there are no
     metrics.
     """
     value = {

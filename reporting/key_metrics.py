@@ -1,7 +1,7 @@
-"""The few numbers of each stage that `dvc metrics show` and `dvc exp show` have.
+"""The few numbers of each stage that `dvc metrics show` and `dvc exp show` print.
 
-metrics/<stage>.json hold all of them, up to fifty a stage: a table of these is unreadable.
-`python -m reporting.key_metrics` is the DVC stage `key_metrics`.
+metrics/<stage>.json has up to fifty numbers, too many for a table. `python -m
+reporting.key_metrics` is the DVC stage `key_metrics`.
 """
 
 import json
@@ -15,7 +15,7 @@ from reporting.inputs import finite
 
 TARGET = Path("metrics/key.json")
 ALIGN = "align"
-"""What the method's numbers are called: methods are compared in the same columns."""
+"""Common names for the numbers of all methods, so that methods are compared in the same columns."""
 NAMES = {
     "data": ("rows_kept", "rows_quarantined"),
     "sft": ("eval_loss",),
@@ -36,8 +36,8 @@ NAMES = {
 
 
 def key_metrics(metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Of the numbers of each stage those to know, as far as the stage has them; a stage without
-    any is left out.
+    """The most important numbers of each stage, if the stage has them; a stage without any is left
+    out.
     """
     chosen = {
         stage: {
@@ -51,8 +51,8 @@ def key_metrics(metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str,
 
 
 def write_key_metrics(root: Path, method: str) -> None:
-    """metrics/key.json, from what the stages have left below `root`. Raises OSError where one has
-    left nothing.
+    """Make metrics/key.json from what the stages left below `root`. Raises OSError if a file is
+    missing.
     """
     metrics = {
         stage: json.loads(

@@ -1,8 +1,7 @@
-"""The key picture of a run: where its time went, stage by stage and phase by phase, beside what it
-brought.
+"""The key picture of a run: its time by stage and phase, beside what it gained.
 
-A drawing that stands by itself, for pages that show markdown and pictures: its colours are its own,
-on a card of its own, so that it can be read on a light and on a dark page.
+A self-contained drawing for pages that show markdown and images. It has its own colours on its own
+card, so that it can be read on light and dark pages.
 """
 
 from collections.abc import Sequence
@@ -15,8 +14,8 @@ from reporting.numbers import decimal, duration, percent, usd
 from reporting.templating import environment
 
 WIDTH, PANEL, GAP, MARGIN, ROW = 620, 276, 28, 20, 22
-"""Units are pixels at full size; MLflow has this much room for a description, and does not shrink
-what is wider.
+"""In pixels at full size. MLflow has this much room for a description, and does not shrink anything
+wider.
 """
 COLOURS = {
     "base": "#7d8896",
@@ -42,7 +41,7 @@ FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, s
 
 
 LEAST_SHARE = 0.01
-"""Smaller parts are shown as one."""
+"""Smaller parts are merged into one."""
 
 
 class Spent(NamedTuple):
@@ -82,7 +81,7 @@ def key_picture(findings: Findings) -> str:
 
 
 def _stages(findings: Findings) -> list[Spent]:
-    # a stage has its colour in every run, so that pictures can be compared
+    # a stage has the same colour in every run, so that pictures can be compared
     names = findings.params.stages
     colours = {name: _colour(i) for i, name in enumerate(names)}
     return [
@@ -104,7 +103,7 @@ def _colour(i: int) -> str:
 
 
 def _folded(parts: Sequence[Spent]) -> list[Spent]:
-    """The parts, the smallest of them as one at the end where they are several."""
+    """The parts; if several are small, those are merged into one at the end."""
     total = sum(part.seconds for part in parts)
     small = [part for part in parts if part.seconds < LEAST_SHARE * total]
     if len(small) < 2:
@@ -116,7 +115,7 @@ def _folded(parts: Sequence[Spent]) -> list[Spent]:
 
 
 Panel = dict[str, Any]
-"""What templates/key.svg draws in a panel."""
+"""The values that templates/key.svg draws in a panel."""
 
 
 def _panel(title: str, **content: Any) -> Panel:
@@ -125,7 +124,9 @@ def _panel(title: str, **content: Any) -> Panel:
 
 
 def _strip_panel(title: str, parts: Sequence[Spent]) -> tuple[Panel, int]:
-    """One bar cut in proportion, and a row per part: name, time, cost, share. With its height."""
+    """One bar split in proportion, and a row per part with name, time, cost and share; also its
+    height.
+    """
     total = sum(part.seconds for part in parts)
     if not total:
         absent = "nothing was done: all outputs were reused" if parts else "not recorded"

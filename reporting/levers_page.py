@@ -1,5 +1,5 @@
-"""What `rlhf levers` and `rlhf scale` found, as one HTML page: cost against quality, the frontier
-of quality against KL, a row per variant, and how cost grows.
+"""Results of `rlhf levers` and `rlhf scale` on one HTML page: cost against quality, the frontier of
+quality against KL, a row per variant, and how cost grows.
 """
 
 from itertools import cycle
@@ -35,7 +35,7 @@ HEAD = (
 
 
 def write_levers_page(root: Path) -> Path:
-    """Write report/levers.html from what is kept; returns where it is."""
+    """Write report/levers.html from the kept results and return its path."""
     page = root / PAGE
     page.parent.mkdir(exist_ok=True)
     write_atomically(page, levers_page(read_levers(root), read_scale(root)))
@@ -43,7 +43,7 @@ def write_levers_page(root: Path) -> Path:
 
 
 def levers_page(levers: Levers | None, scale: Scale | None) -> str:
-    """The page, of what there is of the two."""
+    """The page, from whichever of the two results exists."""
     sentence = levers_sentence(levers) if levers else "No levers were compared yet."
     parts: list[Markup] = []
     if levers is not None:
@@ -55,7 +55,7 @@ def levers_page(levers: Levers | None, scale: Scale | None) -> str:
 
 
 def levers_sentence(found: Levers) -> str:
-    """The result in a sentence."""
+    """The result in one sentence."""
     by_name = {each.name: each for each in found.variants}
     base, best = by_name[BASELINE], by_name.get(found.best or "")
     if best is None or best is base or not best.measured_usd or not base.measured_usd:

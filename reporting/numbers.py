@@ -1,17 +1,17 @@
-"""Numbers as people read them. Inside the project base units and fractions; here GiB, minutes and
-percent, for printing only.
+"""Formats numbers for people. The project uses base units and fractions internally; GiB, minutes
+and percent are for printing only.
 """
 
 import math
 from datetime import UTC, datetime
 
 ABSENT = "–"
-"""Printed where there is no number."""
+"""Printed in place of a missing number."""
 
 
 def usd(value: float | None) -> str:
     """US dollars with as many decimals as two significant digits need: $12.30, $0.087, $0.00012;
-    hardly anything is <$0.000001.
+    below that, <$0.000001.
     """
     if value is None or not math.isfinite(value):
         return ABSENT
@@ -57,7 +57,7 @@ def memory(size_bytes: float | None) -> str:
 
 
 def count(value: float | None) -> str:
-    """A whole number with thousands separated; from ten million on, shortened: 12.3 M."""
+    """A whole number with thousands separators; from ten million on, shortened: 12.3 M."""
     if value is None or not math.isfinite(value):
         return ABSENT
     if abs(value) < 1e7:
@@ -66,7 +66,9 @@ def count(value: float | None) -> str:
 
 
 def short(value: float) -> str:
-    """Powers of 1000 with three digits: 460 k, 1.24 M, 7.00 B, up to E, 10 to the 18th."""
+    """With a suffix for a power of 1000 and three digits: 460 k, 1.24 M, 7.00 B, up to E (10 to the
+    18th).
+    """
     for size, unit in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.{max(0, 2 - int(math.log10(abs(value) / size)))}f} {unit}"
@@ -90,7 +92,7 @@ def deviation(fraction: float | None) -> str:
 
 
 def decimal(value: float | None, digits: int = 3) -> str:
-    """A plain number with `digits` significant digits; from 0.01 on with no more than `digits`
+    """A plain number with `digits` significant digits; from 0.01 on with at most `digits`
     decimals.
     """
     if value is None or not math.isfinite(value):

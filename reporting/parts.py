@@ -1,4 +1,4 @@
-"""The pieces that pages are built from; templates/parts.html has their markup."""
+"""The elements that pages are built from; templates/parts.html has their markup."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,11 +10,9 @@ from reporting.templating import Child, environment, join, macro
 
 TEMPLATE = "parts.html"
 MOST_SIDE_BY_SIDE = 3
-"""Columns of a table that a phone shows beside one another."""
+"""Columns of a table that fit beside one another on a phone."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""Content-Security-Policy: the browser refuses scripts and requests, whatever a model managed to
-write.
-"""
+"""Content-Security-Policy: the browser refuses scripts and requests, whatever a model wrote."""
 
 
 def document(
@@ -24,8 +22,8 @@ def document(
     commands: Sequence[str],
     foot: str = "The same for programs: ",
 ) -> str:
-    """A complete page with the style sheet in it. The footer names the commands that print the same
-    as JSON.
+    """A complete page with its style sheet. The footer names the commands that print the same as
+    JSON.
     """
     style = Markup((Path(__file__).parent / "style.css").read_text(encoding="utf-8"))
     template = environment().get_template("document.html")
@@ -65,27 +63,27 @@ def navigation(anchors: Sequence[tuple[str, str]]) -> Markup:
 
 
 def section(name: str, title: str, lead: Child, *children: Child) -> Markup:
-    """A part of the page with an anchor, a title and one line that says what it shows."""
+    """A section of the page with an anchor, a title and one line that describes it."""
     return macro(TEMPLATE, "section", name, title, lead, _made(children))
 
 
 def group(title: str | None, *children: Child) -> Markup:
-    """Parts of a section under a smaller title."""
+    """Parts of a section under a subtitle."""
     return macro(TEMPLATE, "group", title, _made(children))
 
 
 def card(title: str, *children: Child, note: Child = None) -> Markup:
-    """A picture or table under its name; `note` explains a term in one line."""
+    """A chart or table under its name; `note` explains a term in one line."""
     return macro(TEMPLATE, "card", title, _made(children), note)
 
 
 def grid(*children: Child, kind: str = "thirds") -> Markup:
-    """Cards side by side, as many as there is room for: `thirds` or `halves` on a wide screen."""
+    """Cards side by side, `thirds` or `halves` on a wide screen."""
     return macro(TEMPLATE, "grid", _made(children), f"grid {kind}")
 
 
 def stack(*children: Child) -> Markup:
-    """Cards below one another in a cell of a grid."""
+    """Cards stacked in a cell of a grid."""
     return macro(TEMPLATE, "grid", _made(children), "stack")
 
 
@@ -96,7 +94,7 @@ def table(
     numbers: range = range(1, 99),
 ) -> Markup:
     """A table that scrolls sideways if it does not fit; the columns `numbers` are right-aligned. On
-    a phone a table with many columns becomes a list of rows, each value beside its heading.
+    a phone a table with many columns becomes a list of rows, with each value beside its heading.
     """
     names = [cell if isinstance(cell, str) else None for cell in header]
     lines = [_made(cells) for cells in rows]
@@ -105,7 +103,7 @@ def table(
 
 
 def details(summary: str, *children: Child) -> Markup:
-    """Content that is folded until somebody opens it."""
+    """Content that is folded until it is opened."""
     return macro(TEMPLATE, "details", summary, _made(children))
 
 
@@ -120,12 +118,12 @@ def missing(message: str) -> Markup:
 
 
 def badge(content: str, tone: str) -> Markup:
-    """A short state: good, bad, open, quiet."""
+    """A short status: good, bad, open, quiet."""
     return macro(TEMPLATE, "span", content, f"badge {tone}", None)
 
 
 def remark(content: Child, title: str | None = None) -> Markup:
-    """Small text under a cell's value; `title` appears under the pointer."""
+    """Small text under a cell's value; `title` is its tooltip."""
     return macro(TEMPLATE, "span", join(content), "remark", title)
 
 
@@ -135,7 +133,7 @@ def tagged(tag: str, content: Child, kind: str = "") -> Markup:
 
 
 def together(*children: Child) -> Markup:
-    """Children that are not broken over lines."""
+    """Children without line breaks between them."""
     return macro(TEMPLATE, "span", join(*children), "together", None)
 
 

@@ -1,4 +1,4 @@
-"""The runs of a workspace in a list: what each was, bought and cost, and what it changed."""
+"""The runs of a workspace in a list: state, gain, cost, and changed parameters."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,21 +25,23 @@ class PastRun(NamedTuple):
     seconds: float | None = None
     usd: float | None = None
     win_rate: float | None = None
-    """Of the aligned over the SFT model, by gold where there is one, else by the reward model."""
+    """Win rate of the aligned model over the SFT model, by gold score if there is one, else by the
+    reward model.
+    """
     win_rate_low: float | None = None
     win_rate_high: float | None = None
     gold_aligned: float | None = None
     kl: float | None = None
     changed: str = ""
-    """Parameters that differ from those of the run before it in the list; empty for the oldest."""
+    """Parameters that differ from the previous run in the list; empty for the oldest."""
     note: str = ""
-    """What is missing of the run or why it ended early, empty where nothing is."""
+    """What is missing of the run or why it ended early; empty if nothing is."""
     made_usd: float | None = None
-    """What its outputs cost to make, reused stages included."""
+    """Cost of making its outputs, reused stages included."""
 
 
 def past_runs(root: Path, most: int | None = None) -> list[PastRun]:
-    """Newest first, at most so many."""
+    """The newest `most` runs, newest first."""
     known = known_runs(root)
     shown = known[:most]
     params = {run_id: _params(root, run_id) for run_id in known[: len(shown) + 1]}

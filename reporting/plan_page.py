@@ -130,7 +130,7 @@ def _stage_row(i: int, stage: StagePlan) -> list[Child]:
 
 
 def _interval(interval: Interval, shown: Callable[[float], str]) -> Markup | None:
-    """Between what a number may fall, its grade, and why."""
+    """The range of a number, its grade, and why."""
     if not interval.high:
         return None
     span = f"{shown(interval.low)} to {shown(interval.high)}"
@@ -156,7 +156,7 @@ def _stage(stage: StagePlan) -> Markup:
 
 
 def _memory(stage: StagePlan) -> Markup | None:
-    """What one device holds at the peak: a bar a role, cut into its parts."""
+    """Memory of one device at the peak: a bar per role, split into its parts."""
     if not stage.memory:
         return None
     rows = [
@@ -203,7 +203,7 @@ def _assumptions(plan: Plan) -> Markup:
     ]
     return section(
         "assumptions",
-        "What this stands on",
+        "What this is based on",
         None,
         bullets(notes),
     )

@@ -1,9 +1,9 @@
-"""Which rows a version of the data has, as a digest per row, so that two versions can be compared
-after one of them is gone.
+"""Digests of the rows of each version of the data, so that two versions can be compared after one
+of them was deleted.
 
 runs/data/rows/<digest of data/prepared>.json   {"sft/train": [digest of a row, ...], ...}
 
-One file a version, whichever runs used it: 20 bytes a row, written once.
+One file per version, whichever runs used it: 20 bytes per row, written once.
 """
 
 import hashlib
@@ -25,8 +25,8 @@ RowDigests = Mapping[str, frozenset[str]]
 
 
 def keep_row_digests(root: Path, version: str) -> None:
-    """Write the digests of the rows in data/prepared, which DVC knows as `version`; nothing to do
-    if they are there.
+    """Write the digests of the rows in data/prepared, which is `version` in DVC; nothing to do if
+    they exist.
 
     Raises OSError if they cannot be written or read.
     """
@@ -42,8 +42,8 @@ def keep_row_digests(root: Path, version: str) -> None:
 
 
 def read_row_digests(root: Path, version: str | None) -> RowDigests | None:
-    """The digests that were kept for a version of the data; None if there are none that can be
-    read.
+    """The digests that were kept for a version of the data; None if there are none or they cannot
+    be read.
     """
     if version is None:
         return None
@@ -55,7 +55,7 @@ def read_row_digests(root: Path, version: str | None) -> RowDigests | None:
 
 
 def data_version(root: Path, run_id: str) -> str | None:
-    """DVC's digest of the prepared data that a pipeline run used; None if it did not come so
+    """DVC's digest of the prepared data that a pipeline run used; None if it did not get that
     far.
     """
     return _out(root, run_id, "data", PREPARED)
@@ -74,8 +74,8 @@ class Change(NamedTuple):
 
 
 def row_change(before: RowDigests, after: RowDigests, name: str) -> Change:
-    """Rows of `dataset/split` that came and went from one version to the other; an edited row did
-    both.
+    """Rows of `dataset/split` that were added and removed between the versions; an edited row
+    counts as both.
     """
     old, new = before.get(name, frozenset()), after.get(name, frozenset())
     return Change(len(new - old), len(old - new))

@@ -1,4 +1,4 @@
-"""Runs as people name them: by id, by the nickname in it that Prefect and MLflow show, or `last`,
+"""Resolves the names of runs: an id, the nickname that Prefect and MLflow show, or `last`,
 `last-1`, ...
 """
 
@@ -11,7 +11,7 @@ from config.errors import UserError
 from config.records import PipelineRow
 
 SHOWN = 10
-"""Runs that a message lists."""
+"""Number of runs that a message lists."""
 
 
 def known_runs(root: Path) -> list[str]:
@@ -21,10 +21,10 @@ def known_runs(root: Path) -> list[str]:
 
 
 def resolve(root: Path, names: Sequence[str]) -> list[str]:
-    """The ids behind `names`, in their order. No name stands for the last two runs that completed,
-    a single one is compared with the last of these; where none completed, the last ones.
+    """The ids for `names`, in their order. Without names, the last two runs that completed; a
+    single run is compared with the last of these. If none completed, the last runs.
 
-    Raises UserError for a run that is not there, fewer than two runs, or the same run twice.
+    Raises UserError for an unknown run, fewer than two runs, or the same run twice.
     """
     known = known_runs(root)
     found = [_resolve(name, known) for name in names]
@@ -56,7 +56,7 @@ def completed_runs(root: Path) -> set[str]:
 
 
 def resolve_one(root: Path, name: str) -> str:
-    """The id behind one name. Raises UserError for a run that is not there."""
+    """The id for one name. Raises UserError for an unknown run."""
     return _resolve(name, known_runs(root))
 
 

@@ -11,8 +11,8 @@ from reporting.verdict import usd_per_win_rate_point, verdict
 
 
 def summary(findings: Findings, picture: str = PICTURE) -> str:
-    """Verdict, key picture and stage / time / cost / error of the plan / key figure. `picture` is
-    where the page that shows it finds the picture.
+    """Verdict, key picture and a table of stage, time, cost, error of the plan and key figure.
+    `picture` is the picture's path from the page that shows it.
     """
     judged, book = verdict(findings), findings.ledger
     errors = {stage.stage: deviation(stage.total.error) for stage in findings.reconciled.stages}
@@ -51,5 +51,5 @@ def _point(findings: Findings) -> str:
 
 
 def _named(name: str, state: str) -> str:
-    """With its state, where that is not what everybody hopes for."""
+    """With its state, unless that is the usual one."""
     return name if state in ("done", "completed") else f"{name} ({state.replace('_', ' ')})"

@@ -1,5 +1,5 @@
-"""The Jinja2 templates of the pages. Everything a template prints is escaped unless a template made
-it, so nothing a model wrote can become markup.
+"""The Jinja2 templates of the pages. Values are escaped unless a template made them, so nothing a
+model wrote can become markup.
 """
 
 from functools import cache
@@ -21,8 +21,8 @@ or break the page, become U+FFFD.
 
 
 def printable(value: Any) -> Any:
-    """A value as a template prints it: None as nothing, numbers with six digits, text without
-    control characters.
+    """Format a value for a template: None as nothing, numbers with six digits, text without control
+    characters.
     """
     if value is None:
         return ""
@@ -56,6 +56,6 @@ def environment() -> Environment:
 
 
 def macro(template: str, name: str, *values: Any, **options: Any) -> Markup:
-    """What a macro of a template makes of the values."""
+    """The output of a template's macro for these values."""
     made: Markup = getattr(environment().get_template(template).module, name)(*values, **options)
     return made

@@ -1,4 +1,4 @@
-"""What a run came to, in one sentence: did alignment work, was the reward hacked, what did it
+"""The result of a run in one sentence: did alignment work, was the reward hacked, what did it
 cost.
 """
 
@@ -9,12 +9,12 @@ from reporting.inputs import Findings
 from reporting.numbers import count, decimal, duration, percent, usd
 
 FEWEST_PROMPTS = 30
-"""With fewer, a win over SFT is no verdict on the model, however sure the interval is."""
+"""With fewer prompts, a win over SFT is no verdict, however narrow the interval."""
 
 
 class Verdict(NamedTuple):
     tone: str
-    """good, bad, or open where the evidence does not decide."""
+    """good, bad, or open if the evidence does not decide."""
     title: str
     sentence: str
 
@@ -23,15 +23,15 @@ def verdict(findings: Findings) -> Verdict:
     """The verdict of a run. Evidence is the gold win rate if there is a gold score, else the reward
     model's; 0.5 is a draw.
 
-    Better means the whole interval is above one half, worse that it is below. Reward hacking goes
-    before both. Better is no success on few prompts, or where most replies are about a wrong item.
+    Better means that the interval lies above one half, worse that it lies below. Reward hacking
+    overrides both. Better does not count on few prompts, or if most replies are about a wrong item.
     """
     tone, title, outcome = _outcome(findings)
     return Verdict(tone, title, f"{outcome} {bill(findings)}")
 
 
 def bill(findings: Findings) -> str:
-    """What the run cost, and what it reused, in one sentence."""
+    """The cost of the run, and what it reused, in one sentence."""
     book = findings.ledger
     if not book.stages:
         return "What it cost was not recorded here."
@@ -73,8 +73,8 @@ def aligned_wins(findings: Findings) -> Wins:
 
 
 def usd_per_win_rate_point(findings: Findings) -> float | None:
-    """What making the aligned model cost, reused stages included, per point of win rate above an
-    even 50 %; None without a gain.
+    """Cost of making the aligned model, reused stages included, per point of win rate above 50%;
+    None without a gain.
     """
     return costs.ledger.ledger.usd_per_win_rate_point(
         findings.ledger.made_usd, aligned_wins(findings).rate
@@ -124,7 +124,7 @@ def _outcome(findings: Findings) -> tuple[str, str, str]:
 
 
 def _without_hacking(findings: Findings) -> str:
-    """What the sentence adds where no hacking was found."""
+    """What the sentence adds if no hacking was found."""
     metrics = findings.metrics["evaluate"]
     if "reward_hacking" not in metrics:
         return ""

@@ -45,7 +45,7 @@ def sampling(body: Mapping[str, Any], prompt_tokens: int, context_length: int) -
     name = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
     most = _number(body, name, room, int, 1, room)
     if body.get("n", 1) != 1:
-        raise BadRequest("n", f"n={body['n']!r}: one reply a request. Send several requests.")
+        raise BadRequest("n", f"n={body['n']!r} must be 1. Send one request per reply.")
     seed = body.get("seed")
     if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
         raise BadRequest("seed", f"seed={seed!r} is not an integer.")

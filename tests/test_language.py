@@ -19,6 +19,12 @@ BANNED = {
     r"bring_up_to_date": "run_stage_task",
     r"stands elsewhere": "duplicates",
     r"where nothing was said": "by default",
+    r"\bat work\b": "running",
+    r"is none of ": "is not one of",
+    r"\bfor ever\b": "forever",
+    r"(is as it was|are as they were)\b": "unchanged",
+    r"\bstands? on\b": "is based on",
+    r"tells none apart": "cannot tell them apart",
 }
 """Pattern -> what to write instead."""
 FILES = [

@@ -110,11 +110,10 @@ def register(
     """Log the final model of the run and register it as the challenger; the tags to put on
     the run.
 
-    An adapter is logged with the bases of this project that it stands on, each by its place in the
-    project, so that the names it has for them hold; the version's tag `rlhf.model_folder` says
-    which of the folders is the model. Content that is registered already gets no second version. A
-    model that a later run has replaced, or whose files are others than dvc.lock says, cannot be
-    logged any more.
+    An adapter is logged with its bases in this project, each by its place there, so that the names
+    it has for them hold; the version's tag `rlhf.model_folder` says which of the folders is the
+    model. Content that is already registered gets no second version. A model that a later run has
+    replaced, or whose files differ from what dvc.lock says, can no longer be logged.
     """
     client, name = connection.client, params.tracking.registered_model
     path = f"models/{params.final_stage}"

@@ -22,7 +22,7 @@ class Shipper:
         self, root: Path, params: Params, run_id: str, persist_seconds: float = 0.0
     ) -> None:
         """`persist_seconds`: how long to retry an unreachable MLflow at the end, for runs whose
-        rows nobody can ship later.
+        rows that cannot be shipped later.
         """
         self._persist_seconds = persist_seconds
         self._root, self._params, self._run_id = root, params, run_id
@@ -53,7 +53,7 @@ class Shipper:
             return None
         return self.fault or (
             f"MLflow at tracking.uri={self._params.tracking.uri} has not taken all rows and models "
-            "yet, and somebody asked not to wait. "
+            "yet, and the run was asked not to wait. "
             "Run rlhf report --sync to ship the rest; nothing is lost."
         )
 

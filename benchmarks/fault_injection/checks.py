@@ -138,7 +138,7 @@ def promoted(project: Project) -> bool:
 
 
 def locks_left(project: Project) -> list[str]:
-    """Locks that somebody still holds, or is said to hold."""
+    """Locks that are held, or recorded as held."""
     held = [str(path) for path in (RUN_LOCK, Path(".dvc/tmp/lock")) if is_held(project.root / path)]
     table = project.root / ".dvc" / "tmp" / "rwlock"
     content: Any = yaml.safe_load(table.read_text() or "{}") if table.exists() else {}

@@ -36,7 +36,7 @@ UNTIL_MLFLOW_HAS_A_RUN_SECONDS = 30.0
 
 @dataclass
 class Scene:
-    """One case at work."""
+    """A running case."""
 
     project: Project
     world: World
@@ -57,7 +57,7 @@ class Scene:
 
 
 class Terminal:
-    """`rlhf run` as somebody started it: with its output in a file, in a pipe or on a terminal."""
+    """`rlhf run` as a user starts it: with its output in a file, in a pipe or on a terminal."""
 
     def __init__(self, scene: Scene, way: str = "file") -> None:
         project = scene.project

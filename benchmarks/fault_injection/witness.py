@@ -110,7 +110,7 @@ class Witness:
         return [process for process in self.processes() if process.stage == stage]
 
     def stage_seconds(self) -> float:
-        """Wall seconds of all processes of stages together, up to now for one at work."""
+        """Wall seconds of all processes of stages together, up to now for a running one."""
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         return sum(
             (process.ended or now) - process.began

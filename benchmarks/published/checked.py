@@ -107,7 +107,7 @@ def _times(rows: Iterable[Row], rates: Efficiency) -> list[Case]:
 
 
 def _unknown_engine(row: Row, rows: Sequence[Row]) -> Row:
-    """The row as if nobody had looked at its software's speed: where no other source has it, its
+    """The row as if its software's speed were unknown: where no other source has it, its
     launch times are the median of other engines that launch in the same way.
     """
     own = row.run.engine

@@ -230,7 +230,7 @@ def seconds_per_item(planning: Planned, measured: Measured) -> float:
 def _generating_seconds(planning: Planned, measured: Measured) -> float:
     setting = planning.setting
     work, batch = setting.workload, setting.levers.micro_batch
-    # a server has as many at work as its cache holds, at the length that they have on average
+    # a server runs as many as its cache holds, at the length that they have on average
     side = loops.side_by_side(setting, float(batch))
     rows = generation(setting, setting.model, setting.levers, batch / side, side)
     first, total = rows[0][2], rows[0][2] + rows[1][2]

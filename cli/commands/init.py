@@ -173,7 +173,7 @@ def new_recipe(root: Path, name: str) -> Path:
         )
     if path.exists():
         raise ParamsError(
-            f"recipes/{name}.yaml is there already and is not replaced. Take another name, or "
+            f"recipes/{name}.yaml already exists and is not replaced. Take another name, or "
             "remove it."
         )
     return path

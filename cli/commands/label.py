@@ -98,7 +98,7 @@ def draw(root: Path, count: int, temperature: float, seed: int | None) -> None:
     if code:
         raise EnvironmentFault(
             f"no pairs were drawn (exit code {code}), the line above says why; those drawn before "
-            "are as they were."
+            "are unchanged."
         )
 
 

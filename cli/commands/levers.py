@@ -44,7 +44,7 @@ def levers(
     as_json: AsJson = False,
 ) -> None:
     """Train the same alignment with one lever changed at a time, and show what each saves at the
-    same quality. Ctrl-C checkpoints; the same command goes on from there.
+    same quality. Ctrl-C checkpoints; the same command resumes there.
     """
     root = project_root()
     params = chosen_params(root, recipe, overrides or [])

@@ -29,7 +29,7 @@ def plan_view(plan: "Plan") -> Group:
     if any(stage.memory for stage in plan.stages):
         parts += ["", memory_table(plan)]
     notes = [*plan.assumptions, *(note for stage in plan.stages for note in stage.assumptions)]
-    parts += ["", "[bold]stands on[/bold]", *(f"  {_plain(note)}" for note in notes)]
+    parts += ["", "[bold]based on[/bold]", *(f"  {_plain(note)}" for note in notes)]
     return Group(*parts)  # type: ignore[arg-type]
 
 

@@ -68,8 +68,8 @@ class Distill(SamplingLoop):
     def _adapter_has_a_base(self) -> "Distill":
         if self.lora is not None and self.student.path is None:
             raise ParamsError(
-                "distill.lora adapts a student that is in no folder. Set distill.lora: null, or "
-                "distill.student.path in params.yaml."
+                "distill.lora adapts a pretrained student, and distill.student.path is null. Set "
+                "distill.lora: null, or distill.student.path in params.yaml."
             )
         return self
 

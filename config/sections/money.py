@@ -63,8 +63,7 @@ class Prices(Section):
             date.fromisoformat(self.date)
         except ValueError:
             raise ParamsError(
-                f"prices.date={self.date} is no day of the calendar. Set it to the day the price "
-                "was read."
+                f"prices.date={self.date} is not a date. Set it to the day the price was read."
             ) from None
         return self
 
@@ -93,8 +92,7 @@ class Budget(Section):
         "stops it at the budget."
     )
     approval_usd: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
-        description="A run planned above this many US dollars waits until somebody approves of it; "
-        "null never asks."
+        description="A run planned above this many US dollars waits for approval; null never asks."
     )
 
     @model_validator(mode="after")
@@ -108,7 +106,7 @@ class Budget(Section):
                     close = difflib.get_close_matches(stage, STAGES, n=1)
                     hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(STAGES)}."
                     raise ParamsError(
-                        f"budget.{name} limits {stage}, which is no stage; {hint} Change it in "
+                        f"budget.{name} limits {stage}, which is not a stage; {hint} Change it in "
                         "params.yaml."
                     )
         return self

@@ -161,7 +161,7 @@ class ActorCritic(Online):
     def _engine(self) -> "ActorCritic":
         if self.layout == "shared_trunk" and self.rollout_engine == "paged":
             raise ParamsError(
-                f"{self.method}.rollout_engine=paged gives no values, and "
+                f"{self.method}.rollout_engine=paged computes no values, and "
                 f"{self.method}.layout=shared_trunk takes them from the rollout. "
                 "Set rollout_engine: static or layout: separate in params.yaml."
             )

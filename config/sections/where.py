@@ -61,8 +61,8 @@ class Place(Section):
         "meanwhile."
     )
     offload: bool = Field(
-        description="zero2 and zero3: divided weights, gradients and optimizer state wait in the "
-        "host's memory; slower. No effect on a CPU."
+        description="zero2 and zero3: sharded weights, gradients and optimizer state are kept in "
+        "the host's memory; slower. No effect on a CPU."
     )
 
 
@@ -136,7 +136,7 @@ class Where(_WithStages):
         for key, divided in self._offloads():
             if not divided:
                 raise ParamsError(
-                    f"{key}=true moves divided weights to the host, and nothing divides them. "
+                    f"{key}=true moves sharded weights to the host, and nothing is sharded. "
                     f"Set {key.replace('offload', 'sharding')} to zero2 or zero3, or {key}: false "
                     "in params.yaml."
                 )

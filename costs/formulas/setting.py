@@ -106,7 +106,7 @@ class Levers:
         if min(self.micro_batch, self.accumulation, self.lora_rank, self.tensor_parallel) < 1:
             raise CostError(
                 f"micro_batch={self.micro_batch}, accumulation={self.accumulation}, "
-                f"lora_rank={self.lora_rank} must each be at least 1."
+                f"lora_rank={self.lora_rank} must all be at least 1."
             )
 
     @property

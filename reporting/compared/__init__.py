@@ -1,4 +1,4 @@
-"""Runs side by side: read, compared, worded and drawn.
+"""Comparison of runs: reading, comparing, wording and drawing.
 
 `rlhf compare` imports it; the report of a single run does not.
 """

@@ -1,4 +1,4 @@
-"""Reads the runs that are compared, each with the parameters it kept."""
+"""Reads the runs to compare, each with the parameters that were kept with it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,10 +12,10 @@ from reporting.row_digests import data_version, read_row_digests, reward_version
 
 
 def read_side_by_side(root: Path, run_ids: Sequence[str]) -> SideBySide:
-    """The runs `run_ids` below `root` side by side, the first as what the others are compared with.
+    """Read the runs `run_ids` below `root`; the others are compared with the first.
 
-    Raises UserError if there is no such run, or if its own params.yaml is gone or not of this
-    version of the schema.
+    Raises UserError if a run does not exist, or if its params.yaml is missing or does not match
+    this version of the schema.
     """
     return side_by_side([_side(root, run_id) for run_id in run_ids])
 

@@ -48,9 +48,9 @@ ANCHORS = (
     ("data", "Data"),
 )
 PICTURES = (("win_rate_gold", 0.5), ("win_rate_reward", 0.5), ("accuracy", None))
-"""Metrics that are drawn, with the value of no difference."""
+"""Metrics that are drawn, with the value that means no difference."""
 TONES = ("c2", "c4", "c3", "c5", "c1")
-"""Colours of the runs, in turn."""
+"""Colours of the runs, in order."""
 
 
 def side_by_side_page(found: SideBySide) -> str:

@@ -1,6 +1,4 @@
-"""Runs side by side: parameters, data, metrics, costs and replies. The first run is what the others
-are compared with.
-"""
+"""Compares parameters, data, metrics, costs and replies of runs with those of the first run."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,11 +15,11 @@ from reporting.verdict import usd_per_win_rate_point, verdict
 
 
 class Side(NamedTuple):
-    """A run and what is known of its data and its judge."""
+    """A run, and the digests of its data and of its reward model."""
 
     findings: Findings
     data_version: str | None
-    """DVC's digest of the prepared data; None if the run did not come so far."""
+    """DVC's digest of the prepared data; None if the run did not get that far."""
     rows: RowDigests | None
     """None if the rows of that version were not kept."""
     reward_version: str | None
@@ -48,7 +46,7 @@ class Metric(NamedTuple):
 
 
 SAME = Estimate(0.0, 0.0, 0.0)
-"""The difference of two equal estimates: mostly one and the same model, on the same data."""
+"""The difference of two equal estimates, mostly of the same model on the same data."""
 
 METRICS = (
     Metric("sft", "eval_loss", "SFT held-out loss", decimal),
@@ -73,7 +71,7 @@ METRICS = (
 class ParamDifference:
     key: str
     values: tuple[Any, ...]
-    """One a run; ABSENT_PARAM where a run has no such key."""
+    """One per run; ABSENT_PARAM where a run has no such key."""
 
 
 ABSENT_PARAM = "(absent)"
@@ -84,10 +82,10 @@ class SplitDifference:
     dataset: str
     split: str
     rows: tuple[int | None, ...]
-    """One a run; None if it has no prepared data."""
+    """One per run; None if it has no prepared data."""
     changes: tuple[Change | None, ...]
-    """Against the first run, one for each other run; None where the rows of a version were not
-    kept.
+    """Difference from the first run, one for each other run; None where the rows of a version were
+    not kept.
     """
 
 
@@ -103,7 +101,7 @@ class MetricDifference:
 class SampleReplies:
     prompt: Any
     rows: tuple[Mapping[str, Any] | None, ...]
-    """evaluation/samples.jsonl's row of each run; None where a run was not asked this prompt."""
+    """Each run's row of evaluation/samples.jsonl; None where a run has no reply to this prompt."""
 
 
 @dataclass(frozen=True)
@@ -140,9 +138,7 @@ def side_by_side(sides: Sequence[Side]) -> SideBySide:
 
 
 def param_differences(contents: Sequence[Mapping[str, Any]]) -> Iterator[ParamDifference]:
-    """The dotted keys whose values are not the same in all of the mappings, in the order of the
-    files.
-    """
+    """The dotted keys whose values differ between the mappings, in the order of the files."""
     listed = [dict(flat(content)) for content in contents]
     for key in dict.fromkeys(key for one in listed for key in one):
         values = tuple(one.get(key, ABSENT_PARAM) for one in listed)
@@ -151,7 +147,7 @@ def param_differences(contents: Sequence[Mapping[str, Any]]) -> Iterator[ParamDi
 
 
 def data_differences(sides: Sequence[Side]) -> Iterator[SplitDifference]:
-    """Rows per dataset and split, and how many came and went since the first run."""
+    """Rows per dataset and split, and how many were added and removed since the first run."""
     for dataset in DATASETS:
         for split in SPLITS:
             found = [side.findings.value("data", f"{dataset}_{split}_rows") for side in sides]
@@ -216,8 +212,8 @@ def difference(first: Estimate, other: Estimate) -> Estimate:
     """other - first, with an interval if both have one of the same level.
 
     low = d - sqrt((other - other_low)^2 + (first_high - first)^2), high = d + sqrt((other_high -
-    other)^2 + (first - first_low)^2). Takes the two as independent: runs that answer the same
-    prompts mostly agree better than that, so the interval is on the wide side.
+    other)^2 + (first - first_low)^2). The two are taken as independent. Runs that answer the same
+    prompts are mostly correlated, so the interval is too wide rather than too narrow.
 
     Source: Newcombe 1998, Interval estimation for the difference between independent proportions,
     Statistics in Medicine 17, method 10.
@@ -231,7 +227,7 @@ def difference(first: Estimate, other: Estimate) -> Estimate:
 
 
 def is_clear(difference: Estimate | None) -> bool | None:
-    """Whether the interval of a difference leaves out 0; None without an interval."""
+    """Whether the interval of a difference excludes 0; None without an interval."""
     if difference is None or difference.low is None or difference.high is None:
         return None
     return not difference.low <= 0 <= difference.high
@@ -241,8 +237,8 @@ def is_clear(difference: Estimate | None) -> bool | None:
 
 
 def common_samples(samples: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[SampleReplies]:
-    """Prompts that at least two of the runs answered in their samples, in the order of the first
-    that has them.
+    """Prompts that at least two runs have in their samples, in the order of the first run that has
+    them.
     """
     by_prompt = [{str(row.get("prompt", "")): row for row in rows} for rows in samples]
     for prompt in dict.fromkeys(prompt for one in by_prompt for prompt in one):
@@ -280,7 +276,7 @@ def _notes(sides: Sequence[Side]) -> Iterator[str]:
 
 
 def as_dict(found: SideBySide) -> dict[str, Any]:
-    """What `rlhf compare --json` prints. Lists over runs are in the order of `runs`, lists over
+    """The JSON of `rlhf compare --json`. Lists over runs are in the order of `runs`, lists over
     other runs in that of runs[1:].
     """
     return {

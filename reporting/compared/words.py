@@ -1,4 +1,4 @@
-"""What the terminal and the page say about runs side by side, in the same words."""
+"""Wording of a comparison, shared by the terminal and the page."""
 
 import string
 from collections.abc import Mapping
@@ -10,13 +10,13 @@ from reporting.numbers import ABSENT, count, decimal, percent, usd
 from reporting.row_digests import Change
 
 WORTH_SHOWING = 0.05
-"""A reason is shown if its share is at least this part of the largest one."""
+"""A reason is shown if its share is at least this fraction of the largest one."""
 NEGLIGIBLE_USD = 5e-8
 """Shares below this are rounding, and not shown."""
 
 
 def letter(i: int) -> str:
-    """A, B, ... Z, AA, ...: what a run is called beside others."""
+    """A, B, ... Z, AA, ...: the short name of a run in a comparison."""
     return (
         letter(i // 26 - 1) + string.ascii_uppercase[i % 26]
         if i >= 26
@@ -25,14 +25,14 @@ def letter(i: int) -> str:
 
 
 def signed_usd(value: float) -> str:
-    """A difference of money with its sign; less than a millionth of a dollar is about nothing."""
+    """A difference in cost with its sign; below a millionth of a dollar it is "about nothing"."""
     if 0 < abs(value) < 1e-6:
         return "≈$0"
     return usd(value) if value <= 0 else f"+{usd(value)}"
 
 
 def param(value: Any) -> str:
-    """A parameter's value as params.yaml would say it, in one line."""
+    """A parameter's value in the notation of params.yaml, on one line."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)
@@ -50,7 +50,7 @@ def estimate(value: Estimate | None, metric: Metric) -> str:
 
 
 def difference(value: Estimate | None, metric: Metric) -> str:
-    """The same of a difference, with signs; that of two shares is in points: +7.5 points (+3.5 to
+    """A difference with its interval, both signed; of two shares in points: +7.5 points (+3.5 to
     +11.5).
     """
     if value is None:
@@ -67,14 +67,14 @@ def _bare(value: float, metric: Metric) -> str:
 
 
 def judged(value: Estimate | None) -> str:
-    """Whether a difference is more than chance, where that is known."""
+    """Whether a difference is more than chance, where an interval is known."""
     return (
         "" if value == SAME else {True: "clear", False: "may be chance", None: ""}[is_clear(value)]
     )
 
 
 def hacking(found: SideBySide) -> list[str] | None:
-    """Whether each run's reward was hacked; None if no run says."""
+    """Whether each run's reward was hacked; None if no run has that verdict."""
     verdicts = [
         side.findings.metrics["evaluate"].get("reward_hacking", ABSENT) for side in found.sides
     ]
@@ -92,7 +92,7 @@ def rows_changed(change: Change | None) -> str:
 
 
 def why(change: CostChange, name_before: str, name_after: str) -> str:
-    """The reasons of a difference of cost, the largest first, those that hardly count left out."""
+    """The reasons for a difference in cost, largest first, without those that are negligible."""
     if not change.reasons:
         return ""
     if set(change.reasons) == {PHASES}:
@@ -110,8 +110,8 @@ def why(change: CostChange, name_before: str, name_after: str) -> str:
 
 
 def _reason(reason: str, change: CostChange) -> str:
-    """`2.1x tokens`, `0.8x tokens/s`, `10x price`: after relative to before, where one number says
-    it.
+    """`2.1x tokens`, `0.8x tokens/s`, `10x price`: after relative to before, if there is one number
+    for it.
     """
     if reason == PHASES:
         return "phases of one only"

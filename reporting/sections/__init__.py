@@ -1,4 +1,4 @@
 """The sections of the report, one file each, in the order of the page: Findings in, Markup out.
 
-build.py puts them together; nobody outside of the report and its command imports them.
+build.py puts them together; only the report and its command import them.
 """

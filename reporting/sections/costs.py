@@ -1,4 +1,4 @@
-"""Where the time and the money went: per stage, per phase of PPO, and every phase in a table."""
+"""Time and cost: per stage, per phase of PPO, and every phase in a table."""
 
 from markupsafe import Markup
 
@@ -100,7 +100,7 @@ def _stage_table(findings: Findings) -> Markup:
 
 
 def _remark(stage: StageCost) -> Markup | None:
-    """What the bare state does not say."""
+    """Details that the state alone does not give."""
     remarks = []
     if stage.cached and stage.saved_usd:
         remarks.append(f"saved {usd(stage.saved_usd)} and {duration(stage.saved_seconds)}")
@@ -114,7 +114,7 @@ def _remark(stage: StageCost) -> Markup | None:
 
 
 def _planned(findings: Findings) -> Markup | None:
-    """The plan beside the measurement: a picture of the stages, and a table of every phase."""
+    """The plan beside the measurement: a chart of the stages, and a table of every phase."""
     reconciled = findings.reconciled
     compared = [stage for stage in reconciled.stages if stage.total.error is not None]
     if not compared:
@@ -193,7 +193,7 @@ def _bought(findings: Findings) -> Markup | None:
 
 
 def _phases_card(stage: StageCost | None) -> Markup | None:
-    """The phases of the alignment stage: the question is always what rollout and update take."""
+    """The phases of the alignment stage, where rollout and update dominate."""
     if stage is None or not stage.phases:
         return None
     parts = [

@@ -1,4 +1,4 @@
-"""Learning curves: one small picture per quantity and stage."""
+"""Learning curves: one small chart per quantity and stage."""
 
 from typing import NamedTuple
 
@@ -13,13 +13,13 @@ from reporting.parts import card, grid, group, missing, section
 
 
 class Panel(NamedTuple):
-    """A picture: metric names of runs/<stage>/metrics.jsonl with the names people read."""
+    """A chart: metric names of runs/<stage>/metrics.jsonl with the labels to show."""
 
     title: str
     names: dict[str, str]
     note: str = ""
     shares: bool = False
-    """The values are fractions of one."""
+    """The values are fractions."""
 
 
 SFT = (
@@ -106,7 +106,7 @@ DPO = (
     Panel(
         "Reply log-probability",
         {"chosen_logps": "preferred", "rejected_logps": "other"},
-        "Nats per reply. If both fall, probability goes to replies that nobody compared.",
+        "Nats per reply. If both fall, probability goes to replies that were never compared.",
     ),
     Panel(
         "Implicit reward",

@@ -1,4 +1,4 @@
-"""What the models learnt from: rows and lengths per split, what was refused and why."""
+"""The training data: rows and lengths per split, what was refused and why."""
 
 from collections.abc import Mapping
 
@@ -121,7 +121,9 @@ def _reasons(metrics: Mapping[str, object]) -> dict[str, float]:
 
 
 def _labels(findings: Findings) -> Markup:
-    """Balance of the labels, the trivial baselines, and what was dropped or kept with a remark."""
+    """Balance of the labels, the trivial baselines, and rows that were dropped or kept with a
+    remark.
+    """
     facts = []
     for name, shown in (
         ("chosen_longer", "of the preferred replies are the longer one"),

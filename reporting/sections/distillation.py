@@ -1,4 +1,4 @@
-"""The student: what it keeps of the aligned model, what it cost, and when that is paid back."""
+"""The student: what it keeps of the aligned model, what it cost, and when that has paid off."""
 
 from collections.abc import Iterator
 
@@ -87,9 +87,9 @@ def _cost(findings: Findings) -> Iterator[list[str]]:
 
 
 def paid_back_tokens(findings: Findings, cost_usd: float) -> float | None:
-    """Reply tokens after which serving the student instead of the aligned model has saved what it
-    cost: cost / (price per second x (1 / its tokens per second less 1 / the aligned model's)).
-    None where it is no faster, or was not measured.
+    """Reply tokens after which the student has saved its cost compared with serving the aligned
+    model: cost / (price per second x (1 / aligned tokens per second - 1 / student tokens per
+    second)). None if the student is no faster, or was not measured.
     """
     student, aligned = (findings.reply_rates.get(model) for model in ("student", "aligned"))
     price = findings.ledger.usd_per_device_hour / SECONDS_PER_HOUR

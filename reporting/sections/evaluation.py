@@ -26,12 +26,12 @@ REMEDIES = {
     method: f"raise {method}.kl.coef, or end earlier with {method}.max_kl or fewer updates"
     for method in SAMPLING_METHODS
 }
-"""align.method -> what to do against over-optimisation."""
+"""align.method -> advice against over-optimisation."""
 SHARES = ("eos_rate", "distinct_1", "distinct_2")
 
 
 def evaluation_section(findings: Findings) -> Markup:
-    """Scores by model, win rates, and what else changed."""
+    """Scores by model, win rates, and other changes."""
     metrics = findings.metrics["evaluate"]
     if not metrics:
         return section(
@@ -59,7 +59,7 @@ def evaluation_section(findings: Findings) -> Markup:
 
 
 def frontier_section(findings: Findings) -> Markup:
-    """Score against KL: what each step away from the SFT model bought."""
+    """Score against KL: the gain of each step away from the SFT model."""
     method = findings.params.align.method
     curves = findings.curves.get(method, {})
     kl = dict(curves.get("kl", []))
@@ -105,8 +105,8 @@ def frontier_section(findings: Findings) -> Markup:
 
 
 def _endpoints(findings: Findings, title: str) -> Markup:
-    """DPO samples no replies on its way: only the evaluation knows score and KL, before and
-    after.
+    """For DPO, which samples no replies during training: score and KL before and after, from the
+    evaluation.
     """
     kl, before, after = (
         findings.value("evaluate", name) for name in ("kl", "reward_sft", "reward_aligned")
@@ -133,7 +133,7 @@ def _endpoints(findings: Findings, title: str) -> Markup:
 
 
 def models(findings: Findings) -> list[str]:
-    """Those that were evaluated, in their order."""
+    """The models that were evaluated, in order."""
     metrics = findings.metrics["evaluate"]
     return [name for name in NAMES if name != "student" or f"reward_{name}" in metrics]
 
@@ -251,9 +251,7 @@ def _quantised(findings: Findings) -> Markup | None:
 
 
 def _comparison(findings: Findings) -> Markup:
-    """Everything measured of each model, known quantities first, then whatever else the stage
-    wrote.
-    """
+    """Every measurement of each model: known quantities first, then the rest."""
     asked = models(findings)
     rows = [
         [

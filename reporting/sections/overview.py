@@ -14,7 +14,7 @@ from reporting.numbers import ABSENT, count, decimal, duration, memory, moment, 
 from reporting.verdict import verdict
 
 RUN_NAMES = {"manual": "stages started by hand", NO_RUN: "a run that was not recorded here"}
-"""State of a ledger that is not of a pipeline run -> how to call it."""
+"""Ledger.state of stages that no pipeline run made -> how to describe it."""
 
 
 def masthead(findings: Findings) -> Markup:
@@ -135,7 +135,7 @@ def model_name(params: Params, parameters: float | None) -> str:
 
 
 def source_name(params: Params) -> str:
-    """Where the preference data come from."""
+    """The sources of the preference data."""
     source = params.data.source
     if isinstance(source, FileSource | HubSource):
         return f"{source.path} ({source.format})"
@@ -143,7 +143,7 @@ def source_name(params: Params) -> str:
 
 
 def machine_name(findings: Findings) -> str:
-    """The devices that the stages ran on, as they named them."""
+    """The devices that the stages ran on, as recorded."""
     devices = dict.fromkeys(
         f"{stage.world_size} × {stage.device}" for stage in findings.ledger.stages if stage.device
     )

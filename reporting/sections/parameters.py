@@ -1,4 +1,4 @@
-"""The parameters of the run, as the file that repeats it."""
+"""The parameters of the run, as a file that repeats it."""
 
 from markupsafe import Markup
 

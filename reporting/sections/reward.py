@@ -1,4 +1,4 @@
-"""Can the reward model be believed: accuracy beside what is trivial and what is possible, and
+"""How reliable the reward model is: accuracy beside the trivial and the best possible, and
 calibration.
 """
 
@@ -68,7 +68,7 @@ def _accuracy(findings: Findings) -> Markup:
 
 
 def _numbers(findings: Findings) -> Markup | None:
-    """What else the stage measured."""
+    """The stage's other measurements."""
     facts = {
         "Calibration error (ECE)": decimal(findings.value("reward", "ece")),
         "Mean margin": decimal(findings.value("reward", "margin_mean")),

@@ -15,7 +15,7 @@ LONGEST = 2000
 
 
 def samples_section(findings: Findings) -> Markup:
-    """The first `evaluate.samples` held-out prompts; nothing was selected."""
+    """The first `evaluate.samples` held-out prompts, without selection."""
     rows = findings.samples
     if not rows:
         return section(

@@ -1,5 +1,5 @@
-"""Served: how fast the model is under load, what a million tokens cost, and when a cheaper way to
-serve has paid for what it cost to make.
+"""Serving: speed under load, the price of a million tokens, and when a cheaper way to serve has
+paid for itself.
 """
 
 from collections.abc import Callable
@@ -91,8 +91,8 @@ def _row(findings: Findings, each: Benchmark, load: Load) -> list[str]:
 
 
 def _paid_back(findings: Findings, each: Benchmark, price: float | None) -> str:
-    """A quantised file costs nothing beyond the export that makes all of them; a student costs its
-    stage.
+    """Cost of making the model: none for a quantised file beyond the export, which makes all of
+    them; for a student that of its stage.
     """
     distilled = findings.ledger.stage("distill")
     if findings.teacher_benchmarks and distilled is not None:
@@ -138,7 +138,7 @@ def _ms(value: float | None) -> str:
 
 
 def served_summary(findings: Findings) -> tuple[str, str] | None:
-    """Cost and figure of the cheapest way that was measured, for the run's summary."""
+    """Price and figure of the cheapest way that was measured, for the run's summary."""
     priced = [
         (price, load)
         for each in findings.benchmarks

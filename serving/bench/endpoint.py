@@ -155,7 +155,7 @@ def api_url(url: str) -> str:
         usable = False
     if not usable:
         raise EnvironmentFault(
-            f"{url} is no address of an API. Give one like http://127.0.0.1:8000/v1."
+            f"{url} is not the address of an API. Give one like http://127.0.0.1:8000/v1."
         )
     path = parts.path.rstrip("/") or "/v1"
     return f"{parts.scheme}://{parts.netloc}{path}"
@@ -196,7 +196,7 @@ def served_model(url: str, key: str | None, wanted: str | None) -> ServedModel:
         kind = response.headers.get("content-type", "no content type").partition(";")[0]
         raise EnvironmentFault(
             f"{url}/models answers with HTTP {response.status_code} and {kind}, not with a list of "
-            "models: it is no OpenAI-compatible API. Give the address up to /v1."
+            "models: it is not an OpenAI-compatible API. Give the address up to /v1."
         ) from None
     if wanted is not None and wanted not in found:
         raise EnvironmentFault(f"--model {wanted} is not served at {url}: {', '.join(found)}.")

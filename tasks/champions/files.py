@@ -93,7 +93,7 @@ def gathered(root: Path, run_id: str, target: Path) -> Iterator[Path]:
             gather(root, run_id, target)
         except OSError as error:
             raise EnvironmentFault(
-                f"{target} cannot be written ({error.strerror}). Make room and try again."
+                f"{target} cannot be written ({error.strerror}). Free some space and try again."
             ) from error
         yield target
     finally:

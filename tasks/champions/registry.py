@@ -56,7 +56,7 @@ def promote(
         before = record.champion
         if instead_of is not None and (before is None or before.run_id != instead_of):
             raise EnvironmentFault(
-                f"the champion is {before.run_id if before else 'nobody'} by now, not "
+                f"the champion is {before.run_id if before else 'none'} now, not "
                 f"{instead_of}, which run {run_id} was compared with: nothing was "
                 "promoted. Run rlhf retrain again."
             )
@@ -165,8 +165,8 @@ def _keep(root: Path, run_id: str) -> None:
         temporary.rename(target)
     except OSError as error:
         raise EnvironmentFault(
-            f"{target} cannot be written ({error.strerror}). Nothing was promoted; make room and "
-            "try again."
+            f"{target} cannot be written ({error.strerror}). Nothing was promoted; free some space "
+            "and try again."
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -205,7 +205,7 @@ def _deciding(root: Path) -> Iterator[None]:
     with lock_file(root / CHAMPIONS / ".lock") as holder:
         if holder is not None:
             raise EnvironmentFault(
-                f"process {holder} is promoting or rolling back at this moment: nothing was "
+                f"process {holder} is promoting or rolling back right now: nothing was "
                 "changed. Try again when it is done."
             )
         yield

@@ -108,7 +108,7 @@ def await_worker() -> None:
         while client.read_work_pool(POOL).status != WorkPoolStatus.READY:
             if time.monotonic() > deadline:
                 raise EnvironmentFault(
-                    f"the worker did not ask for runs within {WORKER_PATIENCE_SECONDS:.0f} s. Why "
+                    f"the worker did not poll for runs within {WORKER_PATIENCE_SECONDS:.0f} s. Why "
                     "is in .rlhf/logs/worker.log; try rlhf up again."
                 )
             time.sleep(0.2)

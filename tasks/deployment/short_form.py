@@ -64,8 +64,8 @@ def _assignment(change: Change | Mapping[str, Any]) -> str:
     key, value = str(given.get("key") or "").strip(), given.get("value")
     if not key or "=" in key:
         raise ParamsError(
-            f"changes: {key or 'a row without a parameter'} is no name of a parameter. Write one "
-            "such as ppo.learning_rate in its first field, and the value in the second."
+            f"changes: {key or 'a row without a parameter'} is not the name of a parameter. Write "
+            "one such as ppo.learning_rate in its first field, and the value in the second."
         )
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return f"{key}={text.strip()}"

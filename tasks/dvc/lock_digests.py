@@ -52,7 +52,7 @@ def _reads_another(repo: Any, made: dict[str, Any], dep: Any) -> bool:
 
 def _locked_values(repo: Any, out: Any) -> Any:
     """The content of a JSON file by its digest in dvc.lock, brought from the remote if need be;
-    nothing if dvc.lock has none, or nobody has the file.
+    nothing if dvc.lock has none, or the file is missing.
     """
     if not out.hash_info:
         return {}

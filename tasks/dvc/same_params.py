@@ -44,9 +44,9 @@ def require_recorded_params(run: Run, stage: str) -> None:
         forget(run.root, stage)
         _forget_in_run_cache(run.root, stage, entry)
         raise ParamsError(
-            f"params.yaml changed in the moment in which DVC recorded {stage}: {in_a_line(found)}. "
+            f"params.yaml changed while DVC was recording {stage}: {in_a_line(found)}. "
             "The record is removed. "
-            "Put the old value back and run again: what was made is found done."
+            "Put the old value back and run again: its outputs are kept."
         )
 
 

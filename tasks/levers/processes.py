@@ -65,7 +65,7 @@ def run_stage(
 ) -> Ended:
     """Run a stage in its folder, to its end; one that is done, or diverged, is not run again.
 
-    Raises StageStopped where it was asked to stop: it goes on from its checkpoint next time.
+    Raises StageStopped where it was asked to stop: it resumes from its checkpoint next time.
     """
     known = ended(folder)
     if known is not None and known.state != "failed":
@@ -74,7 +74,7 @@ def run_stage(
     watch = Watch(folder, params, stage)
     code = _run(folder, [module, stage], stop, lambda: show(watch.look()))
     if code == EXIT_RESUMABLE or stop.made:
-        raise StageStopped(f"{stage} was asked to stop: the same command goes on from there.")
+        raise StageStopped(f"{stage} was asked to stop: the same command resumes there.")
     if code == EXIT_DONE:
         found = Ended("done")
     else:
@@ -91,7 +91,7 @@ def run_helper(folder: Path, module: str, arguments: Sequence[str], stop: StopRe
     """
     code = _run(folder, [module, *arguments], stop, lambda: None)
     if stop.made:
-        raise StageStopped("asked to stop: the same command goes on from there.")
+        raise StageStopped("asked to stop: the same command resumes there.")
     if code:
         raise EnvironmentFault(
             f"{module} ended with exit code {code}: {last_line(folder / LOG)} The full output is "

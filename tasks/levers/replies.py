@@ -28,7 +28,7 @@ def scored_replies(
     root: Path, variant: Variant, chain: Chain, judge: Chain, sft: bool, stop: StopRequest
 ) -> Path:
     """Replies of a variant's model to the held-out prompts, or with `sft` those of the SFT model;
-    the reward model of `judge` scores them. What is there already is not made again.
+    the reward model of `judge` scores them. What already exists is not made again.
 
     Raises StageStopped, or EnvironmentFault if the process fails.
     """

@@ -243,7 +243,7 @@ class Study:
         if limit is not None and total > limit:
             raise OverBudget(
                 f"the comparison has cost {usd(total)}, budget.max_usd={limit:g}: raise it and run "
-                "the same command to go on from there."
+                "the same command to resume there."
             )
 
     def _answer(self, variant: Variant, chain: Chain, sft: bool = False) -> Path:

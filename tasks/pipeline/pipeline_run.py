@@ -59,7 +59,7 @@ STOPPED, OVER_BUDGET = "Stopped", "OverBudget"
 """States of a run, and of its stage, that was stopped or has reached its budget: resumable."""
 SHIPPING_PERSISTENCE_SECONDS = 1800.0
 """How long an MLflow that is away at the end of a run is tried again, where the run's workspace is
-looked at by nobody later.
+not looked at later.
 """
 ARTIFACT_PATIENCE_SECONDS = 5.0
 """Seconds to show the last progress."""

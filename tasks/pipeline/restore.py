@@ -107,8 +107,8 @@ def _check_out(root: Path, run_id: str) -> None:
     if done.returncode:
         reason = error_line(done.stderr) or f"dvc checkout ended with {done.returncode}."
         raise EnvironmentFault(
-            f"run {run_id} cannot be brought back, its outputs are not to be had: "
-            f"{' '.join(reason.split())} Everything is as it was. With the same parameters, rlhf "
+            f"run {run_id} cannot be brought back, its outputs cannot be fetched: "
+            f"{' '.join(reason.split())} Nothing was changed. With the same parameters, rlhf "
             "run makes them again."
         )
 

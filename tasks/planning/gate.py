@@ -56,7 +56,7 @@ def plan(params: Params) -> Prepared:
 
 
 def approval(prepared: Prepared) -> None:
-    """Pause a run that a server started, above `budget.approval_usd`, until somebody resumes it.
+    """Pause a run that a server started, above `budget.approval_usd`, until it is resumed.
 
     `rlhf run` has asked by itself, and so has the retrain cycle that a run belongs to.
     """

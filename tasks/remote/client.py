@@ -63,8 +63,8 @@ def run_remote(run: Run, stage: str, pool: str, stop: StopRequest, observe: Obse
     _patiently(lambda: recover_abandoned(run, stage, stop), stop)
     if stop.made:
         raise StageStopped(
-            f"Asked to stop before {stage}: everything up to there is kept, run again to go on "
-            "from there."
+            f"Stopped before {stage}, as asked. Everything before it is kept: run again to resume "
+            "there."
         )
     if is_unchanged_elsewhere(run.root, stage):
         outcome = Outcome(cached=True, attempt=None)
@@ -274,7 +274,7 @@ class RemoteStage:
         reply = self._reply()
         self.close()
         if reply.kind != "ready":
-            raise EnvironmentFault(f"work pool {self._pool} can do no stage: {reply.message}")
+            raise EnvironmentFault(f"work pool {self._pool} cannot run any stage: {reply.message}")
         return reply.message
 
     def _ended(self) -> bool:

@@ -56,7 +56,7 @@ def require_served(pool: str, placed: str) -> None:
         workers = client.read_workers_for_work_pool(pool)
         if not any(worker.status == WorkerStatus.ONLINE for worker in workers):
             raise EnvironmentFault(
-                f"{placed}={pool}: no worker serves this work pool, a stage would wait for ever. "
+                f"{placed}={pool}: no worker serves this work pool, a stage would wait forever. "
                 f"Start one: prefect worker start --pool {pool}."
             )
 

@@ -1,7 +1,7 @@
 """Recovery of stages that a killed run of this checkout left in containers: they are stopped with a
 checkpoint before the stage resumes.
 
-Two containers would else do the same stage, and rows that nobody has taken would be missing in the
+Two containers would else do the same stage, and rows that were not taken would be missing in the
 ledger.
 """
 
@@ -104,7 +104,7 @@ def _earlier_runs(run: Run) -> set[str]:
 
 
 def _end(root: Path, stage: str, left: Exchange, stop: StopRequest) -> Reply | None:
-    """Its reply; None if nothing is heard of it any more, or somebody asks us to stop meanwhile."""
+    """Its reply; None if nothing is heard of it any more, or the run is asked to stop meanwhile."""
     receiver, silence = (
         Receiver(root / "runs" / stage, left, again=True),
         HeartbeatMonitor(left, CONTAINER),

@@ -126,7 +126,7 @@ def _answer(
             return Reply(
                 "bad_input",
                 f"the volume of {error.filename or workspaces()} in work pool {request['pool']} is "
-                "full. Make room on it.",
+                "full. Free some space on it.",
             )
         return Reply("crashed", f"{type(error).__name__}: {error}")
 
@@ -188,7 +188,7 @@ def _room(folder: Path, pool: str) -> int:
         raise EnvironmentFault(
             f"{free / 2**30:.1f} GiB are free at {folder} in work pool {pool}, "
             f"{LOWEST_FREE_BYTES / 2**30:.0f} are needed at least. "
-            "Make room on the volume that is mounted there."
+            "Free some space on the volume that is mounted there."
         )
     return free
 
@@ -254,7 +254,7 @@ def _done(
         persist(lambda: send_outputs(run.root, stage), give_up)
     except EnvironmentFault as met:
         raise type(met)(
-            f"{stage} is done, but its outputs could not be sent: {met} It goes on from its last "
+            f"{stage} is done, but its outputs could not be sent: {met} It resumes from its last "
             "checkpoint."
         ) from None
     afterwards.callback(_clear, mirror)

@@ -33,7 +33,7 @@ PATIENT = {"connect_timeout": 10, "read_timeout": 60}
 
 class Exchange:
     """A folder on S3 or on a disk that both sides reach. Every method raises TransientFault if the
-    store cannot be reached, and EnvironmentFault for what somebody has to correct.
+    store cannot be reached, and EnvironmentFault for what the user has to correct.
     """
 
     def __init__(self, url: str) -> None:
@@ -155,7 +155,7 @@ def store_fault(url: str, error: Exception) -> str:
             "AWS_SHARED_CREDENTIALS_FILE names."
         )
     if isinstance(error, OSError) and error.errno == ENOSPC:
-        return f"the disk of {url} is full. Make room there: rlhf clean, dvc gc."
+        return f"the disk of {url} is full. Free some space there: rlhf clean, dvc gc."
     return (
         f"{url} cannot be reached ({name}: {text[:160]}). Check that the store runs and that "
         "AWS_ENDPOINT_URL names it."

@@ -188,7 +188,7 @@ def locked(root: Path, wait: Callable[[str], bool] | None = None) -> Iterator[No
     with lock_file(root / RUN_LOCK, wait) as holder:
         if holder is not None:
             raise EnvironmentFault(
-                f"process {holder} is running the pipeline in {root}, one at a time can. "
+                f"process {holder} is already running the pipeline in {root}. "
                 "Wait for it or stop it with Ctrl-C; to run side by side, use a second checkout."
             )
         yield

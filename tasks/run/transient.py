@@ -1,4 +1,4 @@
-"""Classifies faults of stores and servers: transient ones, and mistakes that somebody has to
+"""Classifies faults of stores and servers: transient ones, and mistakes that the user has to
 correct.
 
 A TransientFault is tried again, with a growing wait and for as long as it takes; a mistake is
@@ -85,7 +85,7 @@ _PASSING = re.compile(
 _ABSENT = re.compile(
     r"checkout failed|missing cache|no output or stage|did not find", re.IGNORECASE
 )
-"""What DVC says at its end, of data that nobody has as of data that it could not reach."""
+"""What DVC says at its end, of data that exists nowhere as of data that it could not reach."""
 _PASSING_STATUS = {408, 425, 429, 500, 502, 503, 504}
 """Of an answer by HTTP."""
 
@@ -120,7 +120,7 @@ def kind_of(error: BaseException | str) -> Kind:
 
 
 def lacks_data(message: str) -> bool:
-    """Whether DVC ended without data that nobody had, and named no other reason."""
+    """Whether DVC ended because data exists nowhere, and named no other reason."""
     return (
         bool(_ABSENT.search(message))
         and not _MISTAKES.search(message)

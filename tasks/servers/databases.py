@@ -66,7 +66,7 @@ def _parsed(uri: str) -> URL:
         url = None
     if url is None or not url.database:
         raise EnvironmentFault(
-            f"tracking.uri={uri.split('@')[-1]} is no PostgreSQL URL: it is "
-            "postgresql://user@host:5432/mlflow. Change it in params.yaml."
+            f"tracking.uri={uri.split('@')[-1]} is not a PostgreSQL URL. Write it like "
+            "postgresql://user@host:5432/mlflow in params.yaml."
         )
     return url

@@ -22,7 +22,7 @@ NAMES = (HOST, "localhost")
 """Names of this machine in a browser."""
 GRACE_SECONDS = 5
 """For requests that are being answered when the server is asked to stop; pages in a browser would
-hold it for ever.
+hold it forever.
 """
 
 Message = MutableMapping[str, Any]

@@ -69,7 +69,7 @@ class Server(NamedTuple):
 def start(root: Path, plans: Sequence[Plan]) -> list[Server]:
     """Start what is not running yet and wait until all of it answers.
 
-    Raises EnvironmentFault if a port is taken by somebody else or a server does not come up; what
+    Raises EnvironmentFault if a port is in use or a server does not come up; what
     was started then is stopped.
     """
     running = {server.name: server for server in servers(root)}

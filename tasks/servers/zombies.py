@@ -23,7 +23,7 @@ ZOMBIE = "Zombie"
 """Name of the state; its type is Crashed."""
 WORKER_LABEL = "prefect.worker.name"
 AT_WORK = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING, StateType.PAUSED]
-GO_ON = "Start it again: it goes on from its checkpoint."
+GO_ON = "Start it again: it resumes from its checkpoint."
 
 
 def end_zombies(

@@ -49,8 +49,8 @@ def run_stage(
     """
     if stop.made:
         raise StageStopped(
-            f"Asked to stop before {stage}: everything up to there is kept, run again to go on "
-            "from there."
+            f"Stopped before {stage}, as asked. Everything before it is kept: run again to resume "
+            "there."
         )
     if is_unchanged(run.root, stage):
         outcome = Outcome(cached=True, attempt=None)
@@ -113,13 +113,11 @@ def _reproduce(run: Run, stage: str, stop: StopRequest, observe: Observer) -> Ou
     output = path.read_bytes()[size_before:].decode(errors="replace")
     if stop.force:
         raise StageStopped(
-            f"{stage} was ended at once, without a last checkpoint: run again to go on from the "
+            f"{stage} was ended at once, without a last checkpoint: run again to resume from the "
             "one before."
         )
     if stop.made and code and watch.attempt is None:
-        raise StageStopped(
-            f"{stage} was asked to stop before it began: run again to go on from there."
-        )
+        raise StageStopped(f"{stage} was asked to stop before it began: run again to resume there.")
     try:
         outcome = judge(stage, before, attempts(run.root, stage), code, output)
     except StageStopped as stopped:

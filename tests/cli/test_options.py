@@ -79,7 +79,7 @@ def test_what_is_typed_arrives(
 @pytest.mark.parametrize(
     ("raised", "code", "said"),
     [
-        (ParamsError("seed=x is no number."), 2, "rlhf: seed=x is no number.\n"),
+        (ParamsError("seed=x is not a number."), 2, "rlhf: seed=x is not a number.\n"),
         (CostError("too dear."), 2, "rlhf: too dear.\n"),
         (KeyboardInterrupt(), 130, "rlhf: stopped.\n"),
     ],

@@ -122,12 +122,15 @@ def test_sections_are_frozen_and_refuse_unknown_keys_and_conversions() -> None:
         ("prices.usd_per_kwh=11", r"prices\.usd_per_kwh=11"),
         ("prices.watts=0", r"prices\.watts=0"),
         ("prices.date=null", r"prices\.date=None"),
-        ("prices.date=2026-02-30", "no day of the calendar"),
+        ("prices.date=2026-02-30", "is not a date"),
         ("prices.source=", r"prices\.source is empty"),
         ("budget.max_usd=0", r"budget\.max_usd=0"),
         ("budget.max_usd=.inf", r"budget\.max_usd=inf"),
         ("budget.max_hours=-1", r"budget\.max_hours=-1"),
-        ("budget.max_usd_by_stage.pppo=1", r"limits pppo, which is no stage; did you mean ppo\?"),
+        (
+            "budget.max_usd_by_stage.pppo=1",
+            r"limits pppo, which is not a stage; did you mean ppo\?",
+        ),
         ("budget.max_hours_by_stage.ppo=0", r"budget\.max_hours_by_stage\.ppo=0"),
         ("budget.approval_usd=-1", r"budget\.approval_usd=-1"),
     ],
@@ -185,7 +188,7 @@ LORA = "{rank: 4, alpha: 8.0, modules: [q], dropout: 0.0}"
                 "reward.init=base",
                 f"reward.lora={LORA}",
             ],
-            r"reward\.lora adapts the weights of model",
+            r"reward\.lora adapts a pretrained model",
         ),
         (
             [f"ppo.lora={LORA.replace('0.0', '0.1')}"],
@@ -193,7 +196,7 @@ LORA = "{rank: 4, alpha: 8.0, modules: [q], dropout: 0.0}"
         ),
         (
             [f"sft.lora={LORA}"],
-            r"sft\.lora adapts the weights of model\.random.* Set sft\.lora: null, or model\.path",
+            r"sft\.lora adapts a pretrained model.* Set sft\.lora: null, or model\.path",
         ),
         (
             ["model.quantisation=nf4"],
@@ -235,12 +238,12 @@ def test_adapters_that_cannot_work_are_one_line_that_names_what_to_change(
         ),
         (
             ["where.default.offload=true"],
-            r"nothing divides them\. Set where\.default\.sharding to zero2 or zero3",
+            r"nothing is sharded\. Set where\.default\.sharding to zero2 or zero3",
         ),
         (["where.sft.sharding=zero1"], r"where\.sft\.sharding='zero1' .* is gone; write zero2"),
         (
             ["where.ppo.sharding=zero2", "ppo.optimizer=adamw8bit"],
-            r"ppo\.optimizer=adamw8bit .* where\.ppo\.sharding=zero2 would cut",
+            r"ppo\.optimizer=adamw8bit .* where\.ppo\.sharding=zero2 would split",
         ),
         (
             ["where.sft.sharding=zero3", "model.dtype=fp16"],
@@ -277,7 +280,7 @@ FOLDER = ["model.path=base", "model.random=null", f"sft.lora={LORA}"]
     [
         (
             [f"ppo.lora={LORA.replace('rank: 4', 'rank: 8')}"],
-            r"ppo\.lora\.rank=8 and sft\.lora\.rank=4: .* begins as a copy .* Give both the same",
+            r"ppo\.lora\.rank=8 and sft\.lora\.rank=4: .* starts as a copy .* Give both the same",
         ),
         (
             [f"reward.lora={LORA.replace('8.0', '2.0')}"],

@@ -77,7 +77,7 @@ def test_each_key_of_a_stage_overrides_alone_and_the_file_keeps_the_short_form(
         ("where.evaluate.processes=2", r"where\.evaluate\.processes=2, and stage evaluate is alw"),
         ("where.data.sharding=zero2", r"where\.data\.sharding=zero2, and stage data is always"),
         ("where.data.offload=true", r"where\.data\.offload=true, and stage data is always one"),
-        ("where.default.offload=true", r"where\.default\.offload=true moves divided weights"),
+        ("where.default.offload=true", r"where\.default\.offload=true moves sharded weights"),
         (
             "where={default: {pool: local, processes: 2, sharding: zero3, offload: false}, ppo: "
             "{sharding: none, offload: true}}",

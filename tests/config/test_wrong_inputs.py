@@ -92,14 +92,14 @@ TOLD = {
         "costs something. Set either in params.yaml."
     ),
     "prices.date=2026-02-30": (
-        "prices.date=2026-02-30 is no day of the calendar. Set it to the day the price was read."
+        "prices.date=2026-02-30 is not a date. Set it to the day the price was read."
     ),
     "prices.source=": (
         "prices.source is empty: say where the price was read. Set it in params.yaml."
     ),
     "budget.max_usd=-1": "budget.max_usd=-1 from --set: input should be greater than 0.",
     "budget.max_usd_by_stage={tune: 1}": (
-        "budget.max_usd_by_stage limits tune, which is no stage; known: data, sft, "
+        "budget.max_usd_by_stage limits tune, which is not a stage; known: data, sft, "
         "reward, ppo, dpo, grpo, rloo, distill, evaluate. Change it in params.yaml."
     ),
     "where.default.processes=0": (

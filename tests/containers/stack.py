@@ -129,7 +129,7 @@ def _build(file: str, context: str, image: str, base: str, *options: str) -> Non
 
 
 class Stack:
-    """The stack at work."""
+    """The running stack."""
 
     def __init__(self, images: dict[str, str], folder: Path) -> None:
         ports = [free_port() for _ in range(4)]

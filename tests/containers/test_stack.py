@@ -229,7 +229,7 @@ def test_an_image_that_is_missing_is_told_before_anything_is_paid_for(stack: Sta
     content["where"]["default"]["pool"] = "broken"
     state = stack.await_end(stack.start_run(content), 900)
     assert state["type"] == "FAILED"
-    assert "work pool broken can do no stage" in state["message"]
+    assert "work pool broken cannot run any stage" in state["message"]
     assert "\n" not in state["message"]
 
 
@@ -343,7 +343,7 @@ def test_a_run_whose_worker_was_killed_does_not_run_for_ever(stack: Stack) -> No
     try:
         state = stack.await_end(flow_run, SILENCE_SECONDS + 240)
         assert (state["type"], state["name"]) == ("CRASHED", "Zombie")
-        assert "goes on from its checkpoint" in state["message"]
+        assert "resumes from its checkpoint" in state["message"]
     finally:
         for container in stack.stage_containers("ppo"):
             docker("kill", container, check=False)

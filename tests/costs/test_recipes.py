@@ -47,7 +47,7 @@ def test_what_is_divided_shrinks_with_the_number_of_devices(tmp_path: Path) -> N
         held = {moment.phase: moment.roles for moment in moments(setting)}
         return held["train:loss"]["policy"][part]
 
-    # at work FSDP2 that keeps weights holds its share beside the whole
+    # while computing, FSDP2 that keeps weights holds its share beside the whole
     assert bytes_of("zero2", 8, "weights") > bytes_of("none", 8, "weights")
     assert bytes_of("zero2", 8, "optimizer") == bytes_of("none", 8, "optimizer") / 8
     assert bytes_of("none", 8, "weights") == bytes_of("none", 1, "weights")

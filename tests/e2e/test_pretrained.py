@@ -69,7 +69,7 @@ def test_the_recipe_for_a_pretrained_model_runs_from_fetch_to_report(
     assert tokenizer.decode(ids).startswith("<|im_start|>system\nYou are a helpful AI assistant")
     assert tokenizer.pad_token_id not in (tokenizer.eos_token_id, tokenizer.bos_token_id)
 
-    # adapters learnt, and the embeddings they stand on are as they were fetched
+    # adapters learnt, and the embeddings of their base are those fetched
     assert (root / "models/ppo/adapter_config.json").is_file()
     base = AutoModelForCausalLM.from_pretrained(root / "models/base/cut")
     whole = AutoModelForCausalLM.from_pretrained(root / "models/base/smollm2")

@@ -173,7 +173,7 @@ def test_a_run_without_a_sign_of_life_is_ended_by_the_server(up: Stack) -> None:
     up.client.update_automation(automation.id, wanted.model_copy(update={"trigger": impatient}))
     try:
         silent = up.start("label-import/label-import")
-        up.await_end(silent)  # a run of its own, which the events below speak of as at work
+        up.await_end(silent)  # a run of its own, which the events below report as running
         up.client.set_flow_run_state(silent, Running(), force=True)
         emit_event(
             "prefect.flow-run.heartbeat", {"prefect.resource.id": f"prefect.flow-run.{silent}"}

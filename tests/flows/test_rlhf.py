@@ -347,7 +347,7 @@ def served(project: Path, module: str = "flows.rlhf", flow: str = "rlhf") -> Ite
                 assert time.monotonic() < deadline, log.read_text()
                 time.sleep(0.3)
         yield
-    # nothing of it is needed any more, and its own end may wait for ever on a run that has just
+    # nothing of it is needed any more, and its own end may wait forever on a run that has just
     # ended
     finally:
         runner = psutil.Process(process.pid)

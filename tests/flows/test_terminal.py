@@ -38,7 +38,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 @contextmanager
 def rlhf_run(root: Path, until: str, output: int | None = None) -> Iterator[subprocess.Popen[str]]:
-    """The command at work, once its stage `until` has left a row. What it prints goes to a file, or
+    """The running command, once its stage `until` has left a row. What it prints goes to a file, or
     to `output`, its terminal if that is one.
     """
     with (root.parent / "printed").open("w") as file:

@@ -160,5 +160,5 @@ def test_a_file_that_is_no_export_is_one_line(tmp_path: Path) -> None:
             read_export(path, "argilla", {})
     with pytest.raises(ParamsError, match="label-studio or argilla"):
         read_export(path, "csv", {})
-    with pytest.raises(ParamsError, match="chosen is none of prompt"):
+    with pytest.raises(ParamsError, match="chosen is not one of prompt"):
         read_export(path, "argilla", {"chosen": "x"})

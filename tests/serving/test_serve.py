@@ -310,7 +310,7 @@ SAY = {"messages": [{"role": "user", "content": "hello"}]}
         ({**SAY, "max_tokens": 1.5}, {}, 400, "max_tokens=1.5 must be"),
         ({**SAY, "temperature": "hot"}, {}, 400, "temperature='hot' must be"),
         ({**SAY, "temperature": float("nan")}, {}, 400, "temperature=nan must be"),
-        ({**SAY, "n": 2}, {}, 400, "n=2: one reply a request"),
+        ({**SAY, "n": 2}, {}, 400, "n=2 must be 1"),
         ({**SAY, "seed": "x"}, {}, 400, "seed='x' is not an integer"),
         ({**SAY, "stream": 1}, {}, 400, "stream=1 must be true or false"),
         ({**SAY, "stream_options": {"include_usage": True}}, {}, 400, "with stream: true"),

@@ -58,7 +58,7 @@ if behaviour == "broken":
     raise ImportError("no module named nothing")
 mark("start")
 use(0, "start")
-print("at work", flush=True)
+print("working", flush=True)
 if step:
     mark("resume")
 if behaviour == "bad input":

@@ -352,7 +352,7 @@ def break_the_head(root: Path) -> None:
 
 @pytest.mark.parametrize(
     ("break_it", "said"),
-    [(zero_the_head, "tells none apart"), (break_the_head, "ppo score is nan")],
+    [(zero_the_head, "cannot tell them apart"), (break_the_head, "ppo score is nan")],
 )
 def test_a_reward_model_that_cannot_teach_is_named_and_the_state_kept(
     project: Project, break_it: Callable[[Path], None], said: str

@@ -185,7 +185,7 @@ def test_a_checkpoint_that_another_version_wrote_is_one_clear_line(
     (newest / MANIFEST).unlink()
     write_manifest(newest)
     opened, run = open_stage(root, stage)
-    with pytest.raises(CheckpointError, match=f"{newest} is whole but cannot be restored") as said:
+    with pytest.raises(CheckpointError, match=f"{newest} is intact but cannot be restored") as said:
         run(opened)
     assert "\n" not in str(said.value)
     assert not (root / "models" / stage).exists()

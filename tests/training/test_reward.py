@@ -147,7 +147,7 @@ def test_normalisation_can_be_turned_off_and_constant_scores_are_named() -> None
     assert model.config.score_std != 1.0
     with torch.no_grad():
         model.score.weight.zero_()
-    with pytest.raises(TrainingDiverged, match="tells none apart"):
+    with pytest.raises(TrainingDiverged, match="cannot tell them apart"):
         store_normalisation(model, rows, normalise=True, budget_tokens=100)
 
 

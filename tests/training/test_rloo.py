@@ -297,7 +297,7 @@ def test_no_fitting_prompt_is_a_mistake_of_the_user(project: Project) -> None:
 @pytest.mark.parametrize(
     ("factor", "said"),
     [
-        (0.0, "the reward model tells none apart"),
+        (0.0, "the reward model cannot tell them apart"),
         (float("nan"), r"grpo score is nan.*grpo\.learning_rate"),
     ],
 )

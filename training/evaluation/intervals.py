@@ -25,7 +25,7 @@ def wilson(successes: float, trials: int, confidence: float = 0.95) -> Proportio
     Source: Wilson 1927, Probable inference, J. Am. Stat. Assoc. 22, 209-212.
     """
     if trials < 1 or not 0 <= successes <= trials:
-        raise ValueError(f"{successes} successes in {trials} trials is no proportion")
+        raise ValueError(f"{successes} successes in {trials} trials is not a proportion")
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     p, n = successes / trials, trials
     centre = p + z**2 / (2 * n)

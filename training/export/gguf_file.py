@@ -54,7 +54,7 @@ def write_gguf(
     architecture = str(model.config.model_type)
     if architecture not in ARCHITECTURES:
         raise ModelError(
-            f"a model of type {architecture} cannot be written as GGUF; known are "
+            f"a model of type {architecture} cannot be written as GGUF; known: "
             f"{', '.join(ARCHITECTURES)}. Serve it with --engine transformers."
         )
     writer = gguf.GGUFWriter(target, architecture)

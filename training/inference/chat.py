@@ -120,7 +120,7 @@ class Speaker:
                 raise ModelError(
                     f"that is {len(ids)} tokens, and {room} leave room for a reply of "
                     f"{max_new_tokens} in model.context_length={self.settings.context_length}. "
-                    "Say it shorter, or take a smaller --max-new-tokens."
+                    "Shorten it, or take a smaller --max-new-tokens."
                 )
 
 

@@ -2,7 +2,7 @@
 
 adapter_config.json names it: a hub id with its revision, an absolute path, or a path that starts
 with a dot and is relative to the folder itself, so that both can be moved together. A model is one
-adapter on its base: one that continues another begins as its copy and stands on the same base.
+adapter on its base: one that continues another starts as its copy and has the same base.
 """
 
 import json
@@ -49,9 +49,8 @@ def base_of(place: str | Path, revision: str | None = None) -> Base:
     base = Path(os.path.normpath(folder / named)) if named.startswith(".") else named
     if is_adapter(base):
         raise ModelError(
-            f"{folder} stands on {base}, which is an adapter as well, and a model is one adapter "
-            "on a base with weights of its own. Run the stages that made them again, the lower "
-            "one first."
+            f"{folder} is an adapter of {base}, which is itself an adapter: the base must be a "
+            f"model with weights of its own. Run the stages that made them again, {base} first."
         )
     return Base(base, revision)
 

@@ -87,7 +87,7 @@ def matrices(model: nn.Module, modules: Sequence[str], setting: str) -> list[str
                 if any(name.endswith(end) for name in there for end in ends)
             ]
             raise ModelError(
-                f"{setting}.modules: {module!r} is no matrix of this model "
+                f"{setting}.modules: {module!r} is not a matrix of this model "
                 f"({type(model).__name__}). It has {', '.join(general)}; by its "
                 f"own names {', '.join(there)}. Change it in params.yaml."
             )

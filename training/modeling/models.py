@@ -79,8 +79,8 @@ def initialise(model: PreTrainedModel, layers: int) -> None:
 
     Transformers' 0.02 for every width leaves a narrow model with attention that hardly tells tokens
     apart, and so without the gradient from which it would learn to copy: docs/decisions.md. An
-    embedding that is input and output, positions, and what is no matrix stay as they are. Source:
-    LeCun et al. 1998, Efficient BackProp, 4.6; Radford et al. 2019 (GPT-2), 2.3.
+    embedding that is input and output, positions, and all that is not a matrix stay as they are.
+    Source: LeCun et al. 1998, Efficient BackProp, 4.6; Radford et al. 2019 (GPT-2), 2.3.
     """
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | Conv1D):

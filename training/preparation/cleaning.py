@@ -214,5 +214,5 @@ def check_quarantine_fraction(
     raise DataError(
         f"{len(refusals)} of {rows_read} rows ({share:.1%}) were refused, {allowed}: {named}. All "
         f"of them are in {quarantine}. "
-        f"{remedy}; data/prepared is as it was."
+        f"{remedy}; data/prepared is unchanged."
     )

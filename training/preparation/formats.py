@@ -296,7 +296,7 @@ class Fields:
             return 1 if found["first"] else 2 if found["second"] else 0
         if isinstance(value, (int, float)) and not isinstance(value, bool) and value in (0, 1, 2):
             return int(value)
-        raise Refused("not_a_vote", name, f"{value!r} is none of 0 (tie), 1, 2, A, B, tie")
+        raise Refused("not_a_vote", name, f"{value!r} is not one of 0 (tie), 1, 2, A, B, tie")
 
 
 def message(
@@ -312,5 +312,7 @@ def message(
         if name not in item:
             raise Refused("missing_column", f"{column}.{name}", "this message has no such field")
     if not isinstance(item[role], str) or item[role] not in ROLES:
-        raise Refused("role", f"{column}.{role}", f"{item[role]!r} is none of {', '.join(ROLES)}")
+        raise Refused(
+            "role", f"{column}.{role}", f"{item[role]!r} is not one of {', '.join(ROLES)}"
+        )
     return {"role": ROLES[item[role]], "content": rules.clean(item[text], f"{column}.{text}")}

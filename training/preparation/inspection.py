@@ -374,7 +374,7 @@ def main() -> None:
         if "=" not in item:
             raise ParamsError(f"--column {item}: write OURS=THEIRS, such as prompt=question.")
     if given.format is not None and given.format not in COLUMNS:
-        raise ParamsError(f"--format {given.format} is none of {', '.join(COLUMNS)}.")
+        raise ParamsError(f"--format {given.format} is not one of {', '.join(COLUMNS)}.")
     columns = dict(item.split("=", 1) for item in given.columns)
     found = inspect(given.file, Path.cwd(), load(given.params), given.format, columns)
     json.dump(found._asdict(), sys.stdout)

@@ -253,7 +253,7 @@ def _csv_header(fields: list[str], place: str) -> list[str]:
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
         raise DataError(
-            f"{place} line 1: column {twice[0]!r} stands twice in the header. Rename one of them."
+            f"{place} line 1: column {twice[0]!r} appears twice in the header. Rename one of them."
         )
     return header
 
@@ -266,8 +266,8 @@ def _parquet(content: bytes, place: str) -> Iterator[SourceRow]:
         rows = pyarrow.parquet.read_table(io.BytesIO(content)).to_pylist()
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise DataError(
-            f"{place} is not a whole Parquet file ({_one_line(error)}). Fetch it again, or give it "
-            "the ending of its real kind."
+            f"{place} is not a complete Parquet file ({_one_line(error)}). Fetch it again, or give "
+            "it the ending of its real kind."
         ) from error
     yield from (SourceRow(number, row) for number, row in enumerate(rows, start=1))
 

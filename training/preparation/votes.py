@@ -126,7 +126,9 @@ def _row(line: bytes, form: str) -> Any:
             "wrong_type", "", f"{type(row).__name__} where an object with columns is expected"
         )
     if form == "votes" and ANNOTATOR in row and VOTE in row and not _is_vote(row[VOTE]):
-        raise Refused("not_a_vote", VOTE, f"{row[VOTE]!r} is none of 0 (tie), 1, 2, null (skipped)")
+        raise Refused(
+            "not_a_vote", VOTE, f"{row[VOTE]!r} is not one of 0 (tie), 1, 2, null (skipped)"
+        )
     return row
 
 

@@ -40,12 +40,12 @@ def named_fault(error: Exception, target: Path) -> Exception:
         free = shutil.disk_usage(there).free
         return EnvironmentFault(
             f"{place}: no space left on the disk ({free / 2**20:.0f} MiB free). Free some space "
-            f"and run again; {target} is as it was."
+            f"and run again; {target} is unchanged."
         )
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
         return EnvironmentFault(
             f"{place}: no permission to write. Make the folder writable for this user and run "
-            f"again; {target} is as it was."
+            f"again; {target} is unchanged."
         )
     return error
 

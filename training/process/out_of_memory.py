@@ -3,7 +3,7 @@ result up to rounding.
 
 The batch of an optimizer step stays the same, however it is split. All processes of a stage halve
 together: where they meet after the work, all do it again; where one fails in the middle of a step
-that all take together, the others wait in it for ever, so it leaves the smaller size beside the
+that all take together, the others wait in it forever, so it leaves the smaller size beside the
 checkpoints, and all processes start again with that (training/process/launch.py).
 """
 
@@ -97,7 +97,7 @@ class OomBackoff:
 
     def _smallest(self, step: int) -> EnvironmentFault:
         return EnvironmentFault(
-            f"out of memory at step {step} with {self._name}=1, the smallest there is. Take a "
+            f"out of memory at step {step} with {self._name}=1, the smallest possible. Take a "
             "smaller model, shorter sequences, or a "
             "device with more memory; rlhf plan says what is needed."
         )
@@ -128,7 +128,7 @@ def halving(work: Callable[[int], T], size: int, name: str) -> T:
                 raise
             if size == 1:
                 raise EnvironmentFault(
-                    f"out of memory with {name}: 1, the smallest there is. Take a device with more "
+                    f"out of memory with {name}: 1, the smallest possible. Take a device with more "
                     "memory."
                 ) from error
         release()

@@ -273,7 +273,7 @@ class Stage:
         """Record that work resumes from a checkpoint after `step`."""
         self.step = step
         self.mark("resume", message=self._resume_note)
-        logger.info("%s goes on from its checkpoint after step %d", self.name, step)
+        logger.info("%s resumes from its checkpoint after step %d", self.name, step)
 
     def retried(self, step: int, lost_seconds: float, message: str) -> None:
         """Record that `step` is repeated with a smaller micro-batch, and the time lost."""

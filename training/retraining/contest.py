@@ -211,7 +211,7 @@ def safety(
     )
     if len(prompts) < 2:
         raise DataError(
-            f"{len(prompts)} safety prompts have room for a response, two must. Lower "
+            f"{len(prompts)} safety prompts have room for a response, and two are needed. Lower "
             "evaluate.max_new_tokens, or fix retrain.safety_source."
         )
     source = params.data.source

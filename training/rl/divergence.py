@@ -50,7 +50,7 @@ def check_rollout(statistics: dict[str, float], settings: Online) -> None:
     if statistics["score_std"] <= noise and settings.batch_size > 1:
         raise TrainingDiverged(
             f"all {settings.batch_size} responses have the score {statistics['score']:.4g}: the "
-            "reward model tells none apart. "
+            "reward model cannot tell them apart. "
             "Look at metrics/reward.json and train the reward stage again."
         )
     if (

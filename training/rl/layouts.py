@@ -172,7 +172,7 @@ def _shared_base(origin: _Origin, lora: Lora) -> Models:
     check_reward_folder(origin.reward)
     if not is_adapter(origin.reward) or not same_base(origin.sft, origin.reward):
         stands = (
-            f"stands on {base_of(origin.reward).place}"
+            f"has the base {base_of(origin.reward).place}"
             if is_adapter(origin.reward)
             else "has weights of its own"
         )

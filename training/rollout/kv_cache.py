@@ -65,7 +65,7 @@ class DecodingCache(Cache):
             mine.put(rows, theirs.keys[source], theirs.values[source])
 
     def advance(self) -> None:
-        """Make room for one more token per row."""
+        """Free some space for one more token per row."""
         self.position_B = self.position_B + 1
         self.columns = int(self.position_B.max()) + 1
 

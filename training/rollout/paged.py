@@ -56,7 +56,7 @@ def generate(
     """
     if value_head is not None:
         raise EnvironmentFault(
-            "The paged rollout engine gives no values. Set ppo.rollout_engine: static or "
+            "The paged rollout engine computes no values. Set ppo.rollout_engine: static or "
             "ppo.layout: separate in params.yaml."
         )
     if isinstance(model, AdapterView):

@@ -43,7 +43,7 @@ def test_the_example_names_every_setting_and_holds_no_secret(tmp_path: Path) -> 
             {"POSTGRES_PASSWORD": "with/slash@sign"},
             r"POSTGRES_PASSWORD in docker/\.env is not of letters and digits alone",
         ),
-        ({"DOCKER_GROUP": ""}, r"DOCKER_GROUP= in docker/\.env is no number.*stat -c %g"),
+        ({"DOCKER_GROUP": ""}, r"DOCKER_GROUP= in docker/\.env is not a number.*stat -c %g"),
     ],
 )
 def test_a_setting_that_cannot_work_is_named_without_its_value(

@@ -74,11 +74,11 @@ def test_a_model_is_fetched_once_and_loads_as_it_was(
     assert "quantization_config" not in json.loads((folder / "config.json").read_text())
     (index / "wheels/tiny_model-1.0-py3-none-any.whl").unlink()
     module.fetch("tiny")  # needs no network any more
-    assert "is there already" in capsys.readouterr().out
+    assert "already exists" in capsys.readouterr().out
 
 
 def test_no_index_another_file_and_an_unknown_name_are_one_line(index: Path, small: Path) -> None:
-    with pytest.raises(ParamsError, match=r"model gpt is not known\. Known are: smollm2, tiny"):
+    with pytest.raises(ParamsError, match=r"model gpt is not known\. Known: smollm2, tiny"):
         module.fetch("gpt")
     changed = index / "other.gguf"
     changed.write_bytes(small.read_bytes() + b"x")

@@ -57,7 +57,7 @@ def test_a_recipe_is_written_for_data_and_a_device_and_never_replaced(project: P
     made = plan(params, target(params, None, 1, None, project), ("sft", "reward", "ppo"))
     assert all(stage.fits for stage in made.stages)
     before = written.read_bytes()
-    with pytest.raises(Exception, match="is there already and is not replaced"):
+    with pytest.raises(Exception, match="already exists and is not replaced"):
         CliRunner().invoke(app, asked, catch_exceptions=False)
     assert written.read_bytes() == before
 

@@ -265,7 +265,7 @@ def test_clean_counts_in_days_and_gib(
 def test_what_is_shown_can_be_printed(findings: Findings) -> None:
     console = Console(width=200, record=True)
     console.print(report.phase_table(findings.ledger), plan_tables.plan_view(Plan((stage_plan(),))))
-    assert "stands on" in console.export_text()
+    assert "based on" in console.export_text()
 
 
 def test_a_search_shows_what_was_before_what_is_better() -> None:

@@ -42,7 +42,7 @@ def test_a_type_that_is_not_known_names_those_that_are() -> None:
 @pytest.mark.parametrize("name", ["micro_batch", "accumulation", "lora_rank", "tensor_parallel"])
 def test_numbers_are_at_least_one(name: str) -> None:
     changes: dict[str, Any] = {name: 0}
-    with pytest.raises(CostError, match="must each be at least 1"):
+    with pytest.raises(CostError, match="must all be at least 1"):
         Levers(**changes)
     changes[name] = 1
     Levers(**changes)

@@ -879,7 +879,7 @@ def test_a_ledger_has_the_times_and_the_state_of_its_run(tmp_path: Path, params:
     found = ledger(tmp_path, params)
     assert (found.state, found.started, found.finished) == ("completed", 3.0, 6.0)
     assert found.usd_per_device_hour == 3.6
-    # a stage that is none of ours comes last
+    # a stage that is not one of ours comes last
     assert [(stage.stage, stage.state) for stage in found.stages] == [
         ("sft", "cached"),
         ("own-stage", "failed"),

@@ -48,7 +48,7 @@ def test_a_base_from_a_shape_is_never_quantised() -> None:
 
 def test_what_contradicts_the_params_has_the_reason() -> None:
     assert found(CPU, "ppo.rollout_engine=paged")["shared-trunk"].missing.startswith(
-        "ppo.rollout_engine=paged gives no values"
+        "ppo.rollout_engine=paged computes no values"
     )
     assert found(CPU, "rloo=null")["rloo"].missing == "params.yaml has no section rloo"
 

@@ -48,7 +48,7 @@ TREES = Rows(
 def test_the_plan_is_within_a_tenth_of_three_measured_data_stages(
     rows: Rows, measured: float
 ) -> None:
-    # a tenth: what a machine at work varies by
+    # a tenth: what a busy machine varies by
     assert sum(data_seconds(rows, 0.2).values()) == pytest.approx(measured, rel=0.1)
 
 

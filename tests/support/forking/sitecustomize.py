@@ -42,7 +42,7 @@ def stand_in(address: str) -> None:
     os._exit(code)
 
 
-# launch is no stage: it becomes one, or is the parent of several
+# launch is not a stage: it becomes one, or is the parent of several
 if ADDRESS and MODULE.startswith("training.") and MODULE != "training.process.launch":
     try:
         stand_in(ADDRESS)

@@ -272,7 +272,7 @@ def test_the_second_of_two_promotions_at_once_is_refused_in_one_line(project: Pa
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(
             EnvironmentFault,
-            match="process 4711 is promoting or rolling back at this moment: nothing was changed",
+            match="process 4711 is promoting or rolling back right now: nothing was changed",
         ):
             promote(project, run_id, "me too")
     assert lineage(project) == []
@@ -321,7 +321,7 @@ def test_a_broken_record_is_told_and_never_replaced_in_silence(project: Path) ->
     (project / RECORD).write_text(text[:40])
     with pytest.raises(
         EnvironmentFault,
-        match=r"record.json cannot be read .* nobody knows which model is the champion",
+        match=r"record.json cannot be read .* so the champion is unknown",
     ):
         promote(project, run_id, "again")
     assert (project / RECORD).read_text() == text[:40]

@@ -81,7 +81,7 @@ def test_a_server_of_containers_says_where_stages_run_and_what_tracks_them() -> 
         ({"max_usd": -3}, "budget.max_usd=-3 in the form:"),
         ({"changes": [{"key": "ppo.learning_rte", "value": "1"}]}, "did you mean learning_rate"),
         ({"changes": [{"key": "", "value": "1"}]}, "a row without a parameter"),
-        ({"changes": [{"key": "seed=4", "value": ""}]}, "seed=4 is no name of a parameter"),
+        ({"changes": [{"key": "seed=4", "value": ""}]}, "seed=4 is not the name of a parameter"),
         ({"recipe": "absent"}, "absent.yaml does not exist"),
     ],
 )

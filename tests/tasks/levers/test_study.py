@@ -57,7 +57,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Levers]:
 
     thread = threading.Thread(target=stop_in_ppo)
     thread.start()
-    with pytest.raises(StageStopped, match="the same command goes on from there"):
+    with pytest.raises(StageStopped, match="the same command resumes there"):
         study(root, ONLY, stop).run()
     thread.join()
     assert attempts(root, "ppo")[-1] == ("end", 75)

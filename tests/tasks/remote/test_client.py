@@ -194,7 +194,7 @@ def test_a_pool_that_can_do_nothing_is_told_before_anything_is_done(
     monkeypatch.setattr(client, "require_served", lambda pool, key: None)
     run = new_run("prices.device_by_pool={gpus: a100-80}")
     with pytest.raises(
-        EnvironmentFault, match=r"work pool gpus can do no stage: .*no GPU is in its container"
+        EnvironmentFault, match=r"work pool gpus cannot run any stage: .*no GPU is in its container"
     ) as fault:
         check_placement(run, ["data", "sft"])
     assert "\n" not in str(fault.value)
@@ -204,7 +204,7 @@ def test_a_pool_that_can_do_nothing_is_told_before_anything_is_done(
     )
     with pytest.raises(
         EnvironmentFault,
-        match=r"gpus can do no stage: data\.source\.path=/volume/pairs\.jsonl is not in the "
+        match=r"gpus cannot run any stage: data\.source\.path=/volume/pairs\.jsonl is not in the "
         r"container",
     ):
         check_placement(unmounted, ["data", "sft"])

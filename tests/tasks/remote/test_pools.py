@@ -142,7 +142,7 @@ def test_a_pool_is_refused_until_it_is_there_has_an_image_is_at_work_and_served(
         WorkPoolCreate(name="idle", type="docker", base_job_template=template())
     )
     assert (
-        "no worker serves this work pool, a stage would wait for ever. Start one: prefect worker "
+        "no worker serves this work pool, a stage would wait forever. Start one: prefect worker "
         "start --pool idle" in refused("idle")
     )
 

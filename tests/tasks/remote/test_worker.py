@@ -195,7 +195,7 @@ def test_a_volume_that_fills_up_is_no_crash_to_be_tried_again(
     reply = ask("data", "data-1")
     assert reply == Reply(
         "bad_input",
-        f"the volume of {worker.workspaces()} in work pool pool is full. Make room on it.",
+        f"the volume of {worker.workspaces()} in work pool pool is full. Free some space on it.",
     )
 
 
@@ -264,7 +264,7 @@ def test_outputs_that_could_not_be_sent_are_no_mistake_of_the_user_unless_they_a
     reply = ask("data", "data-1")
     assert (reply.kind, reply.message) == (
         kind,
-        f"data is done, but its outputs could not be sent: {met} It goes on from its last "
+        f"data is done, but its outputs could not be sent: {met} It resumes from its last "
         "checkpoint.",
     )
 

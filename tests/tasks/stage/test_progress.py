@@ -186,7 +186,7 @@ def test_a_terminal_that_is_gone_ends_nothing(monkeypatch: pytest.MonkeyPatch) -
     with os.fdopen(writer, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
         display = Display()
-        display.say("at work")
+        display.say("working")
         os.close(reader)
         display.say("nobody reads this")
         monkeypatch.undo()

@@ -465,7 +465,7 @@ def test_insisting_ends_the_stage_at_once(project: Path, new_run: NewRun) -> Non
 def test_a_request_before_a_stage_starts_nothing(project: Path, new_run: NewRun) -> None:
     stop = StopRequest()
     stop.handle(signal.SIGINT, None)
-    with pytest.raises(StageStopped, match="before sft: everything up to there is kept"):
+    with pytest.raises(StageStopped, match=r"before sft, as asked\. Everything before"):
         bring_up(new_run(), stop=stop)
     assert attempts(project, "sft") == []
 

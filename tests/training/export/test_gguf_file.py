@@ -64,5 +64,5 @@ def test_the_vocabulary_is_filled_up_and_special_tokens_are_marked(tmp_path: Pat
 
 
 def test_an_architecture_that_was_never_compared_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="gpt2 cannot be written as GGUF; known are llama, qwen2"):
+    with pytest.raises(ModelError, match="gpt2 cannot be written as GGUF; known: llama, qwen2"):
         write_gguf(policy(family="gpt2"), tokenizer(), "f32", tmp_path / "model.gguf")

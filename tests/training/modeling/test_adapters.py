@@ -84,7 +84,7 @@ def test_a_packed_matrix_stands_for_all_of_its_parts_and_own_names_are_understoo
     ]
     with pytest.raises(
         ModelError,
-        match=r"'gate' is no matrix of this model .GPT2LMHeadModel.\. It has q, k, v, o, up, down;",
+        match=r"'gate' is not a matrix of this model .GPT2LMHeadModel.\. It has q, k, v, o, up",
     ):
         matrices(policy(family="gpt2"), ["gate"], "sft.lora")
 
@@ -226,7 +226,9 @@ def test_an_adapter_on_an_adapter_is_refused_with_what_to_do(
         lambda: load_policy(root / "ppo", settings(), tokenizer()),
         lambda: named_base(root / "ppo", root / "dpo"),
     ):
-        with pytest.raises(ModelError, match=r"ppo stands on .*sft, which is an adapter") as error:
+        with pytest.raises(
+            ModelError, match=r"ppo is an adapter of .*sft, which is itself an adapter"
+        ) as error:
             use()
         assert "Run the stages that made them again, the lower one first." in str(error.value)
         assert "\n" not in str(error.value)
@@ -305,7 +307,7 @@ def lose_the_base(folder: Path) -> None:
         (widen_one, "does not fit its base: .*lora_"),
         (garble_config, "is damaged or names no base"),
         (name_no_base, "is damaged or names no base"),
-        (stand_on_itself, "stands on .*ppo, which is an adapter as well"),
+        (stand_on_itself, "is an adapter of .*ppo, which is itself an adapter"),
         (lose_the_base, "base does not exist"),
     ],
 )

@@ -123,5 +123,5 @@ def test_a_vote_that_is_none_is_refused_with_what_it_may_be(tmp_path: Path) -> N
     (tmp_path / "v.jsonl").write_text("\n".join(map(json.dumps, [*good, row])))
     params = load(ROOT / "recipes" / "demo.yaml")
     found = inspect("v.jsonl", tmp_path, params, None, {})
-    assert found.refused["not_a_vote"]["detail"].endswith("is none of 0 (tie), 1, 2, A, B, tie")
+    assert found.refused["not_a_vote"]["detail"].endswith("is not one of 0 (tie), 1, 2, A, B, tie")
     assert found.source["columns"] == {"annotators": "winner"}

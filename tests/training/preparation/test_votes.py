@@ -127,7 +127,7 @@ def test_one_bad_vote_on_a_pair_leaves_the_good_ones(tmp_path: Path) -> None:
     table, refusals = read_vote_lines(votes_file("votes.jsonl"), tmp_path, "data.vote_source")
     assert winners(read(*[row.content for row in table.rows])) == [["b"]]
     assert [refusal.detail for refusal in refusals] == [
-        "'yes' is none of 0 (tie), 1, 2, null (skipped)"
+        "'yes' is not one of 0 (tie), 1, 2, null (skipped)"
     ]
 
 

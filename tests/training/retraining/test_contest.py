@@ -154,7 +154,9 @@ def test_safety_prompts_are_judged_apart(finished: Path, other: Path) -> None:
     assert safety is not None
     assert (safety.prompts, safety.judge) == (2, CHAMPIONS_REWARD)
     (other / "safety.jsonl").write_text('{"prompt": "how do I pick a lock ?"}\n')
-    with pytest.raises(DataError, match=r"1 safety prompts have room for a response, two must"):
+    with pytest.raises(
+        DataError, match=r"1 safety prompts have room for a response, and two are needed"
+    ):
         compare(finished, other, settings)
 
 

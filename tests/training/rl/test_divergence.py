@@ -127,7 +127,7 @@ def test_a_kl_at_its_bound_passes() -> None:
         ),
         (
             {"score_std": 0.0},
-            "all 16 responses have the score 0.3: the reward model tells none apart. Look at "
+            "all 16 responses have the score 0.3: the reward model cannot tell them apart. Look at "
             "metrics/reward.json and train the reward stage again.",
         ),
         (

@@ -231,7 +231,7 @@ def test_recomputed_activations_give_the_same_gradients_under_the_right_adapters
             lambda t, saved=saved: (saved.append(t.numel()), t)[1], lambda t: t
         ):
             new = roles.forward(SEQUENCES, PROMPT_LENGTHS)
-        # another role at work in between must not matter
+        # another role that is used in between must not matter
         activate(lora_layers(roles.policy.model), None)
         (new.logprobs.sum() + (new.values**2).sum()).backward()
         found.append(({name: p.grad for name, p in roles.trainable().items()}, sum(saved)))
@@ -354,7 +354,7 @@ def test_a_shared_base_needs_the_reward_models_base_to_be_its_own(lora_project: 
     shutil.copytree(root / "models/sft", root / "models/other")
     config = root / "models/reward/adapter_config.json"
     config.write_text(config.read_text().replace("../sft", "../other"))
-    with pytest.raises(ModelError, match=r"stands on .*models/other"):
+    with pytest.raises(ModelError, match=r"has the base .*models/other"):
         roles_in(root)
 
 
@@ -364,7 +364,7 @@ def test_matrices_that_the_model_does_not_have_are_named_with_those_it_has(
     root = lora_project(lora={**LORA, "modules": ["q", "c_attn"]})
     with pytest.raises(
         ModelError,
-        match=r"ppo\.lora\.modules: 'c_attn' is no matrix .* It has q, k, v, o, gate, up, down;",
+        match=r"ppo\.lora\.modules: 'c_attn' is not a matrix .* It has q, k, v, o, gate, up, down;",
     ) as error:
         roles_in(root)
     assert "self_attn.q_proj" in str(error.value)

@@ -144,5 +144,5 @@ def test_both_engines_train_alike_and_the_paged_one_resumes_to_the_same_bits(
 
 
 def test_values_from_the_rollout_need_the_static_engine() -> None:
-    with pytest.raises(ParamsError, match=r"ppo\.rollout_engine=paged gives no values"):
+    with pytest.raises(ParamsError, match=r"ppo\.rollout_engine=paged computes no values"):
         params(ppo={"rollout_engine": "paged", "layout": "shared_trunk"})
