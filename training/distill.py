@@ -154,7 +154,7 @@ def distill(stage: Stage) -> None:
                 work.add(sum(map(len, sequences)), len(sequences))
 
         # 3. update
-        learnt = Sums()
+        statistics = Sums()
         with phase("update") as work:
             pair.set_learning_rates(state.update / settings.updates)
             for rows in mini_batches(len(batch), settings, seed, update):
@@ -165,7 +165,7 @@ def distill(stage: Stage) -> None:
                     accumulate_gradients,
                     stage,
                     pair,
-                    learnt,
+                    statistics,
                     share,
                     tokens,
                     sequences,
@@ -174,13 +174,13 @@ def distill(stage: Stage) -> None:
                 )
                 backoff(accumulate, lockstep=pair.lockstep)
                 all_reduce_gradients(pair.trainable().values())
-                learnt.step(pair.step(settings.max_grad_norm))
+                statistics.step(pair.step(settings.max_grad_norm))
                 work.add(sum(len(sequences[i]) for i in rows), len(rows))
-                check_step(learnt.losses[-1], learnt.grad_norms[-1], update)
+                check_step(statistics.losses[-1], statistics.grad_norms[-1], update)
 
         # 4. report
         state.update, state.episodes = update, state.episodes + len(batch)
-        row |= learnt.summary()
+        row |= statistics.summary()
         if supervised:
             del row["agreement"]
         row["learning_rate"] = pair.optimizer.param_groups[0]["lr"]
@@ -203,7 +203,7 @@ def distill(stage: Stage) -> None:
 def accumulate_gradients(
     stage: Stage,
     pair: Pair,
-    learnt: "Sums",
+    statistics: "Sums",
     share: Sequence[int],
     tokens: int,
     sequences: Sequence[list[int]],
@@ -218,7 +218,7 @@ def accumulate_gradients(
     """
     settings = stage.params.section("distill")
     pair.optimizer.zero_grad(set_to_none=True)
-    learnt.begin(tokens)
+    statistics.begin(tokens)
     batches = token_budget_batches([len(sequences[i]) for i in share], budget_tokens)
     for micro, counts in lockstep(batches) if pair.lockstep else [(each, True) for each in batches]:
         chosen = [share[i] for i in micro]
@@ -235,7 +235,7 @@ def accumulate_gradients(
         loss = total / tokens
         pair.backward(loss if counts else 0 * loss)
         if counts:
-            learnt.add(float(total.detach()), float(agreed))
+            statistics.add(float(total.detach()), float(agreed))
 
 
 def student_responses(settings: Distill, update: int) -> int:

@@ -165,24 +165,26 @@ def ppo(stage: Stage) -> None:
             check_rollout(row, settings)
 
         # 6. update
-        learnt = UpdateStatistics(critic)
+        statistics = UpdateStatistics(critic)
         with phase("update") as work:
             roles.set_learning_rates(state.update / settings.updates, state.rate_factor)
             for rows in mini_batches(len(batch), settings, seed, update):
-                if settings.target_kl is not None and learnt.approx_kl() > settings.target_kl:
+                if settings.target_kl is not None and statistics.approx_kl() > settings.target_kl:
                     break
-                accumulate = partial(accumulate_gradients, stage, roles, episodes.of(rows), learnt)
+                accumulate = partial(
+                    accumulate_gradients, stage, roles, episodes.of(rows), statistics
+                )
                 backoff(accumulate, lockstep=roles.lockstep)
                 all_reduce_gradients(roles.trainable().values())
-                learnt.step(roles.step(settings.max_grad_norm))
+                statistics.step(roles.step(settings.max_grad_norm))
                 work.add(sum(len(sequences[i]) for i in rows), len(rows))
                 with diverging():
-                    check_update(learnt, update, stage.name)
+                    check_update(statistics, update, stage.name)
 
         # 7. report
         state.update, state.episodes = update, state.episodes + len(batch)
         rate, seconds = roles.optimizer.param_groups[0]["lr"], time.monotonic() - began
-        row |= learnt.summary()
+        row |= statistics.summary()
         row |= {"learning_rate": rate, "episodes": state.episodes, "seconds": seconds}
         stage.log(update, row)
         if update % settings.sample_every_updates == 0:
@@ -213,7 +215,7 @@ def accumulate_gradients(
     stage: Stage,
     roles: Roles,
     mini_batch: Episodes,
-    learnt: UpdateStatistics,
+    statistics: UpdateStatistics,
     budget_tokens: int,
 ) -> None:
     """The gradient of the mean loss per token of a mini-batch: this process's share of it, in
@@ -226,7 +228,7 @@ def accumulate_gradients(
     mini_tokens = int(mini_batch.mask.sum())
     share = mini_batch.of(local_indices(mini_batch.lengths()))
     roles.optimizer.zero_grad(set_to_none=True)
-    learnt.begin()
+    statistics.begin()
     for old, counts in share.micro_batches(budget_tokens, device, roles.lockstep):
         with autocast(stage.params.model, device):
             new = roles.forward(old.sequences, old.prompt_lengths)
@@ -238,7 +240,7 @@ def accumulate_gradients(
         loss = total / mini_tokens
         roles.backward(loss if counts else 0 * loss)
         if counts:
-            learnt.add(policy, value, new)
+            statistics.add(policy, value, new)
 
 
 def next_kl_coef(kl_coef: float, kl: float, settings: Online) -> float:

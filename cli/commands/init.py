@@ -41,7 +41,7 @@ def init(
         str | None,
         typer.Option(
             help="Base model, a folder or a hub id. Without it: that of recipes/base.yaml on a "
-            "GPU, a small one from nothing on a CPU."
+            "GPU, a small random one on a CPU."
         ),
     ] = None,
     hardware: Annotated[

@@ -23,5 +23,5 @@ def migrate() -> int:
     write_atomically(path, dump(params))
     for one in differences(old, read(path)):
         print(one)
-    print(f"{path.name} is written anew; the old one, with its comments, is {kept.name}.")
+    print(f"{path.name} was rewritten; the original, with its comments, is {kept.name}.")
     return EXIT_DONE

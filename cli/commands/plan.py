@@ -148,7 +148,7 @@ def plan(
         bool,
         typer.Option(
             "--adapters",
-            help="With --optimise: try LoRA and 4-bit storage too, which change what is learnt.",
+            help="With --optimise: try LoRA and 4-bit storage too, which change the trained model.",
         ),
     ] = False,
     max_usd: Annotated[

@@ -1,7 +1,7 @@
 """The cheapest levers of a run that fit its devices.
 
 Every combination is planned from complete params, so a search promises exactly the plan of the file
-it writes. Levers that change what is learnt (LoRA, 4-bit storage) are opt-in; the others change
+it writes. Levers that change the trained model (LoRA, 4-bit storage) are opt-in; the others change
 only memory, time and money.
 """
 

@@ -9,7 +9,7 @@ from reporting.numbers import count, decimal, duration, percent, short, usd
 from reporting.parts import card, missing, section, table
 
 TITLE = "The student"
-LEAD = "It learnt to answer as the aligned model does."
+LEAD = "Trained to answer as the aligned model does."
 SECONDS_PER_HOUR = 3600
 
 

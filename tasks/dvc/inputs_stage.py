@@ -2,7 +2,7 @@
 writes their digests, on which the other stages depend.
 
 dvc.yaml cannot name a path that stands in params.yaml and may not be there. So this file is
-written anew from the params, by a run and by the stage itself: its deps are the named files, or
+rewritten from the params, by a run and by the stage itself: its deps are the named files, or
 the folder of one that is not there yet. What DVC cannot depend on is looked at each time.
 """
 

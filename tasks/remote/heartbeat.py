@@ -48,7 +48,7 @@ class HeartbeatMonitor:
 
     def seconds(self) -> float:
         """Look, and say how long it lasts. Raises EnvironmentFault if the store cannot be reached:
-        nobody can be heard then, and it begins anew.
+        no heartbeat can arrive then, and the count starts over.
         """
         try:
             seen = self._exchange.read(self._name)

@@ -122,7 +122,7 @@ class Checkpoints:
                 "checkpoint %s is damaged (%s): falling back to the one before it", path, fault
             )
         if len(self._passed_over) > known:
-            logger.warning("no checkpoint in %s is whole: the stage begins anew", self.folder)
+            logger.warning("no checkpoint in %s is intact: the stage starts over", self.folder)
         return None
 
     def changed_code(self, checkpoint: Checkpoint) -> list[str]:
@@ -216,7 +216,7 @@ def restoring(path: Path) -> Iterator[None]:
         raise CheckpointError(
             f"{path} is intact but cannot be restored ({reason}): other code or another library "
             "version wrote it. "
-            f"Go back to that version, or remove {path.parent} to begin anew."
+            f"Go back to that version, or remove {path.parent} to start over."
         ) from error
 
 

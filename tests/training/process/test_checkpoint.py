@@ -159,7 +159,7 @@ def test_a_checkpoint_of_another_version_is_one_clear_line(
 ) -> None:
     with (
         pytest.raises(
-            CheckpointError, match=r"step-1 is intact but cannot be restored .*to begin anew"
+            CheckpointError, match=r"step-1 is intact but cannot be restored .*to start over"
         ) as said,
         restoring(tmp_path / "step-1"),
     ):
