@@ -161,20 +161,20 @@ def excess(
 # ---------------------------------------------------------------- the watcher
 
 
-class Room(NamedTuple):
+class TimeLeft(NamedTuple):
     """Time left for a stage, and the limit behind it."""
 
     seconds: float
     limit: Limit
 
 
-def room(
+def time_left(
     budget: Budget,
     already: Mapping[str, Cost],
     stage: str,
     world_size: int,
     price: StagePrice,
-) -> Room | None:
+) -> TimeLeft | None:
     """Wall seconds that the tightest limit leaves to `stage` with this many processes; None without
     a limit.
     """
@@ -183,7 +183,7 @@ def room(
         if limit.stage in (None, stage):
             left = limit.value - limit.part(total(already, limit.stage))
             per_second = price.usd(1.0, world_size) if limit.unit == "USD" else 1 / 3600
-            found.append(Room(left / per_second, limit))
+            found.append(TimeLeft(left / per_second, limit))
     return min(found, default=None)
 
 

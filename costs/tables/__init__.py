@@ -1,4 +1,4 @@
 """Facts: devices, prices, model shapes, engines, measured rates, with their readers.
 
-The lowest room: it imports no other.
+The lowest package: it imports no other.
 """

@@ -1,4 +1,4 @@
 """Objects on a running Prefect server: deployments, automations, the compose stack's setup.
 
-The command line and the flow `start` import it, compose starts its modules; no other room does.
+The command line and the flow `start` import it, compose starts its modules; no other package does.
 """

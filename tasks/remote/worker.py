@@ -151,7 +151,7 @@ def _same_code(request: dict[str, Any]) -> None:
 
 def _check(request: dict[str, Any]) -> Reply:
     """Whether this container could run a stage: a GPU if one is asked for, the volumes that params
-    name, and room.
+    name, and disk space.
     """
     if request["gpus"] and not _gpus():
         raise EnvironmentFault(

@@ -1,4 +1,4 @@
 """One pipeline run in a folder: its name, params and rows, its lock, the request to stop.
 
-Every other room may import it.
+Every other package may import it.
 """

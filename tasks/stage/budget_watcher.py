@@ -10,7 +10,7 @@ from config.alive import created, now
 from config.errors import OverBudget
 from config.records import STAGES, PipelineRow
 from costs.ledger.attempts import read_attempts
-from costs.ledger.budget import Limit, Room, must_stop, room, total
+from costs.ledger.budget import Limit, TimeLeft, must_stop, time_left, total
 from costs.tables.price import stage_price
 from tasks.planning.prepared import spent_by_runs
 from tasks.run.month import PURPOSE, Month, month
@@ -54,16 +54,18 @@ class BudgetWatch:
                 f"{limit.unit} are spent. {_go_on(limit)}"
             )
 
-    def left(self, world_size: int) -> Room | None:
+    def left(self, world_size: int) -> TimeLeft | None:
         """Wall seconds left by the tightest limit: of the run's budget or the month's."""
-        found = [room(self._run.params.budget, self._spent, self._stage, world_size, self._price)]
+        found = [
+            time_left(self._run.params.budget, self._spent, self._stage, world_size, self._price)
+        ]
         if (
             self._month is not None
             and self._month.limit_usd is not None
             and self._month.left_usd is not None
         ):
             limit = Limit(MONTHLY, self._month.limit_usd, "USD", None)
-            found.append(Room(self._month.left_usd / self._price.usd(1.0, world_size), limit))
+            found.append(TimeLeft(self._month.left_usd / self._price.usd(1.0, world_size), limit))
         return min((each for each in found if each is not None), default=None)
 
     def _start_seconds(self) -> float:

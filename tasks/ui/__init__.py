@@ -1,4 +1,4 @@
 """The Prefect UI: artifacts, events, links, the summary.
 
-Every room above servers may import it.
+Every package above servers may import it.
 """

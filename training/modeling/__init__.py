@@ -1,4 +1,4 @@
 """Models, tokenizer, adapters, and passes over unpadded sequences.
 
-Every room of training may import it; it knows no stage.
+Every package of training may import it; it knows no stage.
 """

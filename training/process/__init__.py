@@ -1,4 +1,4 @@
 """The stage contract: how a process starts, checkpoints, accounts for itself and ends.
 
-Stages and every other room may import it; it knows of no model.
+Stages and every other package may import it; it knows of no model.
 """

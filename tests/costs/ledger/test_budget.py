@@ -22,8 +22,8 @@ from costs.ledger.budget import (
     must_stop,
     predecessor,
     results_key,
-    room,
     spent,
+    time_left,
     total,
 )
 from costs.tables.price import StagePrice
@@ -169,24 +169,24 @@ def test_a_run_with_nothing_left_to_do_is_within_any_budget() -> None:
 # ---------------------------------------------------------------- the watcher
 
 
-def test_the_tightest_limit_leaves_the_room_and_devices_use_it_up() -> None:
+def test_time_left_is_that_of_the_tightest_limit_and_shrinks_with_devices() -> None:
     budget = params(
         "budget.max_usd=0.1", "budget.max_hours=0.025", "budget.max_usd_by_stage.ppo=0.05"
     ).budget
     already = {"sft": Cost(0.03, 30.0), "ppo": Cost(0.02, 20.0)}
-    tightest = room(budget, already, "ppo", 1, PRICE)
+    tightest = time_left(budget, already, "ppo", 1, PRICE)
     assert tightest is not None
     assert (tightest.limit.key, tightest.seconds) == (
         "budget.max_usd_by_stage.ppo",
         pytest.approx(30.0),
     )
-    other = room(budget, already, "reward", 1, PRICE)
+    other = time_left(budget, already, "reward", 1, PRICE)
     assert other is not None
     assert (other.limit.key, other.seconds) == ("budget.max_hours", pytest.approx(40.0))
-    many = room(budget, already, "reward", 4, PRICE)
+    many = time_left(budget, already, "reward", 4, PRICE)
     assert many is not None
     assert (many.limit.key, many.seconds) == ("budget.max_usd", pytest.approx(12.5))
-    assert room(params().budget, already, "ppo", 1, PRICE) is None
+    assert time_left(params().budget, already, "ppo", 1, PRICE) is None
 
 
 def test_a_step_is_the_sum_of_its_phases_and_checkpoints_are_apart() -> None:
@@ -326,14 +326,14 @@ def test_a_limit_of_one_stage_looks_at_that_stage() -> None:
         (("budget.max_hours_by_stage.ppo=1",), "ppo", 2, "max_hours_by_stage.ppo", 3580.0),
     ],
 )
-def test_each_limit_leaves_its_own_room(
+def test_time_left_of_each_limit(
     changes: tuple[str, ...], stage: str, world_size: int, key: str, seconds: float
 ) -> None:
     already = {"sft": Cost(0.01, 10.0), "ppo": Cost(0.01, 20.0)}
-    found = room(params(*changes).budget, already, stage, world_size, PRICE)
+    found = time_left(params(*changes).budget, already, stage, world_size, PRICE)
     assert found is not None
     assert (found.limit.key, found.seconds) == (f"budget.{key}", pytest.approx(seconds))
-    other = room(params(*changes).budget, already, "reward", world_size, PRICE)
+    other = time_left(params(*changes).budget, already, "reward", world_size, PRICE)
     assert (other is None) is (found.limit.stage == "ppo")
 
 
