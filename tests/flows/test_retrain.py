@@ -120,7 +120,7 @@ def test_a_run_at_work_in_the_checkout_is_not_disturbed(project: Path) -> None:
         fcntl.flock(other, fcntl.LOCK_EX)
         state = cycle(project)
     assert state.name == "Skipped"
-    assert "process 4712 is running the pipeline" in ends(project)[-1].said
+    assert "process 4712 is already running the pipeline" in ends(project)[-1].said
 
 
 @pytest.mark.slow

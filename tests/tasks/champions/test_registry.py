@@ -284,7 +284,7 @@ def test_a_champion_that_changed_since_the_comparison_is_not_replaced(project: P
     first, second, third = "run-0", "run-1", "run-2"
     promote(project, first, "first")
     promote(project, second, "meanwhile")
-    with pytest.raises(EnvironmentFault, match=f"the champion is {second} by now, not {first}"):
+    with pytest.raises(EnvironmentFault, match=f"the champion is {second} now, not {first}"):
         promote(project, third, "it beat the first", instead_of=first)
     assert lineage(project) == [first, second]
 

@@ -132,5 +132,5 @@ def test_a_run_that_did_not_complete_is_refused(project: Path) -> None:
 
 
 def test_a_run_at_work_is_not_disturbed(project: Path) -> None:
-    with locked(project), pytest.raises(EnvironmentFault, match="one at a time"):
+    with locked(project), pytest.raises(EnvironmentFault, match="already running"):
         restore(project, "first")

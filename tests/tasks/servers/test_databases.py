@@ -49,7 +49,8 @@ def test_prefects_database_is_beside_mlflows() -> None:
 @pytest.mark.parametrize("uri", ["postgresql://me:secret@db.example", "postgresql:mlflow"])
 def test_a_url_without_a_database_is_refused_in_one_line_without_its_password(uri: str) -> None:
     with pytest.raises(
-        EnvironmentFault, match=r"no PostgreSQL URL: it is postgresql://user@host:5432/mlflow"
+        EnvironmentFault,
+        match=r"not a PostgreSQL URL\. Write it like postgresql://user@host:5432/mlflow",
     ) as refused:
         prefect_url(uri)
     assert "secret" not in str(refused.value)

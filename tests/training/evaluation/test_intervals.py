@@ -43,5 +43,5 @@ def test_more_confidence_or_fewer_trials_widen_the_interval() -> None:
 
 @pytest.mark.parametrize(("successes", "trials"), [(1, 0), (3, 2), (-1, 2)])
 def test_what_is_no_proportion_is_refused(successes: int, trials: int) -> None:
-    with pytest.raises(ValueError, match="no proportion"):
+    with pytest.raises(ValueError, match="is not a proportion"):
         wilson(successes, trials)
