@@ -221,7 +221,7 @@ def reliability_chart(bins: Sequence[tuple[float, float, int]], label: str) -> M
     """
     left = min(0.5, *(confidence for confidence, _, _ in bins))
     lowest = min(left, *(accuracy for _, accuracy, _ in bins))
-    names = "predicted probability", "share of pairs it was right"
+    names = "predicted probability", "share of pairs ranked correctly"
     shown = [
         {
             "confidence": x,

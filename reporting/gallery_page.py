@@ -63,11 +63,11 @@ def _picture(runs: Sequence[PastRun], links: dict[str, str | None]) -> Markup:
     lead = "What the outputs of a run cost to make, reused stages included, against its win rate."
     if not dots:
         return section("cost", "Cost against quality", lead, paragraph("No run was evaluated."))
-    label, even = "Cost against win rate, a dot a run", [Reference("no difference", 0.5)]
+    label, even = "Cost against win rate, one dot per run", [Reference("no difference", 0.5)]
     drawn = dots_chart(dots, label, "US dollars", "wins over SFT", even, shares=True)
     used = {run.method for run in runs}
     key = legend([Series(name, [], tone) for name, tone in TONES.items() if name in used])
-    note = "Whiskers: confidence intervals. A dot leads to its run."
+    note = "Whiskers: confidence intervals. Each dot links to its run."
     return section("cost", "Cost against quality", lead, card("", drawn, key, note=note))
 
 

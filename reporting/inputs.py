@@ -87,8 +87,8 @@ def read_findings(root: Path, params: Params, run_id: str | None = None) -> Find
     outputs = _Outputs(root, book, attempts)
     if book.skipped_rows:
         notes.append(
-            f"{book.skipped_rows} rows below runs/ were cut by a crash or make no sense: they are "
-            "missing from the sums."
+            f"{book.skipped_rows} rows below runs/ were cut off by a crash or are invalid: they "
+            "are missing from the sums."
         )
     metrics = {
         stage: _read_json(outputs.find(stage, f"metrics/{stage}.json"), notes) for stage in STAGES

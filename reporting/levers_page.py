@@ -44,7 +44,7 @@ def write_levers_page(root: Path) -> Path:
 
 def levers_page(levers: Levers | None, scale: Scale | None) -> str:
     """The page, from whichever of the two results exists."""
-    sentence = levers_sentence(levers) if levers else "No levers were compared yet."
+    sentence = levers_sentence(levers) if levers else "No levers have been compared yet."
     parts: list[Markup] = []
     if levers is not None:
         parts += [_pictures(levers), _variants(levers), _decisions(levers)]
@@ -87,7 +87,7 @@ def _pictures(found: Levers) -> Markup:
         card(
             "Cost against quality",
             dots_chart(
-                dots, "Cost against quality, a dot a variant", "US dollars to align", judge,
+                dots, "Cost against quality, one dot per variant", "US dollars to align", judge,
                 [Reference("target", found.target)], height=340,
             ),
             _keys(),
@@ -198,7 +198,7 @@ def _decisions(found: Levers) -> Markup:
     wrong = [f"{cheaper} is cheaper than {other}, planned the other way round"
              for cheaper, other in found.wrong_pairs]  # fmt: skip
     items = bullets(wrong) if wrong else None
-    return section("planner", "Would the plan have chosen right?", text, items)
+    return section("planner", "Would the plan have chosen the right lever?", text, items)
 
 
 def _growth(found: Scale) -> Markup:

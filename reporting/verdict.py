@@ -94,7 +94,7 @@ def _outcome(findings: Findings) -> tuple[str, str, str]:
         findings.value("evaluate", f"ties_{kind}"),
         findings.value("evaluate", "prompts"),
     )
-    judge = "on the gold score" if kind == "gold" else "in the eyes of the reward model"
+    judge = "on the gold score" if kind == "gold" else "according to the reward model"
     if ties and ties == prompts:
         tie = f"The aligned model and SFT tie on each of the {count(ties)} prompts {judge}."
         return "open", "No clear effect", tie
@@ -116,7 +116,7 @@ def _outcome(findings: Findings) -> tuple[str, str, str]:
             return "open", "Better, not yet right", f"{wins}{hacking}. {wrong}"
         if kind == "gold":
             return "good", "Alignment worked", f"{wins}{hacking}."
-        alone = "There is no gold score here, so this is the proxy's word alone."
+        alone = "There is no gold score here, so this is the judgement of the reward model alone."
         return "good", "Score rose", f"{wins}{hacking}. {alone}"
     if high is not None and high < 0.5:
         return "bad", "Alignment did harm", f"{wins}."
@@ -133,7 +133,7 @@ def _without_hacking(findings: Findings) -> str:
     needed = findings.value("evaluate", "reward_hacking_prompts_needed")
     return (
         "; whether the reward was hacked is not "
-        f"decided{f' (about {count(needed)} prompts would tell)' if needed else ''}"
+        f"decided{f' (about {count(needed)} prompts would decide)' if needed else ''}"
     )
 
 
@@ -167,6 +167,6 @@ def _why_not_evaluated(findings: Findings) -> str:
             "evaluation yet."
         )
     if last is None:
-        return "This run has no evaluation, so it cannot be said whether alignment worked."
+        return "This run has no evaluation, so whether alignment worked is unknown."
     detail = f": {last.message}" if last.message else ""
     return f"The run ended in stage {last.stage} ({last.state}{detail}), before an evaluation."

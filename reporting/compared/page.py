@@ -100,8 +100,7 @@ def _runs(found: SideBySide) -> Markup:
 
 def _metrics(found: SideBySide) -> Markup:
     lead = (
-        f"{letter(0)} is what the other runs are compared with. A difference is clear if its "
-        "interval leaves out zero."
+        f"{letter(0)} is the baseline. A difference is significant if its interval leaves out zero."
     )
     others = range(1, len(found.sides))
     names = [letter(i) for i in range(len(found.sides))]
@@ -211,7 +210,7 @@ def _samples(found: SideBySide) -> Markup:
             "samples", title, None, missing("The runs have no sample replies to the same prompts.")
         )
     lead = (
-        "What the aligned model of each run answers, not selected. The reward is the run's own "
+        "Replies of the aligned model of each run, not selected. The reward is the run's own "
         "reward model's."
     )
     return section("samples", title, lead, *(_sample(each) for each in found.samples))
@@ -262,7 +261,7 @@ def _data(found: SideBySide) -> Markup:
         ]
         for row in found.data
     ]
-    lead = "Rows that came (+) and went (−), by their content: an edited row did both."
+    lead = "Rows added (+) and removed (−), by content: an edited row counts as both."
     return section(
         "data",
         title,

@@ -266,8 +266,8 @@ def _notes(sides: Sequence[Side]) -> Iterator[str]:
     for side in sides:
         if side.findings.ledger.state != "completed":
             yield (
-                f"Run {side.run_id} is {side.findings.ledger.state}: what it did not come to is "
-                "missing here."
+                f"Run {side.run_id} is {side.findings.ledger.state}: stages that it did not "
+                "reach are missing."
             )
         yield from (f"Run {side.run_id}: {note}" for note in side.findings.notes)
 

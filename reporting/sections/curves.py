@@ -31,7 +31,7 @@ SFT = (
     Panel(
         "Token accuracy",
         {"mean_token_accuracy": "train", "eval_mean_token_accuracy": "held out"},
-        "How often the likeliest token is the right one.",
+        "How often the most likely token is correct.",
         True,
     ),
     Panel("Learning rate", {"learning_rate": "rate"}),
@@ -54,7 +54,7 @@ PPO = (
     Panel(
         "Entropy",
         {"entropy": "entropy"},
-        "Nats per token: how undecided the policy is. Near zero it has collapsed.",
+        "Nats per token: the policy's uncertainty. Near zero it has collapsed.",
     ),
     Panel(
         "Reply length",
@@ -80,7 +80,9 @@ PPO = (
     ),
     Panel("Value loss", {"value_loss": "value"}),
     Panel(
-        "Policy loss", {"policy_loss": "policy"}, "Its level means little; a jump means trouble."
+        "Policy loss",
+        {"policy_loss": "policy"},
+        "The level means little; a jump indicates a problem.",
     ),
     Panel(
         "Ratio",
@@ -165,7 +167,7 @@ def curves_section(findings: Findings) -> Markup:
     if findings.params.distill is not None:
         stages.append(("distill", "Distillation", DISTILL, "update"))
     groups = [_group(findings, *stage) for stage in stages]
-    return section("curves", "Learning curves", "Point at a curve to read its values.", *groups)
+    return section("curves", "Learning curves", "Hover over a curve to read its values.", *groups)
 
 
 def _group(

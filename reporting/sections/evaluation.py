@@ -89,9 +89,11 @@ def frontier_section(findings: Findings) -> Markup:
     )
     rows = [[name, str(update), decimal(kl), decimal(score)] for name, (update, kl, score) in
             (("First", first), ("Highest score", best), ("Last", last))]  # fmt: skip
-    lead = "KL is how far the policy has moved from the SFT model. Each nat should buy score."
+    lead = (
+        "KL is how far the policy has moved from the SFT model. Each nat should increase the score."
+    )
     note = (
-        "A curve that flattens buys little more score with each nat. One that bends down, or a "
+        "Where the curve flattens, a nat gains little score. One that bends down, or a "
         "score that rises while replies get no "
         f"better, is over-optimising: {REMEDIES[method]}."
     )
@@ -220,9 +222,8 @@ def _hacking(findings: Findings) -> Markup | None:
         hacked, undecided
     )
     note = (
-        "Hacking is when the score surely rises and hardly any of that arrives in the quality it "
-        "stands for. More held-out prompts decide what "
-        "is open: evaluate.prompts and data.test_fraction."
+        "Reward hacking: the score rises significantly while quality hardly does. If it is "
+        "undecided, use more held-out prompts: evaluate.prompts and data.test_fraction."
     )
     return card("Was the reward hacked?", paragraph([answer, " ", explanation]), note=note)
 

@@ -19,7 +19,7 @@ COMPARED = (
 
 def reward_section(findings: Findings) -> Markup:
     """Accuracy and calibration on held-out pairs."""
-    title = "Can the reward model be believed?"
+    title = "How reliable is the reward model?"
     if not findings.metrics["reward"]:
         return section(
             "reward", title, None, missing("The stage reward has no results in this run.")
@@ -100,8 +100,8 @@ def _calibration(findings: Findings) -> Markup:
         f"confidence {decimal(c, 2)}, right {decimal(a, 2)}" for c, a, _ in findings.calibration
     )
     note = (
-        "On the dashed line the model is as sure as it is right; below it is too sure. Bars count "
-        "the pairs. "
+        "On the dashed line confidence equals accuracy; below it the model is overconfident. Bars "
+        "count the pairs. "
     )
     if ece is not None:
         note += f"Expected calibration error {decimal(ece)}: the mean distance from that line."

@@ -65,7 +65,7 @@ def _lead(findings: Findings, knees: list[tuple[Benchmark, Load]]) -> str:
         f"{short(served.tokens)} tokens were served so far, for {usd(served.usd)}; training came "
         f"to {usd(1e6 * made / served.tokens)} per million of them."
         if served.tokens
-        else "Nothing was served by rlhf serve so far."
+        else "rlhf serve has not served anything yet."
     )
     if not prices or not made:
         return so_far

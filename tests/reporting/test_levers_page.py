@@ -56,7 +56,7 @@ def test_growth_is_on_the_same_page(tmp_path: Path) -> None:
 
 def test_a_file_of_another_version_is_no_result(tmp_path: Path) -> None:
     keep(tmp_path, scale(), LEVERS)
-    assert "No levers were compared yet." in write_levers_page(tmp_path).read_text()
+    assert "No levers have been compared yet." in write_levers_page(tmp_path).read_text()
 
 
 def test_tooltips_have_whole_sizes_and_no_noise() -> None:

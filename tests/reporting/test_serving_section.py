@@ -63,7 +63,7 @@ def test_prices_are_those_of_the_knee_and_a_quantised_file_pays_at_once(
         assert f"${1e6 * price:.2f}" in found
     assert found.count(">at once<") == 1
     assert found.count("never: it is no cheaper") == 1
-    assert "Nothing was served by rlhf serve so far" in found
+    assert "rlhf serve has not served anything yet" in found
     assert "| served |  | $2.00 per M tokens |  | 300 tokens/s, p95 TPOT 2 ms |" in summary(
         findings
     )

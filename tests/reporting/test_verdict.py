@@ -60,7 +60,7 @@ def test_hacking_that_the_prompts_cannot_decide_is_neither_claimed_nor_denied(
     write_pipeline_run(tmp_path)
     undecided = judged(tmp_path, params, reward_hacking=None, reward_hacking_prompts_needed=1250)
     assert (undecided.tone, undecided.title) == ("good", "Alignment worked")
-    assert "not decided (about 1,250 prompts would tell)" in undecided.sentence
+    assert "not decided (about 1,250 prompts would decide)" in undecided.sentence
     assert "no sign" not in undecided.sentence
 
 
@@ -299,9 +299,9 @@ SURE = ", with no sign of reward hacking"
             PROXY,
             "good",
             "Score rose",
-            "The aligned model wins 70.0% (60.0% to 80.0%) of comparisons with SFT in the eyes of "
-            f"the reward model{TIED}{SURE}. There is no gold score here, so this is the proxy's "
-            "word alone.",
+            "The aligned model wins 70.0% (60.0% to 80.0%) of comparisons with SFT according "
+            f"to the reward model{TIED}{SURE}. There is no gold score here, so this is the "
+            "judgement of the reward model alone.",
         ),
         (WON | {"win_rate_gold_low": 0.5}, "open", "No clear effect", None),
         (
@@ -340,8 +340,8 @@ SURE = ", with no sign of reward hacking"
             PROXY | {"ties_reward": 100},
             "open",
             "No clear effect",
-            "The aligned model and SFT tie on each of the 100 prompts in the eyes of the reward "
-            "model.",
+            "The aligned model and SFT tie on each of the 100 prompts according to "
+            "the reward model.",
         ),
         (
             {"reward_sft": 1.0},
@@ -360,7 +360,7 @@ SURE = ", with no sign of reward hacking"
             "good",
             "Alignment worked",
             f"{WINS}{TIED}; whether the reward was hacked is not decided (about 1,250 prompts "
-            "would tell).",
+            "would decide).",
         ),
         (
             WON | {"reward_hacking": True},
@@ -408,7 +408,7 @@ def test_what_an_evaluation_came_to_in_a_sentence(
         (
             (stage(), REUSED),
             "completed",
-            "This run has no evaluation, so it cannot be said whether alignment worked.",
+            "This run has no evaluation, so whether alignment worked is unknown.",
         ),
         (
             (stage("sft"), stage("reward", "running")),
