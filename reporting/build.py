@@ -21,7 +21,7 @@ def build_report(root: Path, params: Params, run_id: str | None = None) -> Path:
     The file is written atomically, and is a function of what the run left: building it twice
     gives the same bytes.
     Raises CostError if there is no such run, EnvironmentFault if it cannot be written; the
-    previous report is then as it was.
+    previous report is kept.
     """
     target = root / REPORT
     write_page(target, page(read_findings(root, params, run_id)), "rlhf report --html")

@@ -187,8 +187,7 @@ def frontier_chart(
     stride = -(-len(updates) // MOST_DOTS)
     dots = [
         {
-            "x": x,
-            "y": y,
+            "point": (x, y),
             "title": f"update {update}: {x_name} {decimal(x)}, {y_name} {decimal(y)}",
         }
         for update, x, y in [*updates[:-1:stride], updates[-1]]

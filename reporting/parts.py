@@ -27,13 +27,12 @@ def document(
     """
     style = Markup((Path(__file__).parent / "style.css").read_text(encoding="utf-8"))
     template = environment().get_template("document.html")
-    parts = [join(part) for part in content]
     page = template.render(
         title=title,
         policy=POLICY,
         style=style,
         masthead=head,
-        content=parts,
+        content=_made(content),
         foot=foot,
         commands=commands,
     )

@@ -31,8 +31,8 @@ from training.distillation.student import Pair, load_pair, save_student
 from training.distributed.collectives import (
     all_reduce_gradients,
     all_reduce_sum,
+    counted_batches,
     local_indices,
-    lockstep,
     map_across_ranks,
 )
 from training.modeling.batching import token_budget_batches
@@ -220,7 +220,7 @@ def accumulate_gradients(
     pair.optimizer.zero_grad(set_to_none=True)
     statistics.begin(tokens)
     batches = token_budget_batches([len(sequences[i]) for i in share], budget_tokens)
-    for micro, counts in lockstep(batches) if pair.lockstep else [(each, True) for each in batches]:
+    for micro, counts in counted_batches(batches, pair.lockstep):
         chosen = [share[i] for i in micro]
         loss_of = partial(
             student_loss,

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from config.methods.registry import RECORDS
+from config.methods.registry import RECORDS, SAMPLING_METHODS
 from config.sections.online import Kl
 from reporting.charts import Reference, Series, legend, line_chart
 from reporting.inputs import Curves, Findings
@@ -213,7 +213,7 @@ def _references(panel: Panel, findings: Findings, stage: str) -> list[Reference]
         and (limit := findings.value("reward", "bayes_accuracy")) is not None
     ):
         return [Reference("best possible", limit)]
-    if stage in RECORDS and RECORDS[stage].samples and panel.title == "KL to SFT":
+    if stage in SAMPLING_METHODS and panel.title == "KL to SFT":
         penalty: Kl = getattr(findings.params, stage).kl
         return [Reference("target", penalty.target)] if penalty.controller == "adaptive" else []
     return []

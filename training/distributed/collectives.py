@@ -117,12 +117,14 @@ def map_across_ranks(
     return [found[i] for i in range(len(found))]
 
 
-def lockstep(batches: Sequence[T]) -> list[tuple[T, bool]]:
-    """`batches`, and whether each counts: a process with fewer than another repeats its last, so
-    that all have the same number.
+def counted_batches(batches: Sequence[T], lockstep: bool) -> list[tuple[T, bool]]:
+    """`batches`, and whether each counts: in `lockstep` a process with fewer than another repeats
+    its last, so that all have the same number.
 
-    Every process must have one batch at least.
+    In lockstep every process must have at least one batch.
     """
+    if not lockstep:
+        return [(batch, True) for batch in batches]
     if not batches:
         raise ParamsError(
             "a process of the stage has no row of a batch that all share. Start fewer processes, "

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from config.sections.online import SamplingLoop
-from training.distributed.collectives import lockstep
+from training.distributed.collectives import counted_batches
 from training.modeling.batching import token_budget_batches
 
 
@@ -61,9 +61,7 @@ class Episodes(NamedTuple):
         counts: `in_lockstep`, a process with fewer batches repeats its last.
         """
         batches = token_budget_batches(self.lengths(), budget_tokens)
-        for rows, counts in (
-            lockstep(batches) if in_lockstep else [(rows, True) for rows in batches]
-        ):
+        for rows, counts in counted_batches(batches, in_lockstep):
             own = self.of(rows)
             at_tokens = [
                 x_BT[own.mask].to(device) if x_BT is not None else torch.empty(0, device=device)
