@@ -6,7 +6,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from reporting.templating import Child, environment, join, macro
+from reporting.templating import Child, environment, figure_name, join, macro
 
 TEMPLATE = "parts.html"
 MOST_SIDE_BY_SIDE = 3
@@ -91,14 +91,22 @@ def table(
     rows: Sequence[Sequence[Child]],
     foot: Sequence[Child] | None = None,
     numbers: range = range(1, 99),
+    row_names: Sequence[Sequence[str]] | None = None,
 ) -> Markup:
     """A table that scrolls sideways if it does not fit; the columns `numbers` are right-aligned. On
     a phone a table with many columns becomes a list of rows, with each value beside its heading.
+    Each of these cells is named for programs by its row and its column (`data-figure`); a row by
+    its first cells, or by `row_names` where those are not unique.
     """
-    names = [cell if isinstance(cell, str) else None for cell in header]
+    names = [cell if isinstance(cell, str) else "" for cell in header]
     lines = [_made(cells) for cells in rows]
     wide = len(header) > MOST_SIDE_BY_SIDE
-    return macro(TEMPLATE, "table", header, lines, foot and _made(foot), numbers, names, wide)
+    bottom = foot and _made(foot)
+    keys = row_names or [
+        cells[: numbers.start] for cells in [*lines, *([bottom] if bottom else [])]
+    ]
+    figures = [[figure_name([*key, name]) for name in names] for key in keys]
+    return macro(TEMPLATE, "table", header, lines, bottom, numbers, names, wide, figures)
 
 
 def details(summary: str, *children: Child) -> Markup:

@@ -2,6 +2,8 @@
 model wrote can become markup.
 """
 
+import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,9 +45,17 @@ def join(*children: Child) -> Markup:
     )
 
 
+def figure_name(parts: Sequence[str]) -> str:
+    """The `data-figure` of a number on a page, from the words that a reader finds it by, its row
+    and its column: `sft.train.planned_cost`.
+    """
+    words = (re.sub(r"\W+", "_", Markup(part).striptags().lower()).strip("_") for part in parts)
+    return ".".join(filter(None, words))
+
+
 @cache
 def environment() -> Environment:
-    return Environment(
+    made = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
         trim_blocks=True,
@@ -53,6 +63,8 @@ def environment() -> Environment:
         undefined=StrictUndefined,
         finalize=printable,
     )
+    made.filters["figure"] = figure_name
+    return made
 
 
 def macro(template: str, name: str, *values: Any, **options: Any) -> Markup:

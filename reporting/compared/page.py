@@ -170,18 +170,15 @@ def _costs(found: SideBySide) -> Markup:
 
 
 def _pair(found: SideBySide, i: int) -> Markup:
-    changes = found.costs[i - 1]
-    rows = [
-        row
-        for change in changes[:-1]
-        for row in (_cost_row(change, i), *(_cost_row(phase, i) for phase in change.phases))
-    ]
+    *stages, total = found.costs[i - 1]
+    parts = [part for change in stages for part in (change, *change.phases)]
     header = [f"{of}, {letter(0)} → {letter(i)}" for of in ("Time", "Tokens/s", "Cost")]
     body = table(
         ["Stage, phase", *header, "Change", "Why"],
-        rows,
-        _cost_row(changes[-1], i),
+        [_cost_row(part, i) for part in parts],
+        _cost_row(total, i),
         numbers=range(1, 5),
+        row_names=[(part.stage or "total", part.phase) for part in (*parts, total)],
     )
     title = f"{letter(0)} and {letter(i)}" if len(found.sides) > 2 else None
     return group(title, body)

@@ -160,7 +160,7 @@ def _planned_table(findings: Findings) -> Markup:
         "Measured cost",
         "Planned peak",
         "Measured peak",
-        "Error",
+        "Error of peak",
     ]
     rows = [
         [stage.stage, name, *_comparison(each)]
