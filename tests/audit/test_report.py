@@ -220,7 +220,7 @@ def test_json_is_the_ledger_of_the_files(root: Path, accounts: Accounts) -> None
             "saved_usd": account.made_usd if account.cached else 0.0,
             "attempts": account.attempts, "failed_attempts": account.failed,
             "memory_retries": account.retries, "usd_per_device_hour": account.price,
-            "peak_bytes": account.spent.peak_bytes, 
+            "peak_bytes": account.spent.peak_bytes,
             "attempt": accounts.noted[stage["stage"]]["attempt"],
             "world_size": accounts.place(stage["stage"])[1],
         }  # fmt: skip

@@ -295,7 +295,7 @@ def test_the_list_of_runs_and_the_page_of_all_of_them(root: Path) -> None:
         row = next(name for name in shown if accounts.run_id.replace("-", "_") in name)
         row = row.rpartition(".")[0]
         for column, values in {
-            "cost": [made], "time": [accounts.seconds], 
+            "cost": [made], "time": [accounts.seconds],
             "wins_over_sft": rates if rates[0] else [None],
             "gold": [judged.get("gold_aligned")], "kl": [judged.get("kl")],
         }.items():  # fmt: skip
