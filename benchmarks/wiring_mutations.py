@@ -11,6 +11,7 @@ given, the whole suite.
 
 import argparse
 import ast
+import itertools
 import json
 import os
 import random
@@ -23,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.projects.checkouts import ROOT, clone
+from benchmarks.projects.checkouts import clone
 
 PACKAGES = (
     "cli", "config", "costs", "flows", "labelling", "reporting", "serving", "tasks", "tracking",
@@ -71,7 +72,7 @@ def faults(path: str, source: str) -> Iterator[Fault]:
         return source[start:end]
 
     def swaps(kind: str, nodes: Sequence[ast.expr]) -> Iterator[Fault]:
-        for a, b in zip(nodes, nodes[1:], strict=False):
+        for a, b in itertools.pairwise(nodes):
             plain = isinstance(a, ast.Starred | ast.Constant) or isinstance(
                 b, ast.Starred | ast.Constant
             )

@@ -22,7 +22,7 @@ for profile, examples in (("project", 30), ("thorough", 200)):
     )
 settings.load_profile("project")
 
-pytest_plugins = ["tests.support.order"]
+pytest_plugins = ["tests.support.order", "tests.support.stage_server"]
 if "CI" in os.environ:
     pytest_plugins.append("tests.support.skips")
 
@@ -87,6 +87,7 @@ def own_state(tmp_path_factory: pytest.TempPathFactory) -> None:
         "DVC_SYSTEM_CONFIG_DIR": str(home / "dvc-system"),
         "DVC_SITE_CACHE_DIR": str(home / "dvc-site"),
         "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",  # nothing is asked of a hub, which would be asked again and again
         # Models this small are slower on several threads; several give other sums, and the tests
         # hold with any number.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),

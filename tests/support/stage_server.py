@@ -1,9 +1,9 @@
 """A process that has imported the libraries of all stages and is forked for each that something
 below a test starts as `python -m training.X`.
 
-For whole pipelines whose test is not about processes: what a stage imports takes it longer than
-its work there. Its own modules are those of the folder that it is started in. Real starts are in
-tests/e2e/test_pipeline.py.
+For tests that are not about processes (fixture `quick_stages`): what a stage imports takes longer
+than its work. Its own modules are those of the folder that it is started in. Real starts are
+in tests/e2e/test_pipeline.py. The workers of a session share one server, which pytest starts.
 """
 
 import contextlib
@@ -23,10 +23,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import ROOT
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
 
 HOOK = Path(__file__).parent / "forking"
 VARIABLE = "TESTS_STAGE_SERVER"
+SHARED = "TESTS_SHARED_STAGE_SERVER"
+"""Address of the server of the session; the hook reads VARIABLE alone."""
 IMPORTED = ("training.data", "training.reward", "training.evaluate", "training.retraining.contest")
 OURS = ("config", "costs", "tests", "training")
 PATIENCE_SECONDS = 300.0
@@ -36,20 +40,57 @@ POLL_SECONDS = 0.02
 @contextlib.contextmanager
 def forked_stages(imported: Sequence[str] = IMPORTED) -> Iterator[dict[str, str]]:
     """The environment in which stages are forks of a server that lives as long as the block."""
+    with server(imported) as address:
+        yield environment_at(address)
+
+
+@contextlib.contextmanager
+def server(imported: Sequence[str] = IMPORTED) -> Iterator[Path]:
+    """The address of a server that lives as long as the block; it may not listen yet."""
     with tempfile.TemporaryDirectory(prefix="rlhf-") as folder:
         address = Path(folder) / "address"
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": str(ROOT)}
+        environment["HF_HUB_OFFLINE"] = "1"  # read when it is imported
         command = [sys.executable, "-m", "tests.support.stage_server", str(address), *imported]
-        with subprocess.Popen(command, env=environment) as server:
+        with subprocess.Popen(command, env=environment) as process:
             try:
-                deadline = time.monotonic() + PATIENCE_SECONDS
-                while not address.exists():
-                    assert server.poll() is None
-                    assert time.monotonic() < deadline
-                    time.sleep(POLL_SECONDS)
-                yield {VARIABLE: str(address), "PYTHONPATH": str(HOOK)}
+                yield address
             finally:
-                server.kill()
+                process.kill()
+
+
+def environment_at(address: Path) -> dict[str, str]:
+    """The variables that make forks of stages, once the server listens."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not address.exists():
+        assert address.parent.exists()
+        assert time.monotonic() < deadline
+        time.sleep(POLL_SECONDS)
+    return {VARIABLE: str(address), "PYTHONPATH": str(HOOK)}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """In the process that has workers below it: start their server."""
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        stack = contextlib.ExitStack()
+        os.environ[SHARED] = str(stack.enter_context(server()))
+        config.add_cleanup(stack.close)
+
+
+@pytest.fixture(scope="session")
+def stage_environment(own_state: None) -> Iterator[dict[str, str]]:
+    if SHARED in os.environ:
+        yield environment_at(Path(os.environ[SHARED]))
+        return
+    with forked_stages() as environment:
+        yield environment
+
+
+@pytest.fixture
+def quick_stages(stage_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stages that the test starts are forks."""
+    for name, value in stage_environment.items():
+        monkeypatch.setenv(name, value)
 
 
 def serve(address: Path, imported: Sequence[str]) -> None:

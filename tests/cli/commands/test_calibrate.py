@@ -13,6 +13,8 @@ from config.errors import EnvironmentFault
 from config.workspace.machine import MACHINE_FILE
 from tests.costs.machines import machine
 
+pytestmark = pytest.mark.usefixtures("quick_stages")
+
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -10,6 +10,8 @@ from cli.commands.data import lines
 from cli.main import app
 from config.errors import RlhfError
 
+pytestmark = pytest.mark.usefixtures("quick_stages")
+
 ROWS = [
     {"question": f"What is {i} + 1?", "chosen": f"It is {i + 1}.", "rejected": "No idea.", "id": i}
     for i in range(60)

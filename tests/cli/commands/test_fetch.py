@@ -15,7 +15,7 @@ from tests.training.support.tiny import policy, prompts, tokenizer
 from training.export.gguf_file import write_gguf
 from training.modeling.from_gguf import convert
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("quick_stages")]
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,8 @@ from costs.planning.planner import plan
 from costs.planning.target import target
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.usefixtures("quick_stages")
+
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 SOURCE = {"kind": "file", "path": "mine.csv", "format": "pairs", "columns": {"prompt": "question"}}
 FOUND = {"file": "mine.csv", "format": "pairs", "pairs": 300, "rows": 300, "source": SOURCE}

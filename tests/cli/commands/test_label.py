@@ -23,6 +23,8 @@ from training.preparation.formats import column_names, parse_rows
 from training.preparation.sources import read_file
 from training.preparation.votes import gather
 
+pytestmark = pytest.mark.usefixtures("quick_stages")
+
 TASK = {"data": {"prompt": "p", "text1": "a", "text2": "b"}}
 
 

@@ -33,6 +33,8 @@ from tasks.stage.runner import record
 from tests.conftest import ROOT, git
 from tests.tasks.champions.test_promotion_gate import WINNER
 
+pytestmark = pytest.mark.usefixtures("quick_stages")
+
 STAGES = {
     "data": ("data/prepared", "data/tokenizer"),
     "sft": ("models/sft",),

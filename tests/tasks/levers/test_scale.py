@@ -14,7 +14,7 @@ from tasks.levers.scale import Measuring
 from tasks.run.stop import StopRequest
 from tests.conftest import ROOT
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.usefixtures("quick_stages")]
 
 TINY = load(ROOT / "tests/e2e/tiny.yaml")
 

@@ -23,7 +23,7 @@ from tasks.levers.study import Study
 from tasks.run.stop import StopRequest
 from tests.conftest import ROOT
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.usefixtures("quick_stages")]
 
 ONLY = ["shared-trunk", "dpo", "best-of-16"]
 

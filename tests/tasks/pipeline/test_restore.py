@@ -17,6 +17,8 @@ from tasks.run.stop import StopRequest
 from tasks.stage.runner import run_stage
 from tests.support.stage_project import make_project
 
+pytestmark = pytest.mark.usefixtures("quick_stages")
+
 STAGES = stages_of("ppo")
 
 

@@ -26,7 +26,11 @@ from tasks.stage.outcome import Outcome, StageCrashed
 from tests.conftest import ROOT
 from tests.tasks.pool import LONG, Pool, attempts, when_checkpoint_arrives, when_resumed
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(1200),
+    pytest.mark.usefixtures("quick_stages"),
+]
 
 TINY = ROOT / "tests" / "e2e" / "tiny.yaml"
 

@@ -32,7 +32,11 @@ from tasks.run.transient import TransientFault, UnknownFault
 from tasks.stage.outcome import Outcome
 from tests.conftest import ROOT
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(900),
+    pytest.mark.usefixtures("quick_stages"),
+]
 
 Ask = Callable[..., Reply]
 

@@ -24,6 +24,8 @@ from training.preparation.helpdesk import gold_score
 from training.retraining.contest import CHAMPIONS_REWARD, GOLD, contest, held_out, main
 from training.rollout.static import generate
 
+pytestmark = pytest.mark.usefixtures("quick_stages")
+
 PAIRS = {"kind": "file", "path": "unread.jsonl", "format": "pairs", "columns": {}}
 """A source without a gold score; a contest does not read it."""
 
