@@ -48,6 +48,8 @@ class Target:
         prices, pool = params.prices, pool_of(params, stage)
         if pool in prices.device_by_pool:
             aim = replace(aim, hardware=hardware(prices.device_by_pool[pool]))
+        elif prices.watts is not None:
+            aim = replace(aim, hardware=replace(aim.hardware, watts=prices.watts))
         if pool in prices.usd_per_device_hour_by_pool and not self.own_price:
             rate = own_price(own_rate(params, stage), prices.source, prices.date)
             aim = replace(aim, price=rate)

@@ -149,11 +149,8 @@ class Accounts:
             account.cached, account.state = True, "cached"
         last = noted["attempt"] if noted else None
         if last is not None:
-            # the books know no other chain of attempts than those of the run that made the outputs
-            maker = next(row["run_id"] for row in events if row["attempt"] == last)
-            for number in numbers:
-                of_maker = any((r["attempt"], r["run_id"]) == (number, maker) for r in events)
-                for row, seconds, useful in kept[number] if of_maker and number <= last else ():
+            for number in _chain(last, numbers, events):
+                for row, seconds, useful in kept[number]:
                     phase = account.made.setdefault(row["phase"], Sum())
                     phase.add(row, seconds, account.price, account.rented, useful)
         return account
@@ -218,6 +215,21 @@ class Accounts:
             sum(self.planned_usd(name, each) for name, each in zip(both, seconds, strict=True)),
             sum(self.stages[name].made_usd for name in both),
         )
+
+
+def _chain(last: int, numbers: list[int], events: list[Row]) -> list[int]:
+    """The attempts that made the outputs of attempt `last`: it, and those before it, back to one
+    that was done, of the same parameters and data.
+    """
+    prints = {row["attempt"]: row["fingerprint"] for row in events if row["fingerprint"]}
+    done = {row["attempt"] for row in events if row["event"] == "end" and row["exit_code"] == 0}
+    before = [number for number in numbers if number < last]
+    start = max((number for number in before if number in done), default=0)
+    return [
+        number
+        for number in numbers
+        if start < number <= last and prints.get(number, prints[last]) == prints[last]
+    ]
 
 
 Part = tuple[Row, float, bool]

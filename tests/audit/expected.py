@@ -191,7 +191,7 @@ def comparison(
     """Plan beside measurement of a phase or stage, by the keys of `rlhf report --json`. A phase
     that a stage never came to took no time.
     """
-    peak = planned and planned.get("peak_bytes", planned.get("peak_bytes_per_gpu"))
+    peak = (planned or {}).get("peak_bytes", (planned or {}).get("peak_bytes_per_gpu")) or None
     measured = made or (Sum() if accounts.stages[stage].made else None)
     seconds = planned["seconds"] if planned else None
     found = {

@@ -11,6 +11,7 @@ from mlflow import MlflowClient
 
 from tests.audit.accounts import STAGES, Accounts, rows_of
 from tests.audit.books import FIRST, SECOND, THIRD, write_books
+from tests.audit.checks import check_points, runs_by_key
 from tests.audit.expected import comparisons, total_comparison
 from tracking.sync import sync
 
@@ -38,9 +39,7 @@ def client(root: Path) -> MlflowClient:
 
 @pytest.fixture(scope="module")
 def shipped(client: MlflowClient) -> dict[str, Any]:
-    experiment = client.get_experiment_by_name("rlhf-ledger")
-    runs = client.search_runs([experiment.experiment_id])
-    return {run.data.tags["rlhf.key"].split("/", 1)[1]: run for run in runs}
+    return runs_by_key(client)
 
 
 def test_there_is_a_run_for_each_run_and_attempt(root: Path, shipped: dict[str, Any]) -> None:
@@ -83,33 +82,7 @@ def test_there_is_a_run_for_each_run_and_attempt(root: Path, shipped: dict[str, 
 def test_every_row_is_a_point_of_its_metric(
     root: Path, client: MlflowClient, shipped: dict[str, Any]
 ) -> None:
-    for key in set(shipped) - set(RUNS):
-        run_id, stage, number = key.split("/")
-        accounts = Accounts(root, run_id)
-        expected: dict[str, list[tuple[int, float]]] = {}
-        for row in rows_of(root / "runs" / stage / "usage.jsonl"):
-            if row["attempt"] == int(number):
-                devices = max(row["world_size"], accounts.rented(stage))
-                price = accounts.price(stage)
-                for name, value in {
-                    "seconds": row["seconds"], "tokens": row["tokens"],
-                    "peak_bytes": row["peak_bytes"],
-                    "usd": row["seconds"] / 3600 * devices * price,
-                }.items():  # fmt: skip
-                    points = expected.setdefault(f"phase/{row['phase']}/{name}", [])
-                    points.append((row["step"], value))
-        for row in rows_of(root / "runs" / stage / "metrics.jsonl"):
-            if row["attempt"] == int(number):
-                for name, value in row["values"].items():
-                    prefix = "eval" if stage == "evaluate" else stage
-                    expected.setdefault(f"{prefix}/{name}", []).append((row["step"], value))
-        run = shipped[key]
-        assert set(run.data.metrics) == set(expected), key
-        for name, points in expected.items():
-            history = client.get_metric_history(run.info.run_id, name)
-            found = sorted((point.step, point.value) for point in history)
-            assert [step for step, _ in found] == [step for step, _ in sorted(points)]
-            assert [value for _, value in found] == pytest.approx([v for _, v in sorted(points)])
+    check_points(root, client, shipped)
 
 
 @pytest.mark.parametrize("run_id", RUNS)

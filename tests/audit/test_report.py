@@ -4,18 +4,19 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from cli.commands.report import report
+from config.workspace.kept import kept_params
 from reporting.build import build_report
 from reporting.inputs import read_findings
 from reporting.summary import summary
 from tests.audit.accounts import Accounts, rows_of
 from tests.audit.books import FIRST, SECOND, THIRD, write_books
+from tests.audit.checks import agrees, check_ledger, check_summary
 from tests.audit.expected import (
     PANELS,
     comparisons,
@@ -44,8 +45,6 @@ def accounts(root: Path, request: pytest.FixtureRequest) -> Accounts:
 
 @pytest.fixture(scope="module")
 def page(root: Path, accounts: Accounts) -> Page:
-    from config.workspace.kept import kept_params
-
     return read(build_report(root, kept_params(root, accounts.run_id), accounts.run_id))
 
 
@@ -198,51 +197,9 @@ def test_every_curve_is_of_its_metric_and_every_sample_has_its_scores(
 
 def test_json_is_the_ledger_of_the_files(root: Path, accounts: Accounts) -> None:
     content = json.loads(printed(root, accounts.run_id, "--json"))
-    total = {
-        "total_seconds": accounts.seconds, "total_usd": accounts.usd,
-        "waste_usd": accounts.wasted_usd, "saved_usd": accounts.saved_usd,
-        "usd_per_win_rate_point": accounts.usd_per_point, "skipped_rows": 0,
-        "usd_per_device_hour": accounts.price("sft"),
-        "started": accounts.events[0]["time"], "finished": accounts.events[-1]["time"],
-    }  # fmt: skip
-    agrees(content, total | total_comparison(accounts))
-    assert (content["run_id"], content["state"]) == (accounts.run_id, "completed")
-    assert [stage["stage"] for stage in content["stages"]] == list(accounts.stages)
-    for stage in content["stages"]:
-        account = accounts.stages[stage["stage"]]
-        sides = comparisons(accounts, stage["stage"])
-        facts: dict[str, Any] = {
-            "seconds": account.spent.seconds, "usd": account.spent.usd,
-            "device_seconds": account.spent.device_seconds, "rented": account.rented,
-            "idle_usd": account.spent.usd - account.spent.device_seconds * account.price / 3600,
-            "waste_seconds": account.wasted.seconds, "waste_usd": account.wasted.usd,
-            "saved_seconds": account.made_seconds if account.cached else 0.0,
-            "saved_usd": account.made_usd if account.cached else 0.0,
-            "attempts": account.attempts, "failed_attempts": account.failed,
-            "memory_retries": account.retries, "usd_per_device_hour": account.price,
-            "peak_bytes": account.spent.peak_bytes,
-            "attempt": accounts.noted[stage["stage"]]["attempt"],
-            "world_size": accounts.place(stage["stage"])[1],
-        }  # fmt: skip
-        agrees(stage, facts | sides.pop("all"))
-        assert (stage["cached"], stage["state"]) == (account.cached, account.state)
-        assert stage["device"] == ("cuda" if stage["stage"] == "reward" else "cpu")
-        phases = {phase["phase"]: phase for phase in stage["phases"]}
-        assert set(phases) == {*account.phases, *sides}
-        for name, phase in account.phases.items():
-            keys = ("seconds", "usd", "tokens", "sequences", "peak_bytes")
-            agrees(phases[name], {key: getattr(phase, key) for key in keys})
-        for name, compared in sides.items():
-            agrees(phases[name], compared)
-
-
-def agrees(content: dict[str, Any], expected: dict[str, Any]) -> None:
-    wrong = {
-        key: (content[key], value)
-        for key, value in expected.items()
-        if content[key] != (None if value is None else pytest.approx(value, rel=1e-9, abs=1e-12))
-    }
-    assert not wrong
+    check_ledger(content, accounts)
+    devices = {stage["stage"]: stage["device"] for stage in content["stages"]}
+    assert devices == {name: "cuda" if name == "reward" else "cpu" for name in accounts.stages}
 
 
 def lines(text: str, *start: str) -> Iterator[str]:
@@ -289,21 +246,8 @@ def test_the_terminal_shows_the_same_figures(root: Path, accounts: Accounts) -> 
 
 
 def test_the_summary_has_the_same_figures(root: Path, accounts: Accounts) -> None:
-    """It is the page of a run in MLflow and in the Prefect UI."""
-    from config.workspace.kept import kept_params
-
-    run_id = accounts.run_id
-    text = summary(read_findings(root, kept_params(root, run_id), run_id))
-    rows = {line.split("|")[1].strip(): line.split("|", 2)[2] for line in text.splitlines()
-            if line.startswith("| ")}  # fmt: skip
-    for stage, account in accounts.stages.items():
-        name = stage if account.state == "done" else f"{stage} ({account.state})"
-        off = comparisons(accounts, stage)["all"]["error"]
-        figure = key_figure(stage, accounts.metrics(stage))
-        expected = [account.spent.seconds, account.spent.usd, off, *figure.numbers]
-        assert says(rows[name], expected), rows[name]
-    total = [accounts.seconds, accounts.usd, total_comparison(accounts)["error"]]
-    assert says(rows["total"], [*total, accounts.usd_per_point])
+    findings = read_findings(root, kept_params(root, accounts.run_id), accounts.run_id)
+    check_summary(summary(findings), accounts)
 
 
 def test_a_run_that_failed_shows_what_it_cost_and_why(root: Path) -> None:

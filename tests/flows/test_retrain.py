@@ -1,39 +1,82 @@
-"""What ends a retrain cycle before it trains, on a real Prefect server; the whole cycle is in
-tests/e2e/test_retrain.py.
+"""Retrain cycles on a real Prefect server, from the decision to the champion. What a stage trains
+and what the two helpers measure are files that a test writes; decisions and records are real.
+Real training is in tests/e2e/test_retrain.py.
 """
 
 import fcntl
+import json
+import re
 import shutil
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from mlflow import MlflowClient
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 from prefect.testing.utilities import prefect_test_harness
 
 from config import jsonl
 from config.errors import EnvironmentFault, UserError
-from config.load import load
-from config.records import stages_of
-from config.workspace.champions import (
-    Champion,
-    ChampionRecord,
-    Event,
-    champion_folder,
-    write_record,
+from config.load import load, write
+from config.records import PipelineRow, UsageRow, stages_of
+from config.workspace.champions import champion_folder, read_record
+from config.workspace.retraining import (
+    RETRAIN_FOLDER,
+    RETRAIN_ROWS,
+    Mean,
+    RetrainRow,
+    Safety,
+    Share,
 )
-from config.workspace.retraining import RETRAIN_ROWS, RetrainRow
 from flows.retrain import retrain
-from tasks.dvc.data_key import key_now
+from flows.rlhf import rlhf
+from labelling.votes import VOTES_FILE
+from tasks.champions.registry import promote, rollback
+from tasks.planning import gate
+from tests.audit.page import numbers, says
 from tests.support.stage_project import make_project
+from tests.tasks.champions.test_promotion_gate import WINNER
+from tests.tasks.retraining.test_decision import examination
 
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Prefect's own clients
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
+
+STAGES = stages_of("ppo")
+OUTS = {"data": ("data/prepared", "data/tokenizer")} | {
+    stage: (f"models/{stage}",) for stage in ("sft", "reward", "ppo")
+}
+OUTPUTS = """
+import shutil, sys
+from pathlib import Path
+for out in map(Path, sys.argv[2:]):
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "content.txt").write_text(Path(f"{sys.argv[1]}.out").read_text())
+if sys.argv[1] == "evaluate":
+    Path("metrics").mkdir(exist_ok=True)
+    shutil.copyfile("evaluation.json", "metrics/evaluate.json")
+"""
+HELPER = """
+import json, sys, time
+from pathlib import Path
+time.sleep(0.2)
+name, options = Path(__file__).stem, dict(zip(sys.argv[1::2], sys.argv[2::2]))
+asked = {
+    key: (Path(folder) / "models/ppo/content.txt").read_text()
+    for key, folder in options.items() if key in ("--champion", "--challenger")
+}
+Path(f"{name}.asked.json").write_text(json.dumps(asked))
+Path(options["--out"]).write_text(Path(f"{name}.json").read_text())
+"""
+LOSER = Share(value=0.41, low=0.35, high=0.47, of=200)
+ENOUGH = examination(added=500)
 
 
 @pytest.fixture(scope="module")
@@ -42,33 +85,86 @@ def server() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def project(
-    server: None, empty_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Path:
-    root = make_project(tmp_path / "project", tmp_path / "remote", stages_of("ppo"))
+    server: None,
+    empty_database: Path,
+    stage_environment: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Path]:
+    """A project that the tests work in one after the other, with a first champion."""
+    folder = tmp_path_factory.mktemp("retrain")
+    root = make_project(folder / "project", folder / "remote", STAGES)
     shutil.copyfile(empty_database, root / "mlflow.db")
-    monkeypatch.chdir(root)
-    return root
+    (root / "outputs.py").write_text(OUTPUTS)
+    pipeline = yaml.safe_load((root / "dvc.yaml").read_text())["stages"]
+    for stage in STAGES:
+        entry = pipeline["align"]["do"] if stage == "ppo" else pipeline[stage]
+        outs = OUTS.get(stage, ())
+        entry["cmd"] += f" && python outputs.py {stage} {' '.join(outs)}"
+        outs = (*outs, "metrics/evaluate.json") if stage == "evaluate" else outs
+        entry["outs"] += [{out: {"persist": True}} for out in outs]
+    pipeline["data"]["deps"].append("data/inputs/data.json")
+    (root / "dvc.yaml").write_text(yaml.safe_dump({"stages": pipeline}))
+    helpers = root / "training" / "retraining"
+    helpers.mkdir(parents=True)
+    for package in (helpers.parent, helpers):
+        (package / "__init__.py").touch()
+    for name in ("examine", "contest"):
+        (helpers / f"{name}.py").write_text(HELPER)
+    prepare(root)
+    changes = ["prices.usd_per_device_hour=36", "retrain.safety_margin=0.05"]
+    write(load(root / "params.yaml", changes), root / "params.yaml")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        for name, value in stage_environment.items():
+            patch.setenv(name, value)
+        assert cycle(root).is_failed(), "there is no champion yet"
+        state = rlhf(load(root / "params.yaml"), return_state=True)
+        assert state.is_completed(), state
+        promote(root, runs(root)[-1], "the first one", by="test")
+        yield root
 
 
-def cycle(root: Path) -> Any:
-    return retrain(load(root / "params.yaml"), return_state=True)
+def prepare(root: Path, contest: Any = WINNER, found: Any = ENOUGH, hacked: bool = False) -> None:
+    """What the next cycle's helpers and its evaluation measure."""
+    (root / "contest.json").write_text(contest.model_dump_json())
+    (root / "examine.json").write_text(found.model_dump_json())
+    judged = {"reward_hacking": hacked, "reward_hacking_reason": "the score alone is up"}
+    (root / "evaluation.json").write_text(json.dumps(judged))
 
 
-def a_champion(root: Path, data_key: str) -> None:
-    """A record and a folder without files: enough for whoever does not read them."""
-    entry = Champion(
-        run_id="r1", method="ppo", model_digest="m", data_version="d", data_key=data_key
-    )
-    event = Event(time=1.0, event="promoted", champion="r1", before=None, by="test", why="test")
-    write_record(root, ChampionRecord(lineage=(entry,), events=(event,)))
-    champion_folder(root, "r1").mkdir()
-    (champion_folder(root, "r1") / "files.json").write_text("{}")
+def news(root: Path, text: str) -> None:
+    """Another version of the data, which all stages depend on."""
+    (root / "data.in").write_text(text)
+    (root / VOTES_FILE).parent.mkdir(parents=True, exist_ok=True)
+    (root / VOTES_FILE).write_text(f"{text}\n")
 
 
-def ends(root: Path) -> list[RetrainRow]:
-    return [row for row in jsonl.read(root / RETRAIN_ROWS, RetrainRow).rows if row.event == "end"]
+def cycle(root: Path, *changes: str, force: bool = False) -> Any:
+    return retrain(load(root / "params.yaml", list(changes)), force=force, return_state=True)
+
+
+def rows(root: Path) -> list[RetrainRow]:
+    return jsonl.read(root / RETRAIN_ROWS, RetrainRow).rows
+
+
+def end(root: Path) -> RetrainRow:
+    """Of the newest cycle."""
+    newest = rows(root)[-1]
+    assert newest.event == "end"
+    return newest
+
+
+def runs(root: Path) -> list[str]:
+    found = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
+    return [row.run_id for row in found if row.event == "start"]
+
+
+def champion(root: Path) -> str:
+    found = read_record(root).champion
+    assert found is not None
+    return found.run_id
 
 
 def artifacts(state: Any) -> dict[str, str]:
@@ -79,56 +175,184 @@ def artifacts(state: Any) -> dict[str, str]:
         return {found.key: found.data for found in client.read_artifacts(artifact_filter=by_run)}
 
 
+def usd_of(root: Path, run_id: str) -> float:
+    """What the run's rows cost at 36 dollars an hour, a cent a second."""
+    usage = [jsonl.read(root / "runs" / stage / "usage.jsonl", UsageRow).rows for stage in STAGES]
+    return sum(row.seconds / 100 for rows in usage for row in rows if row.run_id == run_id)
+
+
 def test_without_a_champion_there_is_nothing_to_compare_with(project: Path) -> None:
-    state = cycle(project)
-    assert state.is_failed()
-    error = state.result(raise_on_failure=False)
-    assert isinstance(error, UserError)
-    assert str(error).endswith("Name one first: rlhf promote last.")
-    assert [row.outcome for row in ends(project)] == ["failed"]
+    first = next(row for row in rows(project) if row.event == "end")
+    assert first.outcome == "failed"
+    assert first.said.endswith("Name one first: rlhf promote last.")
 
 
 def test_unchanged_inputs_end_the_cycle_as_skipped_with_an_artifact(project: Path) -> None:
-    a_champion(project, key_now(project, load(project / "params.yaml")) or "")
+    before = runs(project)
     state = cycle(project)
     assert (state.name, state.is_completed()) == ("Skipped", True)
-    (row,) = ends(project)
-    assert (row.outcome, row.detail) == ("skipped", {"champion": "r1", "usd": 0.0})
+    row = end(project)
+    assert (row.outcome, row.detail) == ("skipped", {"champion": before[0], "usd": 0.0})
     assert artifacts(state)["retrain"].startswith("# Retrain: skipped")
-    assert not (project / "runs" / "pipeline.jsonl").exists()
+    assert runs(project) == before
 
 
-def test_a_cycle_that_overlaps_another_says_so_in_a_line_and_is_skipped(project: Path) -> None:
-    (project / ".rlhf").mkdir()
-    with (project / ".rlhf" / "retrain.lock").open("a+") as other:
+@pytest.mark.parametrize(
+    ("lock", "said"),
+    [
+        ("retrain", "a cycle is running already (process 4711), and this one has nothing to add"),
+        ("run", "process 4711 is already running the pipeline"),
+    ],
+)
+def test_who_is_at_work_already_is_not_disturbed(project: Path, lock: str, said: str) -> None:
+    with (project / ".rlhf" / f"{lock}.lock").open("w+") as other:
         other.write("4711")
         other.flush()
         fcntl.flock(other, fcntl.LOCK_EX)
         state = cycle(project)
     assert state.name == "Skipped"
-    assert (
-        ends(project)[-1].said
-        == "a cycle is running already (process 4711), and this one has nothing to add to it"
-    )
+    assert said in end(project).said
 
 
-def test_a_run_at_work_in_the_checkout_is_not_disturbed(project: Path) -> None:
-    (project / ".rlhf").mkdir()
-    with (project / ".rlhf" / "run.lock").open("a+") as other:
-        other.write("4712")
-        other.flush()
-        fcntl.flock(other, fcntl.LOCK_EX)
-        state = cycle(project)
-    assert state.name == "Skipped"
-    assert "process 4712 is already running the pipeline" in ends(project)[-1].said
+def test_too_little_news_is_examined_and_not_trained_on(project: Path) -> None:
+    news(project, "two")
+    prepare(project, found=examination(added=99))
+    before = runs(project)
+    assert cycle(project).name == "Skipped"
+    assert "99 rows were added or changed" in end(project).said
+    (cost,) = [row for row in rows(project) if row.cycle == end(project).cycle and row.usd]
+    assert (cost.event, cost.detail) == ("cost", {"process": "examine"})
+    assert end(project).detail["usd"] == cost.usd >= 0.002, "a fifth of a second, a cent each"
+    assert runs(project) == before
 
 
-@pytest.mark.slow
-def test_a_champion_whose_files_were_deleted_is_named(project: Path) -> None:
-    a_champion(project, "of other data")
-    shutil.rmtree(champion_folder(project, "r1"))
+@pytest.mark.parametrize("force", [False, True])
+def test_the_months_money_is_not_lifted_by_reasons_or_force(project: Path, force: bool) -> None:
+    prepare(project)
+    assert cycle(project, "retrain.monthly_usd=0.03", force=force).name == "Skipped"
+    spent = sum(row.usd for row in rows(project) if row.event == "cost")
+    planned, left, counted = re.findall(r"\$[\d.]+", end(project).said)
+    assert says(left, [max(0.0, 0.03 - spent)])
+    assert says(counted, [spent])
+    assert numbers(planned)[0][0] > 0.03
+    assert "of retrain.monthly_usd=0.03 are left" in end(project).said
+
+
+def test_a_model_that_loses_is_trained_compared_and_not_promoted(project: Path) -> None:
+    first, before = champion(project), len(read_record(project).events)
+    prepare(project, WINNER.model_copy(update={"win_rate": LOSER}))
     state = cycle(project)
-    assert state.is_failed()
+    row = end(project)
+    assert (state.name, row.outcome) == ("Kept", "kept"), row.said
+    assert "wins against the champion fails: it wins 41.0%" in row.said
+    assert row.run_id == runs(project)[-1] != first
+    asked = json.loads((project / "contest.asked.json").read_text())
+    assert asked == {"--champion": "one", "--challenger": "two"}
+    assert json.loads((project / "examine.asked.json").read_text()) == {"--champion": "one"}
+    assert (champion(project), len(read_record(project).events)) == (first, before)
+    own = [each for each in rows(project) if each.cycle == row.cycle]
+    helpers = sum(each.usd for each in own if each.event == "cost")
+    assert row.detail["usd"] == pytest.approx(helpers + usd_of(project, row.run_id))
+    assert [each.event for each in own] == ["begin", "cost", "reserved", "cost", "end"]
+    page = (project / RETRAIN_FOLDER / row.cycle / "cycle.md").read_text()
+    assert "**fails**" in page
+    assert artifacts(state)["retrain"] == page
+    shipped = MlflowClient(f"sqlite:///{project / 'mlflow.db'}").search_runs(
+        ["1"], f"tags.`rlhf.run_id` = '{row.run_id}' and tags.`rlhf.kind` = 'run'"
+    )[0]
+    assert shipped.data.tags["rlhf.retrain"] == f"kept: {row.said}"
+    assert shipped.data.tags["rlhf.compared_with"] == first
+    assert shipped.data.metrics["contest/win_rate_high"] == LOSER.high
+    assert shipped.data.metrics["contest/usd"] == pytest.approx(row.detail["usd"])
+
+
+def test_data_that_was_decided_on_is_not_tried_again(project: Path) -> None:
+    before = runs(project)
+    assert cycle(project).name == "Skipped"
+    assert "nothing is new since the cycle" in end(project).said
+    assert runs(project) == before
+
+
+SAFETY = Safety(prompts=40, judge="gold", drop=Mean(mean=0.03, low=0.0, high=0.06))
+
+
+@pytest.mark.parametrize(
+    ("contest", "hacked", "said"),
+    [
+        ({"hacking": True, "hacking_reason": "it shouts"}, False, "is misled: it shouts"),
+        ({}, True, "the run's evaluation found reward hacking: the score alone is up"),
+        ({"safety": SAFETY}, False, "safety prompts not worse fails: +0.030 lower on 40"),
+        ({"kl": 21.0}, False, "KL within bounds fails: 21.0 nats per response"),
+        ({"chars": 200.0}, False, "length within bounds fails: 200 characters"),
+    ],
+    ids=["hacking", "hacked", "safety", "kl", "length"],
+)
+def test_each_condition_alone_keeps_the_champion(
+    project: Path, contest: dict[str, Any], hacked: bool, said: str
+) -> None:
+    first = champion(project)
+    prepare(project, WINNER.model_copy(update=contest), hacked=hacked)
+    prompts = "evaluate.prompts=7" if hacked else "evaluate.prompts=400"
+    assert cycle(project, prompts, force=True).name == "Kept"
+    assert said in end(project).said
+    assert end(project).said.count(" fails: ") == 1
+    assert champion(project) == first
+
+
+def test_a_better_model_waits_for_approval_is_promoted_and_rolled_back(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a server starts the cycle, which then asks before it trains."""
+    first = champion(project)
+    news(project, "three")
+    prepare(project)
+    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", "a-deployment")
+    monkeypatch.setattr(gate, "APPROVAL_POLL_SECONDS", 1)
+    seen: list[int] = []
+
+    def resume() -> None:
+        with get_client(sync_client=True) as client:
+            deadline = time.monotonic() + 300
+            while time.monotonic() < deadline:
+                for run in client.read_flow_runs():
+                    if run.state_name == "Paused":
+                        seen.append(len(runs(project)))
+                        client.resume_flow_run(run.id)
+                        return
+                time.sleep(0.3)
+
+    before = len(runs(project))
+    thread = threading.Thread(target=resume)
+    thread.start()
+    state = cycle(project, "budget.approval_usd=0.0001")
+    thread.join()
+    assert seen == [before], "nothing was started before it was approved"
+    row = end(project)
+    assert (state.name, row.outcome) == ("Promoted", "promoted"), row.said
+    assert json.loads((project / "contest.asked.json").read_text()) == {
+        "--champion": "one", "--challenger": "three",
+    }  # fmt: skip
+    record = read_record(project)
+    assert champion(project) == row.run_id == runs(project)[-1]
+    assert record.previous is not None
+    assert record.previous.run_id == first
+    event = record.events[-1]
+    assert (event.by, event.champion, event.before) == ("retrain", row.run_id, first)
+    assert "it wins 60.0% against the champion on 200 held-out prompts" in event.why
+    aliases = MlflowClient(f"sqlite:///{project / 'mlflow.db'}")
+    for alias, run_id in (("champion", row.run_id), ("previous", first)):
+        version = aliases.get_model_version_by_alias("helpdesk-assistant", alias)
+        entry = next(each for each in record.lineage if each.run_id == run_id)
+        assert version.tags["dvc.digest"] == entry.model_digest
+    rollback(project, "people complained", by="ada")
+    event = read_record(project).events[-1]
+    assert (champion(project), event.event, event.by) == (first, "rolled_back", "ada")
+    assert cycle(project).name == "Skipped", "what was rolled back does not come back by itself"
+
+
+def test_a_champion_whose_files_were_deleted_is_named(project: Path) -> None:
+    shutil.rmtree(champion_folder(project, champion(project)))
+    state = cycle(project)
     error = state.result(raise_on_failure=False)
-    assert isinstance(error, EnvironmentFault)
-    assert "the champion r1 cannot be used: champions/r1 was deleted" in str(error)
+    assert isinstance(error, EnvironmentFault | UserError)
+    assert f"champions/{champion(project)} was deleted" in str(error)

@@ -281,41 +281,6 @@ def test_a_live_run_that_was_taken_for_a_zombie_says_that_it_is_alive(project: P
     assert ends(project) == ["completed"]
 
 
-CYCLE = """
-from pathlib import Path
-from prefect import flow, tags
-from config.load import validate
-from flows.rlhf import rlhf
-from tasks.planning.gate import approval
-from tasks.run.month import PURPOSE
-from tasks.planning.prepared import prepare
-
-@flow(name="cycle", persist_result=False)
-def cycle(params: dict):
-    approval(prepare(Path(), validate(params, "test")))
-    with tags(PURPOSE):
-        return rlhf(validate(params, "test"), return_state=True)
-"""
-"""As the flow retrain does it, without the champion."""
-
-
-@pytest.mark.slow
-def test_a_retrain_cycle_that_was_approved_is_not_asked_about_its_run_again(project: Path) -> None:
-    (project / "cycle.py").write_text(CYCLE)
-    with served(project, "cycle", "cycle"), get_client(sync_client=True) as client:
-        params = load(project / "params.yaml", ["budget.approval_usd=0.001"]).model_dump(
-            mode="json"
-        )
-        deployment = client.read_deployment_by_name("cycle/tested")
-        flow_run = client.create_flow_run_from_deployment(
-            deployment.id, parameters={"params": params}
-        )
-        await_state(client, flow_run.id, "Paused")
-        client.resume_flow_run(flow_run.id)
-        await_state(client, flow_run.id, "Completed")
-    assert ends(project) == ["completed"]
-
-
 @contextmanager
 def served(project: Path, module: str = "flows.rlhf", flow: str = "rlhf") -> Iterator[None]:
     """A flow as a deployment, served from the project's folder by a process of its own."""

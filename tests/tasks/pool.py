@@ -44,7 +44,9 @@ class Pool:
         variables = {
             "RLHF_WORKSPACES": str(self._folder / "workspaces"),
             "RLHF_CACHE": str(self._folder / "cache"),
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join(
+                [*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)]
+            ),
         }
         with (self._folder / "container.log").open("ab") as log:
             self.containers.append(

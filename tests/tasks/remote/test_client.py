@@ -71,7 +71,6 @@ def test_a_stop_is_heard_while_a_container_is_awaited(
     assert not list((tmp_path / "store" / "exchange").rglob("*.json"))
 
 
-@pytest.mark.slow
 def test_a_stage_elsewhere_is_killed_goes_on_is_preempted_and_is_then_unchanged(
     new_run: Callable[..., Run], pool: Pool, tmp_path: Path
 ) -> None:
@@ -118,7 +117,6 @@ def test_a_stage_elsewhere_is_killed_goes_on_is_preempted_and_is_then_unchanged(
     assert len(pool.containers) == containers
 
 
-@pytest.mark.slow
 def test_a_stop_and_a_budget_reach_the_container(
     new_run: Callable[..., Run], pool: Pool, tmp_path: Path
 ) -> None:
@@ -180,7 +178,6 @@ def test_a_store_that_is_away_for_a_while_is_waited_for_and_the_stage_then_stopp
     assert stop.read_bytes() == b"1"
 
 
-@pytest.mark.slow
 def test_a_local_stage_takes_its_inputs_from_the_store(
     new_run: Callable[..., Run], pool: Pool
 ) -> None:

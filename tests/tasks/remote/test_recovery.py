@@ -91,7 +91,6 @@ def has_each_row_once(root: Path, stage: str) -> bool:
     return len(rows) == len(set(rows))
 
 
-@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.timeout(900)
 def test_a_killed_pipelines_stage_stops_by_itself_and_the_next_run_goes_on_from_its_checkpoint(
