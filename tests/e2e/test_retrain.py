@@ -141,15 +141,6 @@ def vote(project: Project, count: int, seed: int, prefer_careless: bool) -> None
     append(project.root / VOTES_FILE, votes)
 
 
-def test_nothing_new_is_skipped_and_costs_nothing(project: Project) -> None:
-    before = project.starts()
-    ended = project.retrain()
-    assert (ended["outcome"], ended["usd"]) == ("skipped", 0.0)
-    assert "nothing is new since the champion's data" in ended["said"]
-    assert project.starts() == before
-    assert len(read_record(project.root).events) == 1
-
-
 def test_honest_votes_are_learnt_from_and_the_better_model_is_promoted(project: Project) -> None:
     first, before = project.champion(), project.starts()
     vote(project, HONEST, seed=11, prefer_careless=False)
@@ -224,18 +215,3 @@ def test_poisoned_votes_are_trained_on_and_not_promoted(project: Project) -> Non
     page = Path(ended["page"]).read_text()
     assert "**fails**" in page
     assert "not checked: retrain.safety_source names no safety prompts" in page
-
-
-def test_a_rejected_model_is_not_tried_again_without_news_and_rollback_finds_the_first(
-    project: Project,
-) -> None:
-    before = project.starts()
-    assert project.retrain()["outcome"] == "skipped"
-    done = project.rlhf("rollback", "--yes", "--why", "people complained", "--json")
-    assert done.returncode == 0, done.stderr
-    record = read_record(project.root)
-    assert [entry.run_id for entry in record.lineage] == [record.events[0].champion]
-    assert project.alias("champion") == record.lineage[0].model_digest
-    again = project.retrain()
-    assert again["outcome"] == "skipped", "what was rolled back does not come back by itself"
-    assert project.starts() == before

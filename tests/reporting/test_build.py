@@ -76,21 +76,6 @@ def test_the_page_has_every_section_and_a_picture_of_everything(
     assert len(frontier) == 40
 
 
-def test_plan_and_measurement_are_a_picture_and_a_table(tmp_path: Path, params: Params) -> None:
-    write_pipeline_run(tmp_path, "r1")
-    assert "Planned and measured" not in read(build_report(tmp_path, params)).texts
-    stage = {"stage": "sft", "gpus": 1, "seconds": 30.0, "peak_bytes_per_gpu": 1e9, "phases": []}
-    (tmp_path / "runs/pipeline/r1").mkdir(parents=True, exist_ok=True)
-    (tmp_path / "runs/pipeline/r1/plan.json").write_text(
-        json.dumps({"stages": [stage], "hardware": "a100-80"})
-    )
-    page = read(build_report(tmp_path, params))
-    assert {"Planned and measured", "sft planned", "sft measured"} <= set(page.texts)
-    assert "ppo planned" not in page.texts
-    assert any(text.startswith("Planned for a100-80 before the run") for text in page.texts)
-    assert any(text.startswith("A point of win rate above 50% cost $") for text in page.texts)
-
-
 def test_the_page_asks_for_nothing_from_outside(tmp_path: Path, params: Params) -> None:
     write_pipeline_run(tmp_path)
     content = build_report(tmp_path, params).read_text(encoding="utf-8")

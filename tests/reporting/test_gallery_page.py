@@ -1,11 +1,8 @@
 import re
 from pathlib import Path
 
-from config.records import kept_folder
-from reporting.build import REPORT
 from reporting.gallery_page import gallery_page
-from reporting.past_runs import PastRun, past_runs
-from tests.reporting.two_runs import FIRST, SECOND, write_two_runs
+from reporting.past_runs import PastRun
 
 
 def test_every_run_that_was_evaluated_is_a_dot_at_its_cost_and_win_rate(tmp_path: Path) -> None:
@@ -24,17 +21,3 @@ def test_every_run_that_was_evaluated_is_a_dot_at_its_cost_and_win_rate(tmp_path
     assert [float(low) > float(high) for low, high in whiskers] == [True, True]
     assert "2 of 3 runs completed, $0.30 spent." in page
     assert "its params are gone" in page
-
-
-def test_a_run_leads_to_its_own_page_as_long_as_it_keeps_it(tmp_path: Path) -> None:
-    write_two_runs(tmp_path)
-    own = kept_folder(tmp_path, FIRST) / REPORT
-    own.parent.mkdir(parents=True, exist_ok=True)
-    own.write_text("the page")
-    (kept_folder(tmp_path, SECOND) / REPORT).unlink(missing_ok=True)
-    target = tmp_path / "report" / "all.html"
-    page = gallery_page(tmp_path, past_runs(tmp_path), target)
-    links = set(re.findall(r'href="(\.\.[^"]+)"', page))
-    assert [(target.parent / link).resolve().read_text() for link in links] == ["the page"]
-    assert FIRST in page
-    assert SECOND in page

@@ -11,7 +11,7 @@ import pytest
 from config import jsonl
 from config.errors import CostError
 from config.load import load
-from config.records import AttemptRow, MetricRow, kept_folder
+from config.records import AttemptRow, kept_folder
 from config.schema import Params
 from config.workspace.kept import file_digest
 from reporting.inputs import NO_RUN, finite, read_findings
@@ -32,30 +32,6 @@ def params() -> Params:
     return load(Path(__file__).parents[2] / "recipes" / "demo.yaml")
 
 
-def test_a_whole_run_is_read(tmp_path: Path, params: Params) -> None:
-    write_pipeline_run(tmp_path)
-    findings = read_findings(tmp_path, params)
-    assert findings.value("reward", "accuracy") == 0.832
-    assert len(findings.calibration) == 10
-    assert findings.calibration[0] == (0.525, 0.53, 210)
-    assert len(findings.samples) == 3
-    assert len(findings.plots["data_lengths"]) == 50
-    assert findings.notes == []
-
-
-def test_steps_that_were_done_again_appear_once_from_the_later_attempt(
-    tmp_path: Path, params: Params
-) -> None:
-    write_pipeline_run(tmp_path)
-    rows = jsonl.read(tmp_path / "runs" / "ppo" / "metrics.jsonl", MetricRow).rows
-    again = next(
-        row for row in rows if (row.attempt, row.step) == (2, 22) and "score" in row.values
-    )
-    score = read_findings(tmp_path, params).curves["ppo"]["score"]
-    assert [step for step, _ in score] == [float(update) for update in range(1, 41)]
-    assert dict(score)[22.0] == again.values["score"]
-
-
 def test_a_value_that_is_no_number_is_left_out_of_its_curve_and_said(
     tmp_path: Path, params: Params
 ) -> None:
@@ -72,20 +48,6 @@ def test_a_value_that_is_no_number_is_left_out_of_its_curve_and_said(
         "Stage sft logged loss=nan at step 2, and 1 values more are no numbers: the curves leave "
         "them out."
     ]
-
-
-def test_steps_lost_with_a_checkpoint_are_not_part_of_the_curve(
-    tmp_path: Path, params: Params
-) -> None:
-    clock = Clock(tmp_path, "manual", BEGIN)
-    for number, resumed, steps in ((1, 0, (1, 2, 3)), (2, 1, (2,))):
-        clock.now += 100
-        clock.attempt("sft", number, "start")
-        if resumed:
-            clock.attempt("sft", number, "resume", resumed)
-        for step in steps:
-            clock.log("sft", number, step, loss=float(number))
-    assert read_findings(tmp_path, params).curves["sft"]["loss"] == [(1.0, 1.0), (2.0, 2.0)]
 
 
 def test_results_of_an_earlier_run_are_not_shown_as_those_of_a_failed_one(

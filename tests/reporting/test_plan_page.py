@@ -9,7 +9,7 @@ from config.load import load
 from costs.planning.planner import plan
 from costs.planning.plans import Plan
 from costs.planning.target import target
-from reporting.numbers import duration, memory, usd
+from reporting.numbers import memory
 from reporting.plan_page import plan_page
 from tests.conftest import ROOT
 
@@ -39,20 +39,6 @@ def test_the_page_asks_for_nothing_from_elsewhere_and_escapes_its_title() -> Non
     assert not {"script", "img", "link"} & {tag for tag, _ in elements.found}
     assert "url(" not in page
     assert "Plan of <demo>" in elements.texts
-
-
-def test_it_shows_time_cost_and_memory_of_every_stage_and_phase() -> None:
-    made = planned()
-    elements = Elements(plan_page(made, "Plan"))
-    for stage in made.stages:
-        assert {
-            duration(stage.seconds),
-            usd(stage.usd.expected),
-            memory(stage.peak_bytes_per_gpu),
-        } <= set(elements.texts)
-        assert {f"{duration(phase.seconds)} · {usd(phase.usd)}" for phase in stage.phases} <= set(
-            elements.texts
-        )
 
 
 def test_the_bars_of_the_memory_are_to_one_scale() -> None:

@@ -40,23 +40,6 @@ def bar(panel: ElementTree.Element) -> list[float]:
     ]
 
 
-def test_the_summary_has_the_verdict_the_picture_and_a_row_per_stage(
-    tmp_path: Path, params: Params
-) -> None:
-    write_pipeline_run(tmp_path)
-    findings = read_findings(tmp_path, params)
-    shown = summary(findings, "elsewhere.svg")
-    assert shown.startswith("**Alignment worked.** The aligned model wins")
-    assert "](elsewhere.svg)" in shown
-    rows = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in shown.splitlines()
-        if line.startswith("|")
-    ][2:]
-    assert [row[0] for row in rows] == ["data", "sft", "reward", "ppo", "evaluate", "total"]
-    assert rows[-1][2] == f"${findings.ledger.total_usd:.4f}"
-
-
 def test_the_picture_is_in_proportion(tmp_path: Path, params: Params) -> None:
     write_pipeline_run(tmp_path)
     findings = read_findings(tmp_path, params)

@@ -3,46 +3,17 @@ from typing import Any
 import pytest
 from mlflow.entities import Metric
 
-from config.records import MetricRow, UsageRow
+from config.records import MetricRow
 from config.workspace.retraining import Contest, Mean, Safety, Share
 from costs.ledger.ledger import Ledger, PhaseCost
-from costs.ledger.reconcile import Comparison, Reconciled, StageComparison
-from costs.tables.price import StagePrice
 from tests.costs.books import book, stage_cost
 from tracking.rows import (
     bought_metrics,
     contest_metrics,
-    cost_metrics,
     final_metrics,
     metric_name,
-    plan_metrics,
     training_metrics,
-    usage_metrics,
 )
-
-USAGE = UsageRow(
-    time=1000.5,
-    run_id="r",
-    attempt=1,
-    step=7,
-    phase="rollout",
-    seconds=36.0,
-    tokens=900,
-    sequences=12,
-    peak_bytes=2048,
-    device="cpu",
-    world_size=2,
-)
-
-
-def test_a_phase_is_priced_by_its_seconds_on_all_devices() -> None:
-    metrics = {metric.key: metric.value for metric in usage_metrics(USAGE, StagePrice(5.0))}
-    assert metrics == {
-        "phase/rollout/seconds": 36.0,
-        "phase/rollout/usd": pytest.approx(0.1),  # 36 s x 2 devices x 5 USD / 3600 s
-        "phase/rollout/tokens": 900.0,
-        "phase/rollout/peak_bytes": 2048.0,
-    }
 
 
 def test_metrics_take_time_and_step_from_the_row() -> None:
@@ -87,22 +58,6 @@ def ledger_of_two() -> Ledger:
 def values(metrics: list[Metric]) -> dict[str, float]:
     assert {(metric.timestamp, metric.step) for metric in metrics} == {(9000, 0)}
     return {metric.key: metric.value for metric in metrics}
-
-
-def test_the_costs_of_a_run_have_their_names_and_units() -> None:
-    assert values(cost_metrics(ledger_of_two(), 9.0)) == {
-        "cost/usd": 3.0,
-        "cost/gpu_hours": 1.0,
-        "cost/waste_usd": 0.25,
-        "cost/saved_usd": 5.0,
-        "cost/seconds": 1800.0,
-        "stage_seconds/sft": 1800.0,
-        "stage_usd/sft": 3.0,
-        "phase_seconds/sft/train": 40.0,
-        "phase_usd/sft/train": 0.5,
-        "stage_seconds/ppo": 0.0,
-        "stage_usd/ppo": 0.0,
-    }
 
 
 @pytest.mark.parametrize(
@@ -162,30 +117,3 @@ def test_every_figure_of_a_contest_is_under_its_name() -> None:
     }
     found = values(contest_metrics(contest, 7.0, 9.0))
     assert found == {f"contest/{name}": value for name, value in wanted.items()}
-
-
-def test_plans_are_beside_what_was_measured_for_the_run_and_each_stage() -> None:
-    whole, sft = (
-        Comparison(
-            planned_seconds=30.0 * k,
-            measured_seconds=40.0 * k,
-            planned_usd=3.0 * k,
-            measured_usd=4.0 * k,
-            planned_peak_bytes=30.0 * k,
-            measured_peak_bytes=20.0 * k,
-        )
-        for k in (2.0, 1.0)
-    )
-    found = values(plan_metrics(Reconciled((StageComparison("sft", sft, {}),), whole, "cpu"), 6, 9))
-    wanted = {"error_seconds": pytest.approx(-0.25), "error_peak_bytes": pytest.approx(0.5)}
-    assert found == {
-        "cost/kwh": 6.0,
-        **{f"plan/{name}": value for name, value in wanted.items()},
-        **{f"plan/sft/{name}": value for name, value in wanted.items()},
-        "plan/usd": 6.0,
-        "plan/seconds": 60.0,
-        "plan/peak_bytes": 60.0,
-        "plan/sft/usd": 3.0,
-        "plan/sft/seconds": 30.0,
-        "plan/sft/peak_bytes": 30.0,
-    }

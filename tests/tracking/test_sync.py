@@ -22,10 +22,8 @@ from config.ports import free_port
 from config.records import AttemptRow, MetricRow, PipelineRow, UsageRow
 from config.schema import Params
 from config.workspace.benchmarked import keep_benchmark
-from config.workspace.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, RetrainRow
 from tests.conftest import ROOT
 from tests.support.benchmarks import benchmark
-from tests.tasks.champions.test_promotion_gate import WINNER
 from tracking import sync as module
 from tracking.client import Connection, log_folder
 from tracking.cursor import cursor_path
@@ -393,23 +391,6 @@ def test_rows_arrive_once_however_often_they_are_shipped_while_the_run_is_at_wor
     assert history(root, "r1/ppo/1", "ppo/score") == SCORES
 
 
-def test_the_plan_and_its_error_arrive_beside_the_measurement(root: Path, params: Params) -> None:
-    Story(root, params).whole()
-    phases = [{"phase": "rollout", "seconds": 9.0, "peak_bytes": 7.0}]
-    stage = {"stage": "ppo", "gpus": 1, "seconds": 9.0, "peak_bytes_per_gpu": 7.0, "phases": phases}
-    (root / "runs" / "pipeline" / "r1" / "plan.json").write_text(
-        json.dumps({"stages": [stage], "hardware": "cpu"})
-    )
-    sync(root, params)
-    metrics = runs(root)["r1"].data.metrics
-    measured = 3 * 3.6
-    assert metrics["plan/seconds"] == metrics["plan/ppo/seconds"] == 9.0
-    assert metrics["plan/usd"] == pytest.approx(9.0 * params.prices.usd_per_device_hour / 3600)
-    assert metrics["plan/peak_bytes"] == 7.0
-    assert metrics["plan/error_seconds"] == pytest.approx(9.0 / measured - 1)
-    assert "plan/error_peak_bytes" in metrics
-
-
 @pytest.mark.parametrize("lost", ["cursor lost", "killed before the cursor was written"])
 def test_shipping_again_after_a_kill_stores_nothing_twice(
     root: Path, params: Params, lost: str, monkeypatch: pytest.MonkeyPatch
@@ -429,30 +410,6 @@ def test_shipping_again_after_a_kill_stores_nothing_twice(
     assert (
         len(client(root).search_model_versions(f"name = '{params.tracking.registered_model}'")) == 1
     )
-
-
-def test_what_a_retrain_cycle_found_stands_with_the_run_that_it_compared(
-    root: Path, params: Params
-) -> None:
-    Story(root, params).whole()
-    sync(root, params)
-    folder = root / RETRAIN_FOLDER / "c1"
-    folder.mkdir(parents=True)
-    (folder / "contest.json").write_text(WINNER.model_dump_json())
-    ends = {"time": 1_800_000_100.0, "event": "end", "detail": {"champion": "r0", "usd": 0.02}}
-    for row in (
-        {"cycle": "c0", "outcome": "skipped", "said": "nothing is new"},
-        {"cycle": "c1", "outcome": "kept", "said": "no", "run_id": "r1"},
-    ):
-        jsonl.append(root / RETRAIN_ROWS, RetrainRow.model_validate({**ends, **row}))
-    sync(root, params)
-    assert sync(root, params) == 0
-    found = runs(root)["r1"]
-    assert found.data.metrics["contest/win_rate_low"] == WINNER.win_rate.low
-    assert found.data.metrics["contest/usd"] == 0.02
-    assert found.data.tags["rlhf.retrain"] == "kept: no"
-    assert found.data.tags["rlhf.compared_with"] == "r0"
-    assert history(root, "r1", "contest/kl") == [(0, WINNER.kl)]
 
 
 def test_the_same_model_gets_no_second_version_and_another_does(root: Path, params: Params) -> None:

@@ -41,17 +41,6 @@ def test_the_last_two_runs_are_compared_by_default(project: Path) -> None:
     ] == [SECOND, FIRST]
 
 
-def test_the_tables_show_every_part(project: Path) -> None:
-    done = call(project)
-    assert done.returncode == 0, done.stderr
-    rows = {line.split("  ")[0].strip(): line.split() for line in done.stdout.splitlines()}
-    assert rows["ppo.updates"][1:] == ["24", "60"]
-    assert rows["preference train"][2:] == ["8,003", "8,003", "+30", "−10"]
-    assert "clear" in rows["Wins, by gold"]
-    assert rows["sft"][-2:] == ["2.0×", "price"]
-    assert sum(line.startswith("> ") for line in done.stdout.splitlines()) == 2
-
-
 def test_the_page_is_written_to_the_file_and_its_path_printed(project: Path) -> None:
     done = call(project, FIRST, SECOND, "--html", "out/page.html")
     assert done.stdout.strip() == str(project / "out" / "page.html")

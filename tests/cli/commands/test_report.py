@@ -47,73 +47,6 @@ def printed(*arguments: str) -> dict[str, Any]:
     return content
 
 
-def test_json_holds_the_agreed_keys_and_adds_up(project: Path) -> None:
-    content = printed()
-    assert content["run_id"] == FIRST
-    assert [stage["stage"] for stage in content["stages"]] == [
-        "data",
-        "sft",
-        "reward",
-        "ppo",
-        "evaluate",
-    ]
-    assert content["total_usd"] == sum(stage["usd"] for stage in content["stages"]) > 0
-    assert content["total_seconds"] == sum(stage["seconds"] for stage in content["stages"])
-    for stage in content["stages"]:
-        assert set(stage) >= {"stage", "cached", "seconds", "usd", "phases"}
-        assert stage["usd"] == sum(phase["usd"] for phase in stage["phases"])
-        assert all(
-            set(phase) >= {"phase", "seconds", "tokens", "usd", "peak_bytes"}
-            for phase in stage["phases"]
-        )
-
-
-def write_plan(project: Path) -> None:
-    """The plan of a run that would take half as long for sft as it did, and said nothing of the
-    rest.
-    """
-    phases = [
-        {"phase": "start", "seconds": 5.0, "peak_bytes": 1e9},
-        {"phase": "train", "seconds": 25.0, "peak_bytes": 1e9},
-    ]
-    stage = {
-        "stage": "sft",
-        "gpus": 1,
-        "seconds": 30.0,
-        "peak_bytes_per_gpu": 1e9,
-        "phases": phases,
-    }
-    path = kept_folder(project, FIRST) / "plan.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"stages": [stage], "hardware": "cpu"}))
-
-
-def test_plan_and_measurement_are_side_by_side(project: Path) -> None:
-    assert printed()["stages"][1]["planned_seconds"] is None
-    write_plan(project)
-    content = printed("--costs")
-    sft = content["stages"][1]
-    assert sft["planned_seconds"] == 30.0
-    assert sft["error"] == pytest.approx(30.0 / sft["measured_seconds"] - 1)
-    assert content["error"] == sft["error"], "of the stages that were planned"
-    train = next(phase for phase in sft["phases"] if phase["phase"] == "train")
-    assert train["error"] == pytest.approx(25.0 / train["measured_seconds"] - 1)
-    assert content["stages"][3]["planned_seconds"] is None
-    table = call("--costs").stdout
-    assert next(line.split() for line in table.splitlines() if line.split()[:2] == ["sft", "all"])[
-        2:4
-    ] == ["30", "s"]
-
-
-def test_a_point_of_win_rate_has_its_price(project: Path) -> None:
-    content = printed()
-    assert content["usd_per_win_rate_point"] == pytest.approx(content["total_usd"] / 37.3)
-    write_cached_run(project)
-    assert printed()["usd_per_win_rate_point"] == pytest.approx(
-        (content["total_usd"] - content["waste_usd"]) / 37.3
-    )
-
-
 def test_the_newest_run_is_reported_and_an_older_one_by_name(project: Path) -> None:
     write_cached_run(project)
     newest, first = printed(), printed(FIRST)
@@ -139,28 +72,6 @@ def test_a_run_keeps_the_price_it_was_made_at(project: Path) -> None:
     )
     assert printed()["total_usd"] == before
     assert run_params(project, "another-run", []).prices.usd_per_device_hour == 1.0
-
-
-def test_the_table_shows_every_stage_and_the_phases_on_demand(project: Path) -> None:
-    plain, with_phases = call(), call("--costs")
-    assert plain.exit_code == with_phases.exit_code == 0
-    for stage in ("data", "sft", "reward", "ppo", "evaluate", "total"):
-        assert sum(line.split()[:1] == [stage] for line in plain.stdout.splitlines()) == 1
-    phases = [line.split()[:2] for line in with_phases.stdout.splitlines()]
-    assert [
-        phase for stage, phase in (line for line in phases if len(line) == 2) if stage == "ppo"
-    ] == [
-        "done",
-        "start",
-        "rollout",
-        "score",
-        "reference",
-        "value",
-        "advantage",
-        "update",
-        "save",
-        "other",
-    ]
 
 
 def test_html_is_written_and_its_path_printed(project: Path) -> None:

@@ -1,7 +1,6 @@
 """Each column of each table holds what its heading says, in its unit."""
 
 import re
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,25 +13,20 @@ from typer.testing import CliRunner
 
 from cli.commands import clean, report
 from cli.main import app
-from cli.tables import compare as compare_tables
 from cli.tables import plan as plan_tables
 from config.load import load, write
 from costs.ledger.ledger import StageCost
-from costs.ledger.reconcile import Comparison, Reconciled, StageComparison
+from costs.ledger.reconcile import Comparison
 from costs.planning.compare import Difference
 from costs.planning.explain import explain_params
 from costs.planning.planner import plan
 from costs.planning.plans import Band, Interval, PhasePlan, Plan, PlanError, StagePlan, Usd
 from costs.planning.target import target
-from reporting.compared.inputs import read_side_by_side
 from reporting.inputs import Findings, read_findings
-from reporting.numbers import duration, usd
 from tasks.pipeline.clean import Leftover
 from tests.conftest import ROOT
 from tests.costs import books
-from tests.costs.books import book
 from tests.reporting.plausible_run import write_pipeline_run
-from tests.reporting.two_runs import FIRST, SECOND, write_two_runs
 
 GIB = 2**30
 
@@ -69,58 +63,6 @@ def stage_cost(stage: str, usd: float, saved_usd: float, retries: int) -> StageC
 
 
 # ---------------------------------------------------------------- rlhf report
-
-
-def test_the_foot_of_the_stages_is_what_the_run_cost_and_not_what_it_saved(
-    findings: Findings,
-) -> None:
-    made = book(stage_cost("sft", 4.0, 0.0, 0), stage_cost("x", 2.0, 8.0, 0))
-    table = report.stage_table(replace(findings, ledger=made))
-    assert headings(table) == ["stage", "result", "time", "cost", "key figure"]
-    assert [str(column.footer) for column in table.columns[:4]] == ["total", "", "1 min", "$6.00"]
-    assert [row[:4] for row in rows(table)] == [
-        ["sft", "done", "30 s", "$4.00"],
-        ["x", "done", "30 s", "$2.00"],
-    ]
-
-
-def test_the_phases_are_shown_with_their_own_memory_and_tokens(findings: Findings) -> None:
-    table = report.phase_table(findings.ledger)
-    assert headings(table)[2:] == ["time", "cost", "tokens", "peak memory"]
-    shown = {(row[0], row[1]): row[2:] for row in rows(table)}
-    for stage in findings.ledger.stages:
-        for phase in stage.phases:
-            _, _, tokens, memory = shown[stage.stage, phase.phase]
-            assert tokens == (f"{phase.tokens:,}" if phase.tokens else "–")
-            assert memory == (f"{phase.peak_bytes / 2**20:,.0f} MiB" if phase.peak_bytes else "–")
-
-
-def test_planned_and_measured_stand_under_their_headings() -> None:
-    seen = Comparison(
-        planned_seconds=30.0,
-        measured_seconds=40.0,
-        planned_usd=3.0,
-        measured_usd=4.0,
-        planned_peak_bytes=3.0 * GIB,
-        measured_peak_bytes=2.0 * GIB,
-    )
-    reconciled = Reconciled((StageComparison("sft", seen, {"train": seen}),), seen, "cpu")
-    time, cost, memory = ["30 s", "40 s", "−25%"], ["$3.00", "$4.00"], ["3,072", "2,048", "+50%"]
-
-    def expected(said: list[str]) -> list[list[str]]:
-        return [["sft", "train", *said], ["sft", "all", *said], ["total", "", *said]]
-
-    [one] = report.plan_tables(reconciled, wide=True)
-    assert rows(one) == expected([*time, *cost, *memory])
-    narrow = [rows(table) for table in report.plan_tables(reconciled, wide=False)]
-    assert narrow == [expected(time), expected([*cost, *memory])]
-
-
-def test_the_notes_add_up_waste_savings_and_retries(tmp_path: Path, findings: Findings) -> None:
-    made = book(stage_cost("sft", 4.0, 0.5, 2), stage_cost("ppo", 8.0, 0.0, 3))
-    notes = report.cost_notes(tmp_path, replace(findings, ledger=made))
-    assert notes[0] == ("Wasted on work done again: $3.00. Saved by unchanged stages: $0.50.")
-    assert notes[1].endswith("because memory ran out: 5 times.")
 
 
 # ---------------------------------------------------------------- rlhf plan
@@ -172,12 +114,6 @@ def test_one_stage_that_does_not_fit_is_a_run_that_does_not() -> None:
     assert re.search(r"no, 5\.0 GiB short: LoRA", rows(table)[1][2])
 
 
-def test_phases_have_their_share_and_their_work_in_its_units() -> None:
-    table = plan_tables.phase_table(Plan((stage_plan(),)))
-    assert headings(table)[2:] == ["time", "share", "cost", "TFLOP", "bound by"]
-    assert rows(table) == [["sft", "train", "45 s", "75%", "$0.50", "2.5", "compute"]]
-
-
 def test_memory_is_in_mebibytes_under_its_part() -> None:
     table = plan_tables.memory_table(Plan((stage_plan(),)))
     assert headings(table) == ["stage", "MiB of", "weights", "logits"]
@@ -213,35 +149,6 @@ def test_a_comparison_goes_from_before_to_after() -> None:
 
 
 # ---------------------------------------------------------------- rlhf compare
-
-
-def test_runs_side_by_side_have_their_own_time_cost_and_savings(tmp_path: Path) -> None:
-    write_two_runs(tmp_path)
-    found = read_side_by_side(tmp_path, [FIRST, SECOND])
-    table = compare_tables._runs(found)
-    assert headings(table)[3:] == ["time", "cost", "saved"]
-    for row, side in zip(rows(table), found.sides, strict=True):
-        ledger = side.findings.ledger
-        assert row[1] == ledger.run_id
-        assert row[3:] == [
-            duration(sum(stage.seconds for stage in ledger.stages)),
-            usd(sum(stage.usd for stage in ledger.stages)),
-            usd(sum(stage.saved_usd for stage in ledger.stages)),
-        ]
-
-
-def test_a_run_that_cost_more_has_a_plus(tmp_path: Path) -> None:
-    write_two_runs(tmp_path)
-    (changes,) = read_side_by_side(tmp_path, [FIRST, SECOND]).costs
-    shown = rows(compare_tables._costs(changes, 1))
-    differing = 0
-    for row, change in zip(
-        shown, (part for each in changes for part in (each, *each.phases)), strict=True
-    ):
-        if abs(change.usd) > 1e-6:
-            differing += 1
-            assert row[3].startswith("+" if change.usd > 0 else "−")
-    assert differing > 1
 
 
 # ---------------------------------------------------------------- rlhf clean

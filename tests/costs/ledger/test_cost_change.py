@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costs.ledger.cost_change import (
-    PHASES,
     PRICE,
     RATE,
     SECONDS,
@@ -43,13 +42,6 @@ def test_a_factor_that_changed_alone_explains_everything() -> None:
         assert sum(abs(share) for name, share in shares.items() if name != reason) == pytest.approx(
             0, abs=1e-12
         )
-
-
-def test_without_tokens_the_time_is_the_reason() -> None:
-    assert reasons(Work(3600, 0, 2.0), Work(5400, 0, 2.0)) == {
-        PRICE: 0.0,
-        SECONDS: pytest.approx(1.0),
-    }
 
 
 def test_two_changes_share_the_difference_as_their_logarithms_do() -> None:
@@ -102,53 +94,6 @@ def book(price: float, *stages: StageCost) -> Ledger:
     return books.book(*stages, price=price)
 
 
-def test_stages_and_the_total_are_the_sums_of_their_phases() -> None:
-    before = book(
-        1.0,
-        stage("sft", {"train": (3600, 100), "save": (36, 0)}, 1.0),
-        stage("ppo", {"rollout": (1800, 50)}, 1.0),
-    )
-    after = book(
-        1.0,
-        stage("sft", {"train": (7200, 200), "end": (72, 0)}, 1.0),
-        stage("dpo", {"train": (900, 10)}, 1.0),
-    )
-    changes = {change.stage: change for change in cost_changes(before, after)}
-    assert list(changes) == ["sft", "ppo", "dpo", ""]
-    assert changes["sft"].usd == pytest.approx(1.0 - 0.01 + 0.02)
-    assert changes["sft"].reasons[TOKENS] == pytest.approx(1.0)
-    assert changes["sft"].reasons[PHASES] == pytest.approx(0.01)
-    assert [phase.phase for phase in changes["sft"].phases] == ["train", "save", "end"]
-    assert changes["ppo"].after is None
-    assert changes["ppo"].reasons == {PHASES: pytest.approx(-0.5)}
-    assert changes[""].usd == pytest.approx(1.01 - 0.5 + 0.25)
-    assert sum(changes[""].reasons.values()) == pytest.approx(changes[""].usd)
-
-
-def test_a_stage_that_was_reused_costs_what_making_it_did() -> None:
-    phases = {"train": (3600.0, 100)}
-    (change, total) = cost_changes(
-        book(1.0, stage("sft", phases, 1.0)), book(1.0, stage("sft", phases, 1.0, cached=True))
-    )
-    assert change.usd == total.usd == 0
-    assert change.after is not None
-    assert change.after.usd == pytest.approx(1.0)
-
-
-def test_the_total_of_stages_with_prices_of_their_own_is_the_sum_of_what_they_cost() -> None:
-    """An hour at 1 USD beside an hour at 10 USD are 11 USD, not 2."""
-    hour = {"train": (3600.0, 100)}
-    before = book(1.0, stage("sft", hour, 1.0), stage("ppo", hour, 10.0))
-    after = book(1.0, stage("sft", hour, 1.0), stage("ppo", {"train": (7200.0, 200)}, 10.0))
-    total = cost_changes(before, after)[-1]
-    assert (total.before, total.after) == (
-        Work(7200.0, 200, pytest.approx(5.5)),
-        Work(10800.0, 300, pytest.approx(7.0)),
-    )
-    assert total.usd == pytest.approx(10.0)
-    assert sum(total.reasons.values()) == pytest.approx(total.usd)
-
-
 def test_two_runs_for_the_same_money_have_no_reasons() -> None:
     assert reasons(Work(0.0, 0, 2.0), Work(0.0, 0, 5.0)) == {}
     assert reasons(Work(3600, 5, 2.0), Work(0.0, 0, 2.0)) == {SECONDS: -2.0}
@@ -159,20 +104,6 @@ def test_tokens_that_one_run_did_not_count_leave_the_time() -> None:
     for tokens in ((5, 0), (0, 5)):
         found = reasons(Work(3600, tokens[0], 2.0), Work(7200, tokens[1], 2.0))
         assert found == {PRICE: 0.0, SECONDS: pytest.approx(2.0)}
-
-
-def test_rate_and_tokens_by_hand() -> None:
-    # 1 $ to 4 $: twice the tokens, half the rate
-    found = reasons(Work(3600, 1000, 1.0), Work(4 * 3600, 2000, 1.0))
-    assert found == {PRICE: 0.0, TOKENS: pytest.approx(1.5), RATE: pytest.approx(1.5)}
-    assert list(found) == [PRICE, TOKENS, RATE]
-
-
-def test_work_by_hand() -> None:
-    assert Work(1800, 90, 4.0).usd == 2.0
-    assert Work(1800, 90, 4.0).tokens_per_second == 0.05
-    assert Work(1800, 0, 4.0).tokens_per_second is None
-    assert Work(0.0, 90, 4.0).tokens_per_second is None
 
 
 def test_without_a_price_the_devices_time_is_that_of_all_processes() -> None:

@@ -2,7 +2,6 @@
 one device second is 0.001 USD.
 """
 
-import json
 import math
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,10 +17,8 @@ from config.load import load
 from config.records import AttemptRow, PipelineRow, UsageRow
 from config.schema import Params
 from costs.ledger.attempts import Attempt, kept_step, read_attempts, split_usage
-from costs.ledger.ledger import PhaseCost, ledger, usd_per_win_rate_point
-from costs.tables.price import usd_of
+from costs.ledger.ledger import ledger, usd_per_win_rate_point
 from tasks.run.run import locked
-from tests.costs.books import stage_cost
 
 ROOT = Path(__file__).parents[3]
 
@@ -158,84 +155,6 @@ def done_attempt(
     attempt(root, stage, number, run_id, ("train", 1, seconds), begin=begin, code=0, **values)
 
 
-def test_one_device_second_costs_a_3600th_of_the_hourly_price() -> None:
-    assert usd_of(1.0, 3.6) == pytest.approx(0.001)
-
-
-def test_phases_add_up_to_stages_and_stages_to_the_total(tmp_path: Path, params: Params) -> None:
-    pipeline(tmp_path, "a", "start")
-    for stage, train_seconds in (("data", 2.0), ("sft", 30.1)):
-        process = Process(tmp_path, stage, 1, "a", 0.0)
-        process.use("start", 0, 5.0)
-        process.use("train", 1, train_seconds, tokens=100, peak_bytes=7)
-        process.use("train", 2, train_seconds, tokens=50, peak_bytes=9)
-        process.event("end", exit_code=0)
-        pipeline(tmp_path, "a", "stage", stage=stage, attempt=1)
-    pipeline(tmp_path, "a", "end", time=99.0, state="completed")
-    result = ledger(tmp_path, params)
-    data, sft = result.stages
-    assert [
-        (phase.phase, phase.tokens, phase.sequences, phase.peak_bytes) for phase in sft.phases
-    ] == [
-        ("start", 0, 1, 0),
-        ("train", 150, 2, 9),
-    ]
-    assert data.seconds == pytest.approx(9.0)
-    assert sft.seconds == pytest.approx(65.2)
-    assert sft.usd == pytest.approx(0.0652)
-    assert result.total_usd == data.usd + sft.usd
-    assert result.total_seconds == data.seconds + sft.seconds
-    assert (result.run_id, result.state, result.finished, result.skipped_rows) == (
-        "a",
-        "completed",
-        99.0,
-        0,
-    )
-
-
-def test_every_device_of_a_stage_is_paid(tmp_path: Path, params: Params) -> None:
-    pipeline(tmp_path, "a", "start")
-    done_attempt(tmp_path, "sft", 1, "a", seconds=10.0, world_size=4)
-    (stage,) = ledger(tmp_path, params).stages
-    assert (stage.seconds, stage.device_seconds, stage.world_size) == (10.0, 40.0, 4)
-    assert stage.usd == pytest.approx(0.040)
-
-
-def test_a_cached_stage_costs_nothing_and_shows_what_it_saved(
-    tmp_path: Path, params: Params
-) -> None:
-    pipeline(tmp_path, "a", "start")
-    done_attempt(tmp_path, "sft", 1, "a", seconds=20.0)
-    pipeline(tmp_path, "a", "stage", stage="sft", attempt=1)
-    pipeline(tmp_path, "b", "start")
-    pipeline(tmp_path, "b", "stage", stage="sft", cached=True, attempt=1)
-    first, second = ledger(tmp_path, params, "a").stages[0], ledger(tmp_path, params).stages[0]
-    assert (first.cached, second.cached) == (False, True)
-    assert (first.attempt, second.attempt) == (1, 1)
-    assert (second.seconds, second.usd, second.attempts, second.phases) == (0.0, 0.0, 0, ())
-    assert second.saved_usd == pytest.approx(0.020)
-    assert second.saved_seconds == 20.0
-    assert first.usd == pytest.approx(0.020)
-    assert first.saved_usd == 0.0
-
-
-def test_a_killed_attempt_lasts_to_its_last_row_and_its_unaccounted_time_is_other(
-    tmp_path: Path, params: Params
-) -> None:
-    pipeline(tmp_path, "a", "start")
-    process = Process(tmp_path, "sft", 1, "a", 100.0)
-    process.use("train", 1, 3.0)
-    process.clock += 2.5
-    process.use("train", 2, 4.0)
-    (stage,) = ledger(tmp_path, params).stages
-    assert stage.seconds == pytest.approx(9.5)
-    assert {phase.phase: phase.seconds for phase in stage.phases} == pytest.approx(
-        {"train": 7.0, "other": 2.5}
-    )
-    assert stage.state == "unfinished"
-    assert stage.failed_attempts == 1
-
-
 def test_an_attempt_killed_before_its_first_usage_row_has_no_length(
     tmp_path: Path, params: Params
 ) -> None:
@@ -243,20 +162,6 @@ def test_an_attempt_killed_before_its_first_usage_row_has_no_length(
     Process(tmp_path, "sft", 1, "a", 100.0)
     (stage,) = ledger(tmp_path, params).stages
     assert (stage.seconds, stage.usd, stage.attempts, stage.phases) == (0.0, 0.0, 1, ())
-
-
-def test_a_lost_process_is_paid_for_as_long_as_its_parent_saw_it(
-    tmp_path: Path, params: Params
-) -> None:
-    """The clock was put forward by a day while it was running."""
-    pipeline(tmp_path, "a", "start")
-    process = Process(tmp_path, "sft", 1, "a", 100.0)
-    process.use("train", 1, 3.0)
-    process.clock += 86400.0
-    process.use("train", 2, 4.0)
-    process.event("lost", lived_seconds=8.5)
-    (stage,) = ledger(tmp_path, params).stages
-    assert stage.seconds == pytest.approx(8.5)
 
 
 def test_attempts_are_in_the_order_in_which_they_came_where_the_clock_was_set_back(
@@ -267,20 +172,6 @@ def test_attempts_are_in_the_order_in_which_they_came_where_the_clock_was_set_ba
     attempt(tmp_path, "sft", 2, "a", *steps("train", 2, 3, 3.0), begin=100.0, resumed=1, code=0)
     (stage,) = ledger(tmp_path, params).stages
     assert stage.waste_seconds == pytest.approx(6.0)
-
-
-def test_work_after_the_checkpoint_that_was_resumed_from_is_waste(
-    tmp_path: Path, params: Params
-) -> None:
-    pipeline(tmp_path, "a", "start")
-    start = ("start", 0, 1.0)
-    attempt(tmp_path, "sft", 1, "a", start, *steps("train", 1, 5))
-    attempt(tmp_path, "sft", 2, "a", start, *steps("train", 4, 5), resumed=3, code=0)
-    (stage,) = ledger(tmp_path, params).stages
-    assert stage.seconds == pytest.approx(51 + 21)
-    assert stage.waste_seconds == pytest.approx(1 + 20)
-    assert stage.waste_usd == pytest.approx(0.021)
-    assert (stage.attempts, stage.failed_attempts, stage.state) == (2, 1, "done")
 
 
 def test_a_stop_that_was_resumed_under_another_run_keeps_each_run_its_own_bill(
@@ -338,25 +229,6 @@ def test_a_damaged_checkpoint_makes_more_of_the_earlier_work_waste(
         attempt(tmp_path, "sft", number, "a", ("train", 4, 10.0), resumed=resumed)
     (stage,) = ledger(tmp_path, params).stages
     assert stage.waste_seconds == pytest.approx(30 + 10)
-
-
-def test_a_step_done_again_in_smaller_pieces_is_waste_and_no_part_of_what_made_the_outputs(
-    tmp_path: Path, params: Params
-) -> None:
-    pipeline(tmp_path, "a", "start")
-    process = Process(tmp_path, "ppo", 1, "a", 0.0, world_size=2)
-    process.use("update", 1, 10.0)
-    process.out_of_memory("update", 2, 4.0, 10.0)
-    process.event("end", step=2, exit_code=0)
-    pipeline(tmp_path, "a", "stage", stage="ppo", attempt=1)
-    pipeline(tmp_path, "b", "start")
-    pipeline(tmp_path, "b", "stage", stage="ppo", cached=True, attempt=1)
-    (stage,) = ledger(tmp_path, params, "a").stages
-    assert (stage.seconds, stage.waste_seconds, stage.memory_retries) == pytest.approx((24, 4, 1))
-    assert sum(phase.seconds for phase in stage.made) == pytest.approx(20)
-    (reused,) = ledger(tmp_path, params, "b").stages
-    assert reused.saved_seconds == pytest.approx(20)
-    assert reused.saved_usd == pytest.approx(stage.usd - stage.waste_usd)
 
 
 def test_memory_that_ran_out_in_a_step_done_again_is_wasted_once(
@@ -506,44 +378,6 @@ def test_nothing_recorded_is_a_plain_error(tmp_path: Path, params: Params) -> No
         ledger(tmp_path, params)
 
 
-def test_the_json_totals_are_exactly_the_sum_of_its_stages(tmp_path: Path, params: Params) -> None:
-    pipeline(tmp_path, "a", "start")
-    for i, stage in enumerate(("data", "sft", "reward", "ppo", "evaluate")):
-        done_attempt(tmp_path, stage, 1, "a", seconds=0.1 + i / 7)
-    printed = json.loads(json.dumps(ledger(tmp_path, params).as_dict()))
-    assert printed["total_usd"] == sum(stage["usd"] for stage in printed["stages"]) > 0
-    assert printed["total_seconds"] == sum(stage["seconds"] for stage in printed["stages"])
-    assert all(
-        stage["usd"] == sum(phase["usd"] for phase in stage["phases"])
-        for stage in printed["stages"]
-    )
-    assert set(printed["stages"][0]["phases"][0]) >= {
-        "phase",
-        "seconds",
-        "tokens",
-        "usd",
-        "peak_bytes",
-    }
-
-
-def test_each_stage_is_paid_for_at_the_price_of_its_work_pool(tmp_path: Path) -> None:
-    params = load(
-        ROOT / "recipes" / "demo.yaml",
-        [
-            "prices.usd_per_device_hour=3.6",
-            "where.sft.pool=gpus",
-            "prices.usd_per_device_hour_by_pool={gpus: 36.0}",
-        ],
-    )
-    pipeline(tmp_path, "a", "start")
-    for stage in ("data", "sft"):
-        done_attempt(tmp_path, stage, 1, "a")
-        pipeline(tmp_path, "a", "stage", stage=stage, attempt=1)
-    data, sft = ledger(tmp_path, params).stages
-    assert (data.usd, sft.usd) == (pytest.approx(0.01), pytest.approx(0.1))
-    assert (data.usd_per_device_hour, sft.usd_per_device_hour) == (3.6, 36.0)
-
-
 @pytest.mark.parametrize(
     ("made_usd", "win_rate", "wanted"),
     [(8.0, 0.7, 0.4), (8.0, 0.5, None), (8.0, 0.3, None), (8.0, None, None), (0.0, 0.7, None)],
@@ -553,30 +387,6 @@ def test_a_point_of_win_rate_costs_its_part_of_what_was_made(
 ) -> None:
     found = usd_per_win_rate_point(made_usd, win_rate)
     assert found == (None if wanted is None else pytest.approx(wanted))
-
-
-def test_the_json_has_every_total_under_its_name(tmp_path: Path, params: Params) -> None:
-    pipeline(tmp_path, "a", "start", time=1.0)
-    process = Process(tmp_path, "sft", 1, "a", 0.0)
-    process.use("train", 1, 10.0)  # no checkpoint: done again by the next attempt
-    done_attempt(tmp_path, "sft", 2, "a", begin=20.0, seconds=30.0)
-    pipeline(tmp_path, "a", "end", time=60.0, state="completed")
-    found = ledger(tmp_path, params).as_dict()
-    stages = found.pop("stages")
-    assert found == {
-        "run_id": "a",
-        "state": "completed",
-        "started": 1.0,
-        "finished": 60.0,
-        "usd_per_device_hour": 3.6,
-        "total_seconds": 40.0,
-        "total_usd": pytest.approx(0.04),
-        "waste_usd": pytest.approx(0.01),
-        "saved_usd": 0.0,
-        "skipped_rows": 0,
-    }
-    (stage,) = stages
-    assert (stage["attempts"], stage["failed_attempts"], stage["waste_seconds"]) == (2, 1, 10.0)
 
 
 def test_an_attempt_without_a_step_has_no_peak_and_its_retries_are_those_rows_alone(
@@ -764,62 +574,6 @@ def test_no_more_is_lost_than_the_row_took(tmp_path: Path) -> None:
     assert [row.seconds for row in redone] == [10.0]
 
 
-def test_a_stage_is_all_that_its_attempts_say(tmp_path: Path, params: Params) -> None:
-    pipeline(tmp_path, "a", "start", time=5.0)
-    killed = Process(tmp_path, "ppo", 1, "a", 0.0, world_size=2)
-    killed.use("rollout", 1, 10.0, tokens=3, peak_bytes=50)
-    failed = Process(tmp_path, "ppo", 2, "a", 50.0, world_size=2)
-    failed.use("rollout", 1, 4.0, tokens=3, peak_bytes=70)
-    failed.out_of_memory("update", 1, 1.0, 5.0)
-    failed.event("end", exit_code=1, message="no more disk")
-    (stage,) = ledger(tmp_path, params).stages
-    assert stage == stage_cost(
-        "ppo",
-        state="failed",
-        message="no more disk",
-        attempt=None,
-        attempts=2,
-        failed_attempts=2,
-        world_size=2,
-        seconds=20.0,
-        device_seconds=40.0,
-        usd=pytest.approx(0.04),
-        waste_seconds=11.0,
-        waste_usd=pytest.approx(0.022),
-        memory_retries=1,
-        peak_bytes=70,
-        phases=(
-            PhaseCost("rollout", 14.0, 6, 2, pytest.approx(0.028), 70),
-            PhaseCost("update", 6.0, 0, 1, pytest.approx(0.012), 0),
-        ),
-    )
-
-
-def test_a_reused_stage_is_all_that_made_it(tmp_path: Path, params: Params) -> None:
-    done_attempt(tmp_path, "ppo", 1, "old", seconds=3.0)
-    killed = Process(tmp_path, "ppo", 2, "a", 100.0, world_size=2)
-    killed.use("update", 1, 10.0, tokens=3, peak_bytes=50)
-    killed.use("update", 2, 10.0, tokens=3, peak_bytes=90)
-    done = Process(tmp_path, "ppo", 3, "a", 200.0, world_size=2)
-    done.event("resume", step=1)
-    done.use("update", 2, 8.0, tokens=4, peak_bytes=60)
-    done.event("end", step=2, exit_code=0)
-    pipeline(tmp_path, "b", "start")
-    pipeline(tmp_path, "b", "stage", stage="ppo", cached=True, attempt=3)
-    (stage,) = ledger(tmp_path, params).stages
-    assert stage == stage_cost(
-        "ppo",
-        cached=True,
-        state="cached",
-        attempt=3,
-        attempts=0,
-        world_size=2,
-        saved_seconds=18.0,
-        saved_usd=pytest.approx(0.036),
-        made=(PhaseCost("update", 18.0, 7, 2, pytest.approx(0.036), 60),),
-    )
-
-
 @pytest.mark.parametrize(
     ("values", "state", "attempt"),
     [
@@ -913,22 +667,6 @@ def test_what_is_unfinished_runs_while_its_run_is_at_work(
     state = "running" if at_work else "unfinished"
     assert (found.state, [stage.state for stage in found.stages]) == (state, ["done", state])
     assert (old.state, found.finished) == ("unfinished", None)
-
-
-def test_sums_of_a_ledger_are_over_its_stages(tmp_path: Path, params: Params) -> None:
-    done_attempt(tmp_path, "data", 1, "old", seconds=7.0)
-    pipeline(tmp_path, "a", "start")
-    pipeline(tmp_path, "a", "stage", stage="data", cached=True, attempt=1)
-    for number, stage in enumerate(("sft", "reward"), start=2):
-        done_attempt(tmp_path, stage, 1, "a", seconds=float(number), world_size=2)
-    found = ledger(tmp_path, params)
-    assert (found.total_seconds, found.device_seconds) == (5.0, 10.0)
-    assert found.total_usd == pytest.approx(0.010)
-    assert found.saved_usd == pytest.approx(0.007)
-    assert found.made_usd == pytest.approx(0.017)
-    reward = found.stage("reward")
-    assert reward is not None
-    assert reward.seconds == 3.0
 
 
 def test_known_runs_are_named_newest_first(tmp_path: Path, params: Params) -> None:

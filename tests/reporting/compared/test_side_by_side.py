@@ -12,7 +12,6 @@ from reporting.compared.inputs import read_side_by_side
 from reporting.compared.page import side_by_side_page
 from reporting.compared.side_by_side import (
     ABSENT_PARAM,
-    SAME,
     Estimate,
     as_dict,
     difference,
@@ -54,14 +53,6 @@ def test_without_an_interval_nothing_is_called_clear() -> None:
     assert is_clear(Estimate(0.1, -0.1, 0.3)) is False
 
 
-def test_params_that_differ_are_told_by_their_keys(root: Path) -> None:
-    assert found(root)["params"] == [
-        {"key": "ppo.updates", "values": [24, 60]},
-        {"key": "ppo.kl.coef", "values": [0.05, 0.2]},
-        {"key": "prices.usd_per_device_hour", "values": [0.1, 0.2]},
-    ]
-
-
 def test_a_section_that_only_one_run_has_is_told_key_by_key() -> None:
     differences = list(
         param_differences([{"lora": None, "a": 1}, {"lora": {"rank": 8, "alpha": 16}, "a": 1}])
@@ -94,21 +85,6 @@ def test_rows_of_a_version_that_was_not_kept_are_not_known(root: Path) -> None:
     assert any("not known" in note for note in content["notes"])
 
 
-def test_metrics_are_those_of_each_run_with_the_difference(root: Path) -> None:
-    metrics = {row["metric"]: row for row in found(root)["metrics"]}
-    win = metrics["win_rate_gold"]
-    assert [value["value"] for value in win["values"]] == [0.873, 0.948]
-    assert win["differences"][0] == {
-        "value": pytest.approx(0.075),
-        "low": pytest.approx(0.075 - 0.04031, abs=1e-4),
-        "high": pytest.approx(0.075 + 0.04025, abs=1e-4),
-        "clear": True,
-    }
-    assert metrics["win_rate_reward"]["differences"][0]["clear"] is False
-    assert metrics["accuracy"]["differences"][0] == {**SAME._asdict(), "clear": False}
-    assert metrics["kl"]["differences"][0]["low"] is None
-
-
 def test_intervals_of_another_level_are_not_put_together(root: Path) -> None:
     path = root / "runs/pipeline" / SECOND / "params.yaml"
     path.write_text(path.read_text().replace("confidence: 0.95", "confidence: 0.9"))
@@ -117,34 +93,6 @@ def test_intervals_of_another_level_are_not_put_together(root: Path) -> None:
         pytest.approx(0.075),
         None,
     )
-
-
-def test_the_costs_differ_by_price_and_tokens(root: Path) -> None:
-    stages = {change["stage"]: change for change in found(root)["costs"][0]}
-    assert stages["sft"]["reasons"]["price"] == pytest.approx(stages["sft"]["change_usd"])
-    rollout = next(phase for phase in stages["ppo"]["phases"] if phase["phase"] == "rollout")
-    assert rollout["after"]["tokens"] == 1.5 * rollout["before"]["tokens"] == 60 * 6200
-    assert rollout["after"]["tokens_per_second"] == pytest.approx(
-        rollout["before"]["tokens_per_second"], rel=0.1
-    )
-    # ln 2 / ln 1.5
-    assert rollout["reasons"]["price"] / rollout["reasons"]["tokens"] == pytest.approx(
-        1.7095, rel=1e-3
-    )
-    total = stages["total"]
-    assert total["change_usd"] == pytest.approx(
-        sum(change["change_usd"] for name, change in stages.items() if name != "total")
-    )
-    assert sum(total["reasons"].values()) == pytest.approx(total["change_usd"])
-
-
-def test_replies_are_beside_each_other_by_prompt(root: Path) -> None:
-    samples = found(root)["samples"]
-    assert len(samples) == 2, "the second run has no reply to the third prompt"
-    for sample in samples:
-        before, after = sample["replies"]
-        assert before["prompt"] == after["prompt"] == sample["prompt"]
-        assert after["aligned"] == f"{before['aligned']} thank you <b>& bye</b>."
 
 
 def test_a_third_run_that_failed_early_is_beside_them(root: Path) -> None:
