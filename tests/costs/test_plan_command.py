@@ -27,18 +27,6 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(app, [*DEMO, *arguments])
 
 
-def test_json_is_one_object_with_every_stage() -> None:
-    found = json.loads(run("--hardware", "a100-80", "--gpus", "2", "--json").stdout)
-    assert [stage["stage"] for stage in found["stages"]] == [
-        "data",
-        "sft",
-        "reward",
-        "ppo",
-        "evaluate",
-    ]
-    assert {stage["gpus"] for stage in found["stages"]} == {2}
-
-
 def test_a_stage_can_be_planned_alone() -> None:
     assert [
         stage["stage"] for stage in json.loads(run("--stage", "sft", "--json").stdout)["stages"]
@@ -57,18 +45,6 @@ def test_the_contest_of_a_retrain_cycle_is_planned_where_it_is_asked_for(tmp_pat
     assert "contest" in (tmp_path / "plan.html").read_text()
     with pytest.raises(UserError, match="--retrain"):
         raise run("--retrain", "--optimise", "usd").exception  # type: ignore[misc]
-
-
-def test_people_get_tables() -> None:
-    result = CliRunner(env={"COLUMNS": "160"}).invoke(app, DEMO)
-    assert result.exit_code == 0
-    assert all(word in result.stdout for word in ("rollout", "time may be", "work", "based on"))
-
-
-def test_the_page_is_written(tmp_path: Path) -> None:
-    target = tmp_path / "plan.html"
-    run("--html", str(target))
-    assert target.read_text().startswith("<!DOCTYPE html>")
 
 
 def test_a_page_that_cannot_be_written_is_reported(tmp_path: Path) -> None:

@@ -319,30 +319,6 @@ def test_another_method_runs_its_own_stage_and_going_back_runs_none(checkout: Ch
     assert (checkout.root / "metrics/evaluate.json").read_bytes() == gold
 
 
-@pytest.mark.usefixtures("quick_stages")
-@pytest.mark.slow
-def test_the_two_methods_are_compared(checkout: Checkout) -> None:
-    done = checkout.run("compare", "last", "last-1", "--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["params"] == [{"key": "align.method", "values": ["ppo", "dpo"]}]
-    assert all((row["added"], row["removed"]) == ([0], [0]) for row in found["data"])
-    costs = {change["stage"]: change for change in found["costs"][0]}
-    assert {name for name, change in costs.items() if change["before"] and change["after"]} == {
-        "data",
-        "sft",
-        "reward",
-        "evaluate",
-        "total",
-    }
-    assert costs["sft"]["change_usd"] == costs["reward"]["change_usd"] == 0
-    assert costs["total"]["change_usd"] == pytest.approx(sum(costs["total"]["reasons"].values()))
-    metrics = {row["metric"]: row["values"] for row in found["metrics"]}
-    assert metrics["kl"][0]["value"] != metrics["kl"][1]["value"]
-    assert all(None not in sample["replies"] for sample in found["samples"])
-    assert list((checkout.root / "runs" / "data" / "rows").iterdir())
-
-
 LOAD = """
 import json, sys
 import mlflow

@@ -221,4 +221,4 @@ def test_a_metric_counts_only_if_it_is_a_finite_number() -> None:
 def test_rows_of_the_fixture_are_those_of_the_schema(tmp_path: Path) -> None:
     write_pipeline_run(tmp_path)
     assert jsonl.read(tmp_path / "runs/ppo/attempts.jsonl", AttemptRow).skipped == 0
-    assert json.loads((tmp_path / "metrics/ppo.json").read_text())["updates"] == 40
+    assert json.loads((tmp_path / "metrics/ppo.json").read_text())["kl"] == 7.9

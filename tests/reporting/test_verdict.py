@@ -11,7 +11,6 @@ from config.schema import Params
 from costs.ledger.ledger import StageCost
 from costs.ledger.reconcile import reconcile
 from reporting.inputs import Findings, read_findings
-from reporting.key_figures import key_figure
 from reporting.verdict import Verdict, bill, usd_per_win_rate_point, verdict
 from tasks.run.run import locked
 from tests.costs.books import book, stage_cost
@@ -27,14 +26,6 @@ def judged(root: Path, params: Params, **changes: Any) -> Verdict:
     path = root / "metrics/evaluate.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     return verdict(read_findings(root, params))
-
-
-def test_a_gold_interval_above_one_half_is_success(tmp_path: Path, params: Params) -> None:
-    write_pipeline_run(tmp_path)
-    good = judged(tmp_path, params)
-    assert (good.tone, good.title) == ("good", "Alignment worked")
-    assert "87.3% (83.7% to 90.2%)" in good.sentence
-    assert "no sign of reward hacking" in good.sentence
 
 
 def test_an_interval_that_holds_one_half_decides_nothing(tmp_path: Path, params: Params) -> None:
@@ -117,24 +108,6 @@ def test_a_failed_stage_was_not_done_twice(tmp_path: Path, params: Params) -> No
     assert "$0.0010 of it for work that was lost or done again" in sentence
 
 
-def test_ties_are_named(tmp_path: Path, params: Params) -> None:
-    write_pipeline_run(tmp_path)
-    some = judged(
-        tmp_path,
-        params,
-        win_rate_gold=0.5,
-        win_rate_gold_low=0.3,
-        win_rate_gold_high=0.7,
-        ties_gold=15,
-        prompts=16,
-    )
-    assert "15 ties of 16" in some.sentence
-    every = judged(tmp_path, params, ties_gold=16)
-    assert (every.tone, every.title) == ("open", "No clear effect")
-    assert "wins" not in every.sentence
-    assert "tie on each of the 16 prompts on the gold score" in every.sentence
-
-
 def test_the_bill_of_an_unchanged_run_is_what_it_saved(tmp_path: Path, params: Params) -> None:
     write_pipeline_run(tmp_path)
     first = read_findings(tmp_path, params)
@@ -144,43 +117,6 @@ def test_the_bill_of_an_unchanged_run_is_what_it_saved(tmp_path: Path, params: P
     assert second.ledger.saved_usd == pytest.approx(first.ledger.total_usd - first.ledger.waste_usd)
     assert verdict(second).title == "Alignment worked"
     assert "every stage was reused" in verdict(second).sentence
-
-
-def test_each_stage_has_its_key_figure(tmp_path: Path, params: Params) -> None:
-    write_pipeline_run(tmp_path)
-    metrics = read_findings(tmp_path, params).metrics
-    assert {stage: key_figure(stage, content) for stage, content in metrics.items() if content} == {
-        "data": "25,974 rows, 26 refused: data/prepared/quarantine.jsonl",
-        "sft": "eval loss 0.641",
-        "reward": "accuracy 83.2% of 84.8% possible",
-        "ppo": "score 1.62, KL 7.90",
-        "evaluate": "gold 0.566 → 0.884",
-    }
-    refused = {"rows_kept": 1199, "rows_quarantined": 2}
-    assert key_figure("data", refused) == "1,199 rows, 2 refused: data/prepared/quarantine.jsonl"
-    assert key_figure("data", {**refused, "rows_quarantined": 0}) == "1,199 rows"
-    assert key_figure("evaluate", {"gold_sft": None, "win_rate_reward": 0.931}) == "win rate 93.1%"
-    assert key_figure("dpo", {"accuracy": 0.871, "margin": 1.25}) == "accuracy 87.1%, margin 1.25"
-    assert {key_figure(stage, {}) for stage in metrics} == {""}
-
-
-@pytest.mark.parametrize(
-    ("changes", "rate"),
-    [
-        ({"win_rate_gold": 0.75, "win_rate_reward": 0.9}, 0.75),
-        ({"win_rate_gold": None, "win_rate_reward": 0.6}, 0.6),
-        ({"win_rate_gold": 0.5, "win_rate_reward": 0.9}, None),
-        ({"win_rate_gold": None, "win_rate_reward": None}, None),
-    ],
-)
-def test_a_point_is_paid_by_what_making_the_model_cost_on_the_best_evidence(
-    tmp_path: Path, params: Params, changes: dict[str, Any], rate: float | None
-) -> None:
-    write_pipeline_run(tmp_path)
-    judged(tmp_path, params, **changes)
-    findings = read_findings(tmp_path, params)
-    wanted = None if rate is None else findings.ledger.made_usd / (100 * (rate - 0.5))
-    assert usd_per_win_rate_point(findings) == (None if wanted is None else pytest.approx(wanted))
 
 
 def test_a_run_that_has_begun_no_stage_is_said_to_be_at_work(

@@ -9,7 +9,7 @@ from costs.ledger.attempts import read_attempts
 from costs.ledger.budget import spent
 from costs.ledger.ledger import ledger
 from costs.ledger.reconcile import reconcile
-from costs.planning.planner import idle_device_seconds, idle_note, plan
+from costs.planning.planner import plan
 from costs.planning.retraining import plan_cycle
 from costs.planning.target import target
 from costs.tables.price import StagePrice, rented_devices
@@ -23,57 +23,11 @@ APART = [
 USD = 2.95
 
 
-def test_seven_of_eight_devices_wait_while_one_works() -> None:
-    assert idle_device_seconds([(1, 8, 100.0), (8, 8, 3600.0), (1, 8, 50.0)]) == 7 * 150
-    assert idle_device_seconds([(8, 8, 100.0), (1, 1, 50.0)]) == idle_device_seconds([]) == 0
-
-
-def test_devices_that_wait_for_data_and_evaluation_are_in_the_plans_cost() -> None:
-    params = load(NODE)
-    made = plan(params, target(params, None, None, None, Path("nowhere")))
-    alone = [stage for stage in made.stages if stage.gpus == 1]
-    assert [stage.stage for stage in alone] == ["data", "evaluate"]
-    for stage in made.stages:
-        assert stage.rented == 8
-        assert stage.usd.expected == pytest.approx(8 * stage.seconds / 3600 * USD)
-        assert sum(phase.usd for phase in stage.phases) == pytest.approx(stage.usd.expected)
-        assert stage.gpu_hours == pytest.approx(stage.gpus * stage.seconds / 3600)
-    idle = 7 * sum(stage.seconds for stage in alone) / 3600 * USD
-    assert made.total["idle_usd"] == pytest.approx(idle)
-    assert made.total["usd"]["expected"] == pytest.approx(8 * made.total["seconds"] / 3600 * USD)
-    (note,) = [line for line in made.assumptions if "rented together" in line]
-    assert f"{idle:.4g} USD, in these stages' cost" in note
-    assert "data (1), evaluate (1)" in note
-
-
-def test_one_stage_planned_alone_costs_what_it_costs_in_its_run() -> None:
-    params = load(NODE)
-    aim = target(params, None, None, None, Path("nowhere"))
-    whole = {stage.stage: stage for stage in plan(params, aim).stages}
-    for name in ("data", "evaluate"):
-        assert plan(params, aim, (name,)).stages[0].usd == whole[name].usd
-
-
 def test_the_contest_of_a_cycle_makes_the_machines_devices_wait() -> None:
     params = load(NODE)
     aim = target(params, None, None, None, Path("nowhere"))
     for stage in plan_cycle(plan(params, aim), params, aim).stages:
         assert stage.usd.expected == pytest.approx(8 * stage.seconds / 3600 * USD)
-
-
-def test_what_runs_in_a_pool_of_its_own_waits_for_nobody() -> None:
-    params = load(NODE, APART)
-    made = plan(params, target(params, None, None, None, Path("nowhere")))
-    assert idle_note(made.stages) == ()
-    assert made.total["idle_usd"] == 0
-    assert [stage.rented for stage in made.stages] == [1, 8, 8, 8, 1]
-    assert [rented_devices(params, name) for name in ("evaluate", "sft", None)] == [1, 8, 8]
-
-
-def test_with_a_number_of_devices_all_stages_have_as_many() -> None:
-    params = load(NODE)
-    made = plan(params, target(params, None, 2, None, Path("nowhere")))
-    assert {(stage.gpus, stage.rented) for stage in made.stages} == {(2, 2)}
 
 
 def usage(folder: Path, stage: str, seconds: float, world_size: int) -> None:

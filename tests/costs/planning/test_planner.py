@@ -32,15 +32,6 @@ def aim(
     return target(params, name, gpus, None, root)
 
 
-def test_every_stage_is_planned_and_the_total_is_their_sum() -> None:
-    params = demo()
-    made = plan(params, aim(params))
-    assert [stage.stage for stage in made.stages] == ["data", "sft", "reward", "ppo", "evaluate"]
-    assert made.total["seconds"] == pytest.approx(sum(stage.seconds for stage in made.stages))
-    assert made.total["usd"]["expected"] == pytest.approx(made.total["gpu_hours"] * 0.10)
-    assert made.fits
-
-
 def test_the_json_has_the_names_that_other_tools_read() -> None:
     params = demo()
     found = plan(params, aim(params, "a100-80"), ("ppo",)).as_json()
@@ -271,17 +262,6 @@ def test_a_model_too_large_names_the_shortfall_and_a_lever() -> None:
 def test_what_no_lever_helps_says_how_much_it_needs() -> None:
     params = demo("model.path=llama-3.1-405b", "model.random=null", "model.dtype=bf16")
     assert "it needs at least" in plan(params, aim(params, "t4"), ("sft",)).stages[0].lever
-
-
-def test_without_a_device_the_own_price_is_used() -> None:
-    params = demo("prices.usd_per_device_hour=2.5")
-    assert aim(params).price.expected == 2.5
-    assert aim(params, "a100-80").price.expected == 1.5
-
-
-def test_a_run_is_planned_for_the_device_of_its_prices_at_its_own_price() -> None:
-    own = aim(demo("prices.device=a100-80", "prices.usd_per_device_hour=1.25"))
-    assert (own.hardware.name, own.price.expected) == ("a100-80", 1.25)
 
 
 def test_a_local_folder_is_read_for_its_config(tmp_path: Path) -> None:
