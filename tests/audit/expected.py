@@ -174,7 +174,9 @@ def key_figure(stage: str, metrics: dict[str, Any]) -> Figure:
         return Figure([None])
     match stage:
         case "data":
-            return Figure([metrics["rows_kept"], metrics["rows_quarantined"]], ("refused",))
+            refused = metrics["rows_quarantined"]
+            kept = [metrics["rows_kept"]]
+            return Figure([*kept, refused], ("refused",)) if refused else Figure(kept, ("rows",))
         case "sft":
             return Figure([metrics["eval_loss"]], ("eval loss",))
         case "reward":

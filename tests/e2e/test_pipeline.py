@@ -2,6 +2,7 @@
 cloned.
 """
 
+import base64
 import json
 import re
 import signal
@@ -227,9 +228,9 @@ def test_an_auditor_agrees_with_every_figure_of_the_run(checkout: Checkout) -> N
 
 def artifact(checkout: Checkout, key: str) -> str:
     """Prefect's newest artifact of a key."""
-    name, _, word = api_key(checkout.root).partition(":")
+    login = base64.b64encode(api_key(checkout.root).encode()).decode()
     url = f"{prefect_api(checkout.root)}/artifacts/{key}/latest"
-    found = httpx.get(url, auth=(name, word), timeout=STEP_SECONDS)
+    found = httpx.get(url, headers={"Authorization": f"Basic {login}"}, timeout=STEP_SECONDS)
     return str(found.raise_for_status().json()["data"])
 
 
