@@ -13,7 +13,7 @@ MUTANTS ?= 400
 TESTED_TOGETHER := --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 COMMIT := $(shell git rev-parse HEAD 2>/dev/null)
 
-.PHONY: demo docs lock test test-all test-containers mutate lint up down images up-docker clean
+.PHONY: demo docs lock test test-all test-containers mutate gpu-report lint up down images up-docker clean
 
 demo: $(STAMP)  ## the whole pipeline on the embedded data, from nothing to the report
 	$(BIN)/rlhf run --recipe recipes/demo.yaml
@@ -30,6 +30,9 @@ test-containers: $(STAMP)  ## builds the images and runs the stack; needs a Dock
 
 mutate: $(STAMP)  ## changes the pure cores on purpose and counts what the tests notice; SEED= draws others
 	$(BIN)/python benchmarks/mutation_score.py --seed $(SEED) --mutants $(MUTANTS) --processes 2
+
+gpu-report: $(STAMP)  ## every stage and method on this machine's GPU, and speed at real sizes: 8 minutes at a time
+	$(BIN)/python -m benchmarks.gpu_report
 
 lint: $(STAMP)  ## style, types, which package may import which, and the images' recipes
 	$(BIN)/ruff check .
