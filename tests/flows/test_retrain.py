@@ -33,6 +33,8 @@ from config.workspace.retraining import (
     Safety,
     Share,
 )
+from flows.label_import import label_import
+from flows.promote import promote as promote_flow
 from flows.retrain import retrain
 from flows.rlhf import rlhf
 from labelling.votes import VOTES_FILE
@@ -348,6 +350,32 @@ def test_a_better_model_waits_for_approval_is_promoted_and_rolled_back(
     event = read_record(project).events[-1]
     assert (champion(project), event.event, event.by) == (first, "rolled_back", "ada")
     assert cycle(project).name == "Skipped", "what was rolled back does not come back by itself"
+
+
+def test_a_run_is_promoted_by_hand_without_a_contest(project: Path) -> None:
+    before = champion(project)
+    news(project, "four")
+    state = promote_flow(load(project / "params.yaml"), why="we like it", return_state=True)
+    assert state.name == "Promoted"
+    (event,) = read_record(project).events[-1:]
+    assert runs(project)[-1] == champion(project) == event.champion != before
+    assert (event.event, event.before, event.why) == ("promoted", before, "we like it")
+    assert event.by != "promote", "the flow run by its name"
+    assert state.message == f"{event.champion} is the champion: we like it"
+
+
+def test_votes_of_another_tool_are_counted_on_its_page(project: Path) -> None:
+    vote = {"completed_by": 1, "result": [{"type": "pairwise", "value": {"selected": "left"}}]}
+    data = {"prompt": "p", "text1": "a", "text2": "b"}
+    votes = [{"data": data, "annotations": [vote]}, {"id": 5}]
+    (project / "export.json").write_text(json.dumps(votes))
+    (project / VOTES_FILE).unlink(missing_ok=True)
+    for imported in (1, 0):
+        text = artifacts(label_import("export.json", "label-studio", return_state=True))["votes"]
+        assert f"# {imported} votes imported" in text
+        assert f"{1 - imported} of `export.json` were in `{VOTES_FILE}` already" in text
+        assert "1 entries were refused: 1 not_a_task" in text
+        assert "`data/labels/quarantine-export.jsonl`" in text
 
 
 def test_a_champion_whose_files_were_deleted_is_named(project: Path) -> None:

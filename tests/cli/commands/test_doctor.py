@@ -87,3 +87,16 @@ def test_data_files_are_looked_for(project: Path, content: bytes | None, level: 
 def test_broken_params_are_a_problem(project: Path) -> None:
     (project / "params.yaml").write_text("seed: 1\n")
     assert levels(doctor.params_and_data(project)) == [("params", "problem")]
+
+
+def test_a_fix_is_printed_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], project: Path
+) -> None:
+    found = [Finding("disk", "problem", "full", "free some"), Finding("git", "ok", "2.40")]
+    monkeypatch.chdir(project)
+    monkeypatch.setattr(doctor, "CHECKS", [lambda root: found])
+    assert doctor.examine(as_json=False) == 2
+    assert capsys.readouterr().out.splitlines() == [
+        "problem  disk        full -> free some",
+        "ok       git         2.40",
+    ]
