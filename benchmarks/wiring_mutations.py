@@ -184,6 +184,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=1, help="draws other faults")
     parser.add_argument("--mutants", type=int, default=30)
+    parser.add_argument("--first", type=int, default=1, help="number of the first one to try")
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--quick", action="store_true", help="the package's own tests alone")
     parser.add_argument("--list", action="store_true", help="print the faults, run nothing")
@@ -191,7 +192,8 @@ def main() -> None:
     caught = 0
     with tempfile.TemporaryDirectory() as folder:
         root = clone(Path(folder) / "checkout")
-        for number, fault in enumerate(drawn(root, options.mutants, options.seed), start=1):
+        faults_drawn = list(enumerate(drawn(root, options.mutants, options.seed), start=1))
+        for number, fault in faults_drawn[options.first - 1 :]:
             source = (root / fault.path).read_text(encoding="utf-8")
             before = " ".join(source[fault.start : fault.end].split())
             began = time.monotonic()
@@ -206,7 +208,7 @@ def main() -> None:
             }  # fmt: skip
             print(json.dumps(row, ensure_ascii=False), flush=True)
     if not options.list:
-        print(f"{caught} of {options.mutants} faults were caught")
+        print(f"{caught} of {len(faults_drawn[options.first - 1 :])} faults were caught")
 
 
 if __name__ == "__main__":
