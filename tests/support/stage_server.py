@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -96,8 +97,6 @@ def quick_stages(stage_environment: dict[str, str], monkeypatch: pytest.MonkeyPa
 def serve(address: Path, imported: Sequence[str]) -> None:
     for module in imported:
         import_module(module)
-    for name in [name for name in sys.modules if name.split(".")[0] in OURS]:
-        del sys.modules[name]  # a stage has those of its own folder
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # those who mind a stage leave no zombies
@@ -153,10 +152,14 @@ def become(asked: dict[str, Any], fds: list[int]) -> None:
             os.dup2(fd, number)
             os.close(fd)
         os.chdir(asked["cwd"])
+        if Path("training").exists():  # a stage has the code of its own folder
+            for name in [name for name in sys.modules if name.split(".")[0] in OURS]:
+                del sys.modules[name]
         os.environ.clear()
         os.environ.update(asked["environment"])
         sys.path[0] = asked["cwd"]
         sys.argv = ["-m", *asked["arguments"]]
+        warnings.filterwarnings("ignore", ".*found in sys.modules", RuntimeWarning)
         runpy.run_module(asked["module"], run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as end:

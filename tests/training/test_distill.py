@@ -36,6 +36,8 @@ from training.distillation.student import load_pair
 from training.modeling.models import base_model, load_policy
 from training.modeling.tokenizer import load_tokenizer
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 Project = Callable[..., Path]
 
 

@@ -32,6 +32,8 @@ from training.modeling.sequences import logprobs_in_pairs, pair_logps, sequence_
 from training.modeling.tokenizer import encode_prompt, encode_response, load_tokenizer
 from training.preparation.preferences import read_pairs
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 Project = Callable[..., Path]
 
 

@@ -23,6 +23,8 @@ from training.preparation.helpdesk import gold_score, read_case, reply
 from training.preparation.worlds import BY_HAND
 from training.process.artifacts import write_jsonl
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 Project = Callable[..., Path]
 OUTPUTS = ("metrics/evaluate.json", "plots/evaluate.csv", "evaluation/samples.jsonl")
 MODELS = models(params())

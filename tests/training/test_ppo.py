@@ -32,6 +32,8 @@ from training.rl.layouts import load_roles
 from training.rl.ppo_math import policy_loss, value_loss
 from training.rl.roles import Roles
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 Project = Callable[..., Path]
 LAYOUTS = ("separate", "shared_trunk")
 

@@ -31,6 +31,8 @@ from training.modeling.tokenizer import encode_prompt, encode_response, load_tok
 from training.reward import margins, read_sequences, store_normalisation
 from training.rl.layouts import load_roles
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 Project = Callable[..., Path]
 
 

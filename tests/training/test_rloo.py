@@ -25,6 +25,8 @@ from training.modeling.tokenizer import load_tokenizer
 from training.rl import layouts
 from training.rl.layouts import load_roles
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 Project = Callable[..., Path]
 METHODS = ("rloo", "grpo")
 OF_A_CRITIC = {"value", "return", "explained_variance", "value_loss", "value_clip_fraction"}

@@ -16,6 +16,8 @@ from training.modeling.sequences import sequence_logprobs
 from training.modeling.tokenizer import encode_prompt, encode_response, load_tokenizer
 from training.sft import IGNORED, examples
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 Project = Callable[..., Path]
 
 

@@ -42,8 +42,9 @@ def stand_in(address: str) -> None:
     os._exit(code)
 
 
-# launch is not a stage: it becomes one, or is the parent of several
-if ADDRESS and MODULE.startswith("training.") and MODULE != "training.process.launch":
+# launch is not a stage: it becomes one, or is the parent of several, which know it by its id
+STAGE = MODULE.startswith(("training.", "tests.training.")) and MODULE != "training.process.launch"
+if ADDRESS and STAGE and "RLHF_LAUNCHER_PID" not in os.environ:
     try:
         stand_in(ADDRESS)
     except BaseException:  # noqa: BLE001 - Python would go on, and do the stage's work itself

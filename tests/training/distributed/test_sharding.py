@@ -20,7 +20,10 @@ from tests.training.support.processes import attempts, metric_rows, metrics
 from tests.training.support.tiny import open_stage, work
 from training.distributed import sharding
 
-pytestmark = pytest.mark.timeout(900)  # one fixture does the work of all
+pytestmark = [
+    pytest.mark.timeout(900),  # one fixture does the work of all
+    pytest.mark.usefixtures("forks"),
+]
 LORA = {"rank": 2, "alpha": 4.0, "modules": ["q", "v", "down"], "dropout": 0.0}
 TRUNK = {
     "layout": "shared_trunk",

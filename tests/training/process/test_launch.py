@@ -18,6 +18,8 @@ from training.process import launch
 from training.process.launch import exit_code, main, supervise
 from training.process.stage import LOST_PEER
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 SUPPORT = "tests.training.support"
 Project = Callable[..., Path]
 
@@ -252,7 +254,7 @@ def test_a_number_of_processes_below_one_is_refused(
 
 def test_one_process_becomes_the_stage_itself(project: Project) -> None:
     root = project("ppo", ppo={"updates": 1})
-    process = start(root, "ppo", processes=1)
+    process = start(root, "ppo", processes=1, TESTS_STAGE_SERVER="")  # no fork
     try:
         process.communicate(timeout=120)
     finally:

@@ -29,6 +29,8 @@ from tests.training.support.processes import (
 from tests.training.support.tiny import files, on_a_small_disk, open_stage, run_main
 from training.process.stage import Stage, run_stage
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 Project = Callable[..., Path]
 
 

@@ -3,18 +3,19 @@
 """
 
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from subprocess import Popen
 from typing import NamedTuple
 
 from config.errors import EXIT_DONE, EXIT_RESUMABLE
 from config.load import read, validate, write
 from config.records import RENDEZVOUS_VARIABLE
-from tests.training.support.preloaded import ROOT, Forked
+from tests.conftest import ROOT
+from tests.training.support.processes import started
 
 PATIENCE_SECONDS = 600.0
 
@@ -37,17 +38,17 @@ def run_together(jobs: Sequence[Job], processes: int = 2) -> None:
     """
     with tempfile.TemporaryDirectory() as folder:
         common = {
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
             "WORLD_SIZE": str(processes),
             "LOCAL_WORLD_SIZE": str(processes),
             RENDEZVOUS_VARIABLE: str(Path(folder) / "rendezvous"),
         }
-        crew: list[Forked] = []
+        crew: list[Popen[str]] = []
         try:
             for rank in range(processes):
                 ranked = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-                crew.append(Forked("tests.training.support.crew", [json.dumps(jobs)], ROOT, ranked))
+                crew.append(
+                    started("tests.training.support.crew", [json.dumps(jobs)], ROOT, **ranked)
+                )
             with ThreadPoolExecutor(processes) as reading:  # a full pipe would hold up all
                 said = list(
                     reading.map(lambda member: member.communicate(PATIENCE_SECONDS)[1], crew)

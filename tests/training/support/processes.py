@@ -3,16 +3,34 @@
 import json
 import os
 import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
 
 from config import jsonl
 from config.methods.registry import stage_module
 from config.records import AttemptRow, MetricRow
-from tests.training.support.preloaded import ROOT, Forked
+from tests.conftest import ROOT
+from tests.support.stage_server import HOOK
 
 PATIENCE_SECONDS = 120.0
+FORKING: dict[str, str] = {}
+"""Environment in which stages are forks: the fixture `forks` fills it."""
+
+
+def started(module: str, arguments: Sequence[str], root: Path, **more: str) -> Popen[str]:
+    """`python -m MODULE ARGUMENTS` in a folder; what it says on stderr is in a pipe."""
+    return Popen(
+        [sys.executable, "-m", module, *arguments],
+        cwd=root,
+        env={**os.environ, **FORKING, "PYTHONPATH": f"{HOOK}:{ROOT}", **more},
+        stdin=DEVNULL,
+        stdout=DEVNULL,
+        stderr=PIPE,
+        text=True,
+    )
 
 
 def start(
@@ -21,14 +39,13 @@ def start(
     processes: int | None = None,
     module: str = "training.process.launch",
     **more: str,
-) -> Forked:
+) -> Popen[str]:
     """The stage as a process of its own, or through training.process.launch as several; `more` is
     put into the environment.
     """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **more}
     if processes:
-        return Forked(module, [stage, "--processes", str(processes)], root, environment)
-    return Forked(stage_module(stage), [stage], root, environment)
+        return started(module, [stage, "--processes", str(processes)], root, **more)
+    return started(stage_module(stage), [stage], root, **more)
 
 
 def attempts(root: Path, stage: str) -> list[AttemptRow]:
