@@ -39,7 +39,9 @@ def chromium() -> str:
 
 
 @pytest.fixture(scope="session")
-def stack(request: pytest.FixtureRequest, new_checkout: Callable[[], Path]) -> Iterator[Project]:
+def stack(
+    request: pytest.FixtureRequest, new_checkout: Callable[[], Path], forks: None
+) -> Iterator[Project]:
     """A checkout with everything up, one for all tests that open Prefect's or MLflow's pages."""
     chromium()
     with project(new_checkout(), request.config.getoption("--recipe")) as made:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from config.ports import free_port
+from tests.support.stage_server import FORKING, HOOK
 
 PATIENCE_SECONDS = 1800.0
 """For a run of any recipe that --recipe may name."""
@@ -38,7 +39,7 @@ def rlhf(root: Path, *arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "cli.main", *arguments],
         cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root)},
+        env={**os.environ, **FORKING, "PYTHONPATH": f"{HOOK}:{root}"},
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,

@@ -87,6 +87,16 @@ def stage_environment(own_state: None) -> Iterator[dict[str, str]]:
         yield environment
 
 
+FORKING: dict[str, str] = {}
+"""The same for processes that are started with an environment of their own: see `forks`."""
+
+
+@pytest.fixture(scope="session")
+def forks(stage_environment: dict[str, str]) -> None:
+    """Stages below processes that are started with FORKING are forks."""
+    FORKING.update(stage_environment)
+
+
 @pytest.fixture
 def quick_stages(stage_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Stages that the test starts are forks."""

@@ -12,7 +12,6 @@ import torch
 
 from config.load import write
 from config.methods.registry import METHODS
-from tests.training.support.processes import FORKING
 from tests.training.support.tiny import params, run_main
 
 PIPELINE = ("data", "sft", "reward", "ppo", "evaluate")
@@ -25,12 +24,6 @@ def threads(own_state: None) -> None:
     decided.
     """
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-
-
-@pytest.fixture(scope="session")
-def forks(stage_environment: dict[str, str]) -> None:
-    """Stages that tests/training/support/processes.py starts are forks."""
-    FORKING.update(stage_environment)
 
 
 @pytest.fixture(scope="session")

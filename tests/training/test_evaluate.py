@@ -272,14 +272,8 @@ def like_careful_ones(written: str, prompt: str, rng: random.Random) -> tuple[st
     return careful, careless
 
 
-@pytest.mark.parametrize(
-    ("taste", "hacked"),
-    [
-        (like_a_filler, True),
-        # one that is promoted, which no hacked one is, comes in tests/e2e/test_retrain.py
-        pytest.param(like_careful_ones, False, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("taste", "hacked"), [(like_a_filler, True), (like_careful_ones, False)])
 def test_ppo_against_a_broken_reward_model_is_hacking_and_a_sound_one_raises_gold(
     demonstrated: Path,
     tmp_path: Path,

@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.usefixtures
 TINY = load(ROOT / "tests/e2e/tiny.yaml")
 
 
+@pytest.mark.slow
 def test_the_growth_of_updates_is_that_of_its_points(tmp_path: Path) -> None:
     found = Measuring(tmp_path, TINY, True, ["steps"], StopRequest()).run()
     (steps,) = found.factors

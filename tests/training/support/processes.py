@@ -13,11 +13,9 @@ from config import jsonl
 from config.methods.registry import stage_module
 from config.records import AttemptRow, MetricRow
 from tests.conftest import ROOT
-from tests.support.stage_server import HOOK
+from tests.support.stage_server import FORKING, HOOK
 
 PATIENCE_SECONDS = 120.0
-FORKING: dict[str, str] = {}
-"""Environment in which stages are forks: the fixture `forks` fills it."""
 
 
 def started(module: str, arguments: Sequence[str], root: Path, **more: str) -> Popen[str]:
