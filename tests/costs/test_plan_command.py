@@ -111,26 +111,6 @@ def test_a_search_above_its_limit_is_refused_in_the_limits_unit(
     assert not out.exists()
 
 
-def test_a_price_on_the_command_line_is_that_of_the_plan_and_of_the_comparison(
-    tmp_path: Path,
-) -> None:
-    other = tmp_path / "other.yaml"
-    other.write_text(dump(load(Path("recipes/demo.yaml"), ["ppo.updates=80"])))
-    own = run("--usd-per-gpu-hour", "5", "--compare", str(other), "--json", "--gpus", "2")
-    plain = run("--compare", str(other), "--json", "--gpus", "2")
-    before = json.loads(run("--json", "--gpus", "2").stdout)
-    after = json.loads(
-        CliRunner().invoke(app, ["--params", str(other), "--json", "--gpus", "2"]).stdout
-    )
-    shown, priced = ({row["stage"]: row for row in json.loads(r.stdout)} for r in (plain, own))
-    for made, i in ((before, 0), (after, 1)):
-        for stage in made["stages"]:
-            assert shown[stage["stage"]]["usd"][i] == pytest.approx(stage["usd"]["expected"])
-            assert priced[stage["stage"]]["usd"][i] == pytest.approx(5 * stage["gpu_hours"])
-    title = run("--compare", str(other), "--markdown").stdout.splitlines()[0]
-    assert title == "### Planned cost: `demo.yaml` to `other.yaml`"
-
-
 def test_what_past_runs_say_is_part_of_the_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,6 @@ cloned.
 import base64
 import json
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -259,65 +258,6 @@ def dvc(checkout: Checkout, *arguments: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "dvc", *arguments]
     done = subprocess.run(command, cwd=checkout.root, check=True, capture_output=True)
     return dict(json.loads(done.stdout))
-
-
-@pytest.mark.usefixtures("quick_stages")
-@pytest.mark.slow
-def test_a_new_price_starts_no_training(checkout: Checkout) -> None:
-    before = checkout.starts()
-    cheap = json.loads(checkout.run("report", "--json").stdout)
-    done = checkout.run("run", "--json", "--set", "prices.usd_per_device_hour=1.0")
-    assert done.returncode == 0, done.stderr
-    assert checkout.starts() == before
-    assert json.loads(done.stdout)["saved_usd"] == pytest.approx(10 * cheap["saved_usd"])
-    assert (
-        yaml.safe_load((checkout.root / "params.yaml").read_text())["prices"]["usd_per_device_hour"]
-        == 1.0
-    )
-
-
-@pytest.mark.slow
-def test_a_stopped_run_is_resumable_and_a_killed_stage_is_tried_again(checkout: Checkout) -> None:
-    changed = ("run", "--set", "evaluate.prompts=40", "--json")
-    before = last_attempt(checkout, "evaluate")
-    pipeline = checkout.start(*changed)
-    await_process_of(checkout, "evaluate", pipeline, before)
-    pipeline.send_signal(signal.SIGINT)
-    assert pipeline.wait(STEP_SECONDS) == 75, checkout.said()
-    assert [
-        row.exit_code
-        for row in checkout.attempts("evaluate")
-        if row.attempt > before and row.event == "end"
-    ] == [75]
-    assert checkout.rows()[-1].state == "stopped"
-    assert "Traceback" not in checkout.said()
-
-    before = last_attempt(checkout, "evaluate")
-    pipeline = checkout.start(*changed)
-    kill_9(psutil.Process(await_process_of(checkout, "evaluate", pipeline, before)))
-    assert pipeline.wait(STEP_SECONDS) == 0, checkout.said()
-    ends = [row for row in checkout.attempts("evaluate") if row.attempt > before]
-    assert [row.exit_code for row in ends if row.event == "end"] == [0]
-    assert {row.attempt for row in ends} == {before + 1, before + 2}
-
-
-@pytest.mark.usefixtures("quick_stages")
-@pytest.mark.slow
-def test_another_method_runs_its_own_stage_and_going_back_runs_none(checkout: Checkout) -> None:
-    before, gold = checkout.starts(), (checkout.root / "metrics/evaluate.json").read_bytes()
-    done = checkout.run("run", "--json", "--set", "align.method=dpo")
-    assert done.returncode == 0, done.stderr
-    stages = {stage["stage"]: stage["cached"] for stage in json.loads(done.stdout)["stages"]}
-    assert stages == {"data": True, "sft": True, "reward": True, "dpo": False, "evaluate": False}
-    assert checkout.starts() == before + 2
-    assert (checkout.root / "metrics/evaluate.json").read_bytes() != gold
-    back = checkout.run("run", "--json", "--set", "align.method=ppo")
-    assert back.returncode == 0, back.stderr
-    assert {
-        stage["stage"]: stage["cached"] for stage in json.loads(back.stdout)["stages"]
-    } == dict.fromkeys(STAGES, True)
-    assert checkout.starts() == before + 2
-    assert (checkout.root / "metrics/evaluate.json").read_bytes() == gold
 
 
 LOAD = """

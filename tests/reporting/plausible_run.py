@@ -16,6 +16,7 @@ from config.records import AttemptRow, MetricRow, PipelineRow, UsageRow
 BEGIN = 1_795_260_000.0
 """2026-11-21, seconds since the epoch."""
 MIB = 2**20
+FINGERPRINT = "0123456789abcdef"
 
 SAMPLES = (
     (
@@ -72,8 +73,8 @@ def write_cached_run(root: Path, run_id: str = "20261121-130000-c3d4") -> None:
 class Clock:
     """Appends rows and lets their seconds pass."""
 
-    def __init__(self, root: Path, run_id: str, now: float) -> None:
-        self.root, self.run_id, self.now = root, run_id, now
+    def __init__(self, root: Path, run_id: str, now: float, processes: int = 1) -> None:
+        self.root, self.run_id, self.now, self.processes = root, run_id, now, processes
 
     def pipeline(self, event: Any, **values: Any) -> None:
         row = PipelineRow(time=self.now, run_id=self.run_id, event=event, **values)
@@ -82,21 +83,23 @@ class Clock:
     def attempt(self, stage: str, number: int, event: Any, step: int = 0, **values: Any) -> None:
         row = AttemptRow(
             time=self.now, run_id=self.run_id, attempt=number, event=event,
-            fingerprint="0123456789abcdef", pid=4242, step=step, device="cpu", **values,
+            fingerprint=FINGERPRINT, pid=4242, step=step, device="cpu",
+            world_size=self.processes, **values,
         )  # fmt: skip
         jsonl.append(self.root / "runs" / stage / "attempts.jsonl", row)
 
     def use(
         self, stage: str, number: int, phase: str, step: int, seconds: float,
         tokens: int = 0, sequences: int = 0, mib: int = 620,
-    ) -> None:  # fmt: skip
+    ) -> UsageRow:  # fmt: skip
         self.now += seconds
         row = UsageRow(
             time=self.now, run_id=self.run_id, attempt=number, step=step, phase=phase,
             seconds=seconds, tokens=tokens, sequences=sequences, peak_bytes=mib * MIB,
-            device="cpu", world_size=1,
+            device="cpu", world_size=self.processes,
         )  # fmt: skip
         jsonl.append(self.root / "runs" / stage / "usage.jsonl", row)
+        return row
 
     def log(self, stage: str, number: int, step: int, **values: float) -> None:
         row = MetricRow(time=self.now, run_id=self.run_id, attempt=number, step=step, values=values)

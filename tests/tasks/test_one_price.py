@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from config import jsonl
 from config.load import load
-from config.records import AttemptRow, PipelineRow, UsageRow, stages_of
+from config.records import UsageRow, stages_of
 from config.schema import Params
 from costs.ledger.ledger import ledger
 from costs.tables.price import stage_price
@@ -20,6 +19,7 @@ from tasks.run.run import Run
 from tasks.stage import progress
 from tasks.stage.budget_watcher import BudgetWatch
 from tests.conftest import ROOT
+from tests.reporting.plausible_run import FINGERPRINT, Clock
 from tracking.rows import usage_metrics
 
 HOUR = 3600.0
@@ -28,25 +28,10 @@ RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 
 def an_hour(root: Path, params: Params, stage: str) -> UsageRow:
     """One whole attempt of a stage in run `r`, which took an hour."""
-    processes = params.where.of(stage).processes
-    common = {"run_id": "r", "attempt": 1, "device": "cuda", "world_size": processes}
-    row = UsageRow(
-        **common, time=2 * HOUR, step=1, phase="train", seconds=HOUR, tokens=1, sequences=1,
-        peak_bytes=1,
-    )  # fmt: skip
-    folder = root / "runs" / stage
-    jsonl.append(folder / "usage.jsonl", row)
-    for event, when, code in (("start", HOUR, None), ("end", 2 * HOUR, 0)):
-        jsonl.append(
-            folder / "attempts.jsonl",
-            AttemptRow(
-                **common, time=when, event=event, fingerprint="f", pid=1, step=1, exit_code=code
-            ),
-        )
-    made = PipelineRow(
-        time=2 * HOUR, run_id="r", event="stage", stage=stage, attempt=1, state="done"
-    )
-    jsonl.append(root / "runs" / "pipeline.jsonl", made)
+    clock = Clock(root, "r", HOUR, params.where.of(stage).processes)
+    clock.attempt(stage, 1, "start")
+    row = clock.use(stage, 1, "train", 1, HOUR, 1, 1)
+    clock.done(stage, 1, 1)
     return row
 
 
@@ -81,7 +66,7 @@ def test_every_consumer_prices_an_hour_of_a_stage_alike(
         hours = left.seconds / HOUR
         assert hours * book.usd == pytest.approx(params.budget.max_usd)
 
-        checkpoint = tmp_path / "checkpoints" / stage / "f" / "step-1"
+        checkpoint = tmp_path / "checkpoints" / stage / FINGERPRINT / "step-1"
         checkpoint.mkdir(parents=True)
         (checkpoint / "manifest.json").write_text("{}")
         (checkpoint / "code.json").write_text('{"training/gone.py": "0"}')

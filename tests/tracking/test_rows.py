@@ -1,14 +1,8 @@
-from typing import Any
-
-import pytest
 from mlflow.entities import Metric
 
 from config.records import MetricRow
 from config.workspace.retraining import Contest, Mean, Safety, Share
-from costs.ledger.ledger import Ledger, PhaseCost
-from tests.costs.books import book, stage_cost
 from tracking.rows import (
-    bought_metrics,
     contest_metrics,
     final_metrics,
     metric_name,
@@ -43,48 +37,9 @@ def test_final_metrics_count_a_boolean_and_leave_null_and_text_out() -> None:
     }
 
 
-def ledger_of_two() -> Ledger:
-    """Two stages on two devices, the second reused."""
-    phase = PhaseCost("train", 40.0, 100, 10, 0.5, 2048)
-    common: dict[str, Any] = {"state": "done", "world_size": 2, "peak_bytes": 2048}
-    made = stage_cost(
-        seconds=1800.0, device_seconds=3600.0, usd=3.0, waste_seconds=1.0, waste_usd=0.25,
-        phases=(phase,), **common,
-    )  # fmt: skip
-    reused = stage_cost("ppo", cached=True, saved_usd=5.0, **common)
-    return book(made, reused, price=1.0)
-
-
 def values(metrics: list[Metric]) -> dict[str, float]:
     assert {(metric.timestamp, metric.step) for metric in metrics} == {(9000, 0)}
     return {metric.key: metric.value for metric in metrics}
-
-
-@pytest.mark.parametrize(
-    ("evaluated", "bought"),
-    [
-        (
-            {"win_rate_gold": 0.75, "win_rate_reward": 0.9, "win_rate_gold_low": 0.7},
-            {
-                "eval/win_rate": 0.75,
-                "eval/win_rate_low": 0.7,
-                "cost/usd_per_win_rate_point": pytest.approx(8.0 / 25),
-            },
-        ),
-        (
-            {"win_rate_gold": None, "win_rate_reward": 0.9},
-            {"eval/win_rate": 0.9, "cost/usd_per_win_rate_point": pytest.approx(8.0 / 40)},
-        ),
-        ({"win_rate_reward": 0.5}, {"eval/win_rate": 0.5}),
-        ({}, {}),
-    ],
-)
-def test_what_was_bought_counts_reused_work_and_the_best_evidence(
-    evaluated: dict[str, Any], bought: dict[str, float]
-) -> None:
-    found = values(bought_metrics(evaluated, ledger_of_two(), 9.0))
-    spent = {"cost/made_usd": 8.0, "cost/made_milliusd": 8000.0, "cost/milliusd": 3000.0}
-    assert found == {**spent, **bought}
 
 
 def test_every_figure_of_a_contest_is_under_its_name() -> None:

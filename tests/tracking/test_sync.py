@@ -15,14 +15,13 @@ import pytest
 import yaml
 from mlflow import MlflowClient
 
-from config import jsonl
 from config.errors import EnvironmentFault
 from config.load import load, write
 from config.ports import free_port
-from config.records import AttemptRow, MetricRow, PipelineRow, UsageRow
 from config.schema import Params
 from config.workspace.benchmarked import keep_benchmark
 from tests.conftest import ROOT
+from tests.reporting.plausible_run import Clock
 from tests.support.benchmarks import benchmark
 from tracking import sync as module
 from tracking.client import Connection, log_folder
@@ -66,23 +65,10 @@ def runs(root: Path) -> dict[str, Any]:
 class Story:
     """Writes what a pipeline run leaves on the disk, bit by bit."""
 
-    def __init__(self, root: Path, params: Params, run_id: str = "r1") -> None:
+    def __init__(self, root: Path, params: Params, run_id: str = "r1", now: float = 1.8e9) -> None:
         self.root, self.params, self.run_id = root, params, run_id
-        self._time = 1_800_000_000.0
-
-    def now(self) -> float:
-        self._time += 1
-        return self._time
-
-    def pipeline(self, event: str, **fields: Any) -> None:
-        row = PipelineRow.model_validate(
-            {"time": self.now(), "run_id": self.run_id, "event": event, **fields}
-        )
-        jsonl.append(self.root / "runs" / "pipeline.jsonl", row)
-
-    def started(self, time: float) -> None:
-        self._time = time
-        self.start()
+        self.clock = Clock(root, run_id, now)
+        self.pipeline = self.clock.pipeline
 
     def start(self) -> None:
         folder = self.root / "runs" / "pipeline" / self.run_id
@@ -95,48 +81,12 @@ class Story:
     def attempt(
         self, event: str, attempt: int = 1, stage: str = "ppo", code: int | None = None
     ) -> None:
-        content = {
-            "time": self.now(),
-            "run_id": self.run_id,
-            "attempt": attempt,
-            "event": event,
-            "fingerprint": "f",
-            "pid": 1,
-            "step": 0,
-        }
-        jsonl.append(
-            self.root / "runs" / stage / "attempts.jsonl",
-            AttemptRow.model_validate({**content, "exit_code": code, "device": "cpu"}),
-        )
+        self.clock.attempt(stage, attempt, event, exit_code=code)
 
     def steps(self, first: int, last: int, attempt: int = 1, stage: str = "ppo") -> None:
         for step in range(first, last + 1):
-            values = {"score": step / 10, "kl": float(step)}
-            row = MetricRow(
-                time=self.now(), run_id=self.run_id, attempt=attempt, step=step, values=values
-            )
-            jsonl.append(self.root / "runs" / stage / "metrics.jsonl", row)
-            usage = {
-                "phase": "rollout",
-                "seconds": 3.6,
-                "tokens": 10,
-                "sequences": 1,
-                "peak_bytes": 1,
-                "device": "cpu",
-                "world_size": 1,
-            }
-            jsonl.append(
-                self.root / "runs" / stage / "usage.jsonl",
-                UsageRow.model_validate(
-                    {
-                        "time": self.now(),
-                        "run_id": self.run_id,
-                        "attempt": attempt,
-                        "step": step,
-                        **usage,
-                    }
-                ),
-            )
+            self.clock.log(stage, attempt, step, score=step / 10, kl=float(step))
+            self.clock.use(stage, attempt, "rollout", step, 3.6, 10, 1)
 
     def model(self, config: str = "{}") -> None:
         folder = self.root / "models" / "ppo"
@@ -192,14 +142,7 @@ def test_a_value_that_is_no_number_arrives_with_its_row(root: Path, params: Para
     story.start()
     story.attempt("start")
     story.steps(1, 1)
-    row = MetricRow(
-        time=story.now(),
-        run_id=story.run_id,
-        attempt=1,
-        step=2,
-        values={"score": math.nan, "kl": 2.0},
-    )
-    jsonl.append(root / "runs" / "ppo" / "metrics.jsonl", row)
+    story.clock.log("ppo", 1, 2, score=math.nan, kl=2.0)
     sync(root, params)
     assert history(root, "r1/ppo/1", "ppo/kl") == [(1, 1.0), (2, 2.0)]
     (first, second) = history(root, "r1/ppo/1", "ppo/score")
@@ -207,46 +150,6 @@ def test_a_value_that_is_no_number_arrives_with_its_row(root: Path, params: Para
 
 
 SCORES = [(1, 0.1), (2, 0.2), (3, 0.3)]
-
-
-def test_a_run_arrives_with_parent_child_params_results_and_model(
-    root: Path, params: Params
-) -> None:
-    Story(root, params).whole()
-    sync(root, params)
-    parent, child = runs(root)["r1"], runs(root)["r1/ppo/1"]
-    assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
-    assert (parent.info.status, child.info.status) == ("FINISHED", "FINISHED")
-    assert parent.data.params["ppo.kl.coef"] == str(params.ppo.kl.coef)
-    assert parent.data.metrics["eval/gold_aligned"] == 0.9
-    assert parent.data.metrics["eval/reward_hacking"] == 0
-    assert parent.data.metrics["cost/usd"] == pytest.approx(
-        3 * 3.6 * params.prices.usd_per_device_hour / 3600, rel=1e-6
-    )
-    assert parent.data.metrics["cost/kwh"] == pytest.approx(3 * 3.6 / 3600 * 30 / 1000, rel=1e-6)
-    assert not [name for name in parent.data.metrics if name.startswith("plan/")], "it kept no plan"
-    assert history(root, "r1/ppo/1", "ppo/score") == SCORES
-    assert history(root, "r1/ppo/1", "phase/rollout/seconds") == [(1, 3.6), (2, 3.6), (3, 3.6)]
-    (prepared,) = parent.inputs.dataset_inputs
-    assert (prepared.dataset.name, prepared.dataset.digest) == ("data/prepared", DIGEST)
-    assert {tag.key: tag.value for tag in prepared.tags}["dvc.remote"] == "/remote"
-    assert [entry.dataset.name for entry in child.inputs.dataset_inputs] == ["models/sft"]
-    version = client(root).get_model_version_by_alias(
-        params.tracking.registered_model, "challenger"
-    )
-    assert {item.path for item in client(root).list_artifacts(parent.info.run_id, "model")} == {
-        "model/config.json"
-    }
-    assert (version.run_id, version.tags["dvc.digest"], version.tags["git.commit"]) == (
-        parent.info.run_id,
-        MODEL_DIGEST,
-        "abc",
-    )
-    assert {item.path for item in client(root).list_artifacts(parent.info.run_id)} >= {
-        "params.yaml",
-        "metrics",
-        "model",
-    }
 
 
 def test_a_run_that_failed_has_no_results_of_another(root: Path, params: Params) -> None:
@@ -287,8 +190,7 @@ def test_whole_runs_are_found_named_described_and_say_what_they_changed(
     another = params.model_copy(
         update={"seed": params.seed + 1, "align": params.align.model_copy(update={"method": "dpo"})}
     )
-    later = Story(root, another, "20270116-080000-brave-otter")
-    later.started(1_900_000_000.0)
+    Story(root, another, "20270116-080000-brave-otter", now=1.9e9).start()
     sync(root, params)
     experiment = client(root).get_experiment_by_name("rlhf-ledger")
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
@@ -318,28 +220,6 @@ def test_whole_runs_are_found_named_described_and_say_what_they_changed(
     assert version.description.startswith("### Verdict")
     assert f"models:/helpdesk-assistant/{version.version}" in version.description
     assert "key.svg" not in version.description
-
-
-def test_what_a_run_bought_can_be_drawn_against_what_it_cost(root: Path, params: Params) -> None:
-    Story(root, params).whole()
-    (root / "runs/pipeline/r1/metrics/evaluate.json").write_text(
-        '{"win_rate_gold": null, "win_rate_reward": 0.75, "win_rate_reward_low": 0.5}'
-    )
-    sync(root, params)
-    metrics = runs(root)["r1"].data.metrics
-    usd = 3 * 3.6 * params.prices.usd_per_device_hour / 3600
-    assert metrics["cost/made_usd"] == pytest.approx(usd, rel=1e-6)
-    assert metrics["cost/made_milliusd"] == pytest.approx(1000 * usd, rel=1e-6)
-    assert (metrics["eval/win_rate"], metrics["eval/win_rate_low"]) == (0.75, 0.5)
-    assert metrics["cost/usd_per_win_rate_point"] == pytest.approx(usd / 25, rel=1e-6)
-    assert (
-        metrics["phase_usd/ppo/rollout"] == metrics["stage_usd/ppo"] == pytest.approx(usd, rel=1e-6)
-    )
-    assert (
-        metrics["phase_seconds/ppo/rollout"]
-        == metrics["stage_seconds/ppo"]
-        == pytest.approx(3 * 3.6)
-    )
 
 
 def test_an_adapter_arrives_with_its_base_where_that_is_in_the_project(
@@ -619,8 +499,8 @@ def test_a_run_that_was_deleted_in_mlflow_does_not_hold_the_others_up(
     )
     deleted.model()
     deleted.end()
-    other = Story(root, params, "r2")
-    other.started(1_900_000_000.0)
+    other = Story(root, params, "r2", now=1.9e9)
+    other.start()
     other.steps(1, 3)
     other.end()
     sync(root, params)

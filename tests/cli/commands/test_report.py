@@ -11,11 +11,9 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from cli.commands.report import report, run_params
+from cli.commands.report import report
 from config.errors import CostError, EnvironmentFault, ParamsError, UserError
 from config.load import load, write
-from config.records import kept_folder
-from costs.ledger.history import HISTORY
 from tests.reporting.plausible_run import write_cached_run, write_pipeline_run
 
 ROOT = Path(__file__).parents[3]
@@ -54,24 +52,6 @@ def test_the_newest_run_is_reported_and_an_older_one_by_name(project: Path) -> N
     assert newest["total_usd"] == 0
     assert first["total_usd"] > 0
     assert newest["saved_usd"] == pytest.approx(first["total_usd"] - first["waste_usd"])
-
-
-def test_another_price_changes_the_bill_in_proportion(project: Path) -> None:
-    assert printed("--set", "prices.usd_per_device_hour=1.0")["total_usd"] == pytest.approx(
-        10 * printed()["total_usd"]
-    )
-
-
-def test_a_run_keeps_the_price_it_was_made_at(project: Path) -> None:
-    before = printed()["total_usd"]
-    kept_folder(project, FIRST).mkdir(parents=True)
-    (project / "params.yaml").rename(kept_folder(project, FIRST) / "params.yaml")
-    write(
-        load(ROOT / "recipes" / "demo.yaml", ["prices.usd_per_device_hour=1.0"]),
-        project / "params.yaml",
-    )
-    assert printed()["total_usd"] == before
-    assert run_params(project, "another-run", []).prices.usd_per_device_hour == 1.0
 
 
 def test_html_is_written_and_its_path_printed(project: Path) -> None:
@@ -124,20 +104,6 @@ def test_the_command_imports_neither_torch_nor_a_server() -> None:
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
-
-
-def test_costs_tell_a_row_of_the_history_that_a_crash_cut(project: Path) -> None:
-    history = project / HISTORY
-    history.parent.mkdir(exist_ok=True)
-    history.write_text("")
-    assert str(HISTORY) not in call("--costs").stdout
-    history.write_text('{"time": 1.0, "run\n{"time"\n')
-    lines = [
-        line
-        for line in call("--costs").stdout.splitlines()
-        if line.startswith(f"2 rows of {HISTORY}")
-    ]
-    assert len(lines) == 1
 
 
 def test_the_page_of_all_runs_is_written_and_takes_no_other_option(

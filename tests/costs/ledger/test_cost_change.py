@@ -1,6 +1,5 @@
 """The shares of a cost difference: they add up, and one changed factor takes all of it."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -9,12 +8,9 @@ from hypothesis import strategies as st
 
 from costs.ledger.cost_change import (
     PRICE,
-    RATE,
     SECONDS,
-    TOKENS,
     Work,
     cost_changes,
-    log_mean,
     reasons,
 )
 from costs.ledger.ledger import Ledger, PhaseCost, StageCost
@@ -23,31 +19,6 @@ from tests.costs import books
 from tests.costs.books import stage_cost
 
 MIB = 2**20
-
-
-def test_the_logarithmic_mean_lies_between_the_two() -> None:
-    assert log_mean(1.0, math.e) == pytest.approx(math.e - 1)
-    assert log_mean(2.0, 2.0) == 2.0
-
-
-def test_a_factor_that_changed_alone_explains_everything() -> None:
-    base = Work(3600, 1_000_000, 2.0)
-    for changed, reason, usd in (
-        (Work(7200, 2_000_000, 2.0), TOKENS, 2.0),  # twice the tokens at the same rate
-        (Work(1800, 1_000_000, 2.0), RATE, -1.0),  # twice the rate
-        (Work(3600, 1_000_000, 3.0), PRICE, 1.0),
-    ):
-        shares = reasons(base, changed)
-        assert shares[reason] == pytest.approx(usd)
-        assert sum(abs(share) for name, share in shares.items() if name != reason) == pytest.approx(
-            0, abs=1e-12
-        )
-
-
-def test_two_changes_share_the_difference_as_their_logarithms_do() -> None:
-    # 1 $ to 8 $: tokens 2x, price 4x
-    shares = reasons(Work(3600, 1000, 1.0), Work(7200, 2000, 4.0))
-    assert (shares[TOKENS], shares[PRICE]) == (pytest.approx(7 / 3), pytest.approx(14 / 3))
 
 
 works = st.builds(Work, st.floats(1e-3, 1e6), st.integers(0, 10**9), st.floats(1e-3, 50))

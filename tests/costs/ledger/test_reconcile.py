@@ -14,13 +14,14 @@ import pytest
 
 from config import jsonl
 from config.load import load
-from config.records import AttemptRow, PipelineRow, PlannedRow, UsageRow
+from config.records import PlannedRow
 from costs.ledger.history import HISTORY, read_history, remember, skipped_note, this_machine
 from costs.ledger.ledger import Ledger, PhaseCost, StageCost, ledger
 from costs.ledger.reconcile import UNKNOWN, Comparison, as_dict, read_plan, reconcile
 from tests.conftest import ROOT
 from tests.costs import books
 from tests.costs.books import stage_cost
+from tests.reporting.plausible_run import Clock
 
 PARAMS = load(ROOT / "recipes" / "demo.yaml", ["prices.usd_per_device_hour=3.6"])
 
@@ -42,75 +43,25 @@ def plan(gpus: int = 1, price: float = 3.6, **phases: float) -> dict[str, Any]:
     return {"stages": [stage], "hardware": "cpu", "usd_per_device_hour": price}
 
 
-class Rows:
-    """Appends what a run leaves behind."""
-
-    def __init__(self, root: Path) -> None:
-        self.root, self.now = root, 1000.0
-
-    def pipeline(self, run_id: str, event: Any, **values: Any) -> None:
-        jsonl.append(
-            self.root / "runs" / "pipeline.jsonl",
-            PipelineRow(time=self.now, run_id=run_id, event=event, **values),
-        )
-
-    def attempt(
-        self, run_id: str, number: int, event: Any, step: int = 0, code: int | None = None
-    ) -> None:
-        row = AttemptRow(
-            time=self.now,
-            run_id=run_id,
-            attempt=number,
-            event=event,
-            fingerprint="f",
-            pid=1,
-            step=step,
-            exit_code=code,
-            device="cpu",
-        )
-        jsonl.append(self.root / "runs" / "sft" / "attempts.jsonl", row)
-
-    def use(
-        self, run_id: str, number: int, phase: str, step: int, seconds: float, peak_bytes: int = 80
-    ) -> None:
-        self.now += seconds
-        row = UsageRow(
-            time=self.now,
-            run_id=run_id,
-            attempt=number,
-            step=step,
-            phase=phase,
-            seconds=seconds,
-            tokens=5,
-            sequences=1,
-            peak_bytes=peak_bytes,
-            device="cpu",
-            world_size=1,
-        )
-        jsonl.append(self.root / "runs" / "sft" / "usage.jsonl", row)
-
-
 def stopped_then_done(root: Path) -> Ledger:
     """Run a: 4 s of start, 10 s for steps 1 and 2 (checkpoint after 1). Run b: 4 s of start, 15 s
     for steps 2 to 4.
     """
-    rows = Rows(root)
-    rows.pipeline("a", "start")
-    rows.attempt("a", 1, "start")
-    rows.use("a", 1, "start", 0, 4.0)
-    rows.use("a", 1, "train", 1, 5.0)
-    rows.use("a", 1, "train", 2, 5.0)
-    rows.pipeline("a", "end", state="killed")
-    rows.pipeline("b", "start")
-    rows.attempt("b", 2, "start")
-    rows.attempt("b", 2, "resume", 1)
-    rows.use("b", 2, "start", 0, 4.0)
+    first, second = Clock(root, "a", 1000.0), Clock(root, "b", 1100.0)
+    first.pipeline("start")
+    first.attempt("sft", 1, "start")
+    for phase, step, seconds in (("start", 0, 4.0), ("train", 1, 5.0), ("train", 2, 5.0)):
+        first.use("sft", 1, phase, step, seconds)
+    first.pipeline("end", state="killed")
+    second.pipeline("start")
+    second.attempt("sft", 2, "start")
+    second.attempt("sft", 2, "resume", 1)
+    second.use("sft", 2, "start", 0, 4.0)
     for step in (2, 3, 4):
-        rows.use("b", 2, "train", step, 5.0, peak_bytes=90)
-    rows.use("b", 2, "evaluate", 4, 1.0)
-    rows.attempt("b", 2, "end", 4, 0)
-    rows.pipeline("b", "stage", stage="sft", attempt=2, state="completed")
-    rows.pipeline("b", "end", state="completed")
+        second.use("sft", 2, "train", step, 5.0)
+    second.use("sft", 2, "evaluate", 4, 1.0)
+    second.done("sft", 2, 4)
+    second.pipeline("end", state="completed")
     return ledger(root, PARAMS)
 
 
@@ -157,10 +108,9 @@ def test_what_a_run_made_is_remembered_once_and_outlives_its_rows(tmp_path: Path
 
 def test_a_stage_that_was_reused_or_not_planned_is_not_remembered(tmp_path: Path) -> None:
     stopped_then_done(tmp_path)
-    rows = Rows(tmp_path)
-    rows.now = 9000.0
-    rows.pipeline("c", "start")
-    rows.pipeline("c", "stage", stage="sft", cached=True, attempt=2)
+    third = Clock(tmp_path, "c", 9000.0)
+    third.pipeline("start")
+    third.pipeline("stage", stage="sft", cached=True, attempt=2)
     cached = ledger(tmp_path, PARAMS)
     assert remember(tmp_path, cached, reconcile(plan(train=9.0), cached)) == 0
     assert remember(tmp_path, cached, reconcile(None, cached)) == 0

@@ -312,19 +312,6 @@ def test_the_plan_is_kept_with_the_run_and_can_be_read_by_people(
     assert "`budget.max_usd`: 9 USD" in page
 
 
-def test_a_stage_on_a_work_pool_is_planned_for_its_device_and_price(project: Path) -> None:
-    here = {stage.stage: stage for stage in prepare(project, params(project)).plan.stages}
-    pools = [
-        "where.sft.pool=gpus",
-        "prices.device_by_pool={gpus: a100-80}",
-        "prices.usd_per_device_hour_by_pool={gpus: 36.0}",
-    ]
-    there = {stage.stage: stage for stage in prepare(project, params(project, *pools)).plan.stages}
-    assert (there["sft"].hardware, there["reward"].hardware) == ("a100-80", here["reward"].hardware)
-    assert there["sft"].usd.expected == pytest.approx(there["sft"].seconds * 36.0 / 3600)
-    assert there["reward"].usd == here["reward"].usd
-
-
 def test_the_gate_asks_for_what_rlhf_plan_shows_wherever_stages_are_placed(project: Path) -> None:
     placed = params(
         project,

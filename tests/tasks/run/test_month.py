@@ -6,10 +6,11 @@ import pytest
 
 from config import jsonl
 from config.load import load, write
-from config.records import AttemptRow, PipelineRow, UsageRow
+from config.records import PipelineRow
 from config.workspace.retraining import RETRAIN_ROWS, RetrainRow
 from tasks.run.month import PURPOSE, Month, month, month_of, run_usd
 from tests.conftest import ROOT
+from tests.reporting.plausible_run import Clock
 
 PARAMS = load(
     ROOT / "recipes" / "demo.yaml", ["prices.usd_per_device_hour=360", "retrain.monthly_usd=50"]
@@ -22,45 +23,11 @@ def at(text: str) -> float:
 
 def a_run(root: Path, run_id: str, began: float, usd: float, retrain: bool = True) -> None:
     """A pipeline run of one attempt; at 360 dollars an hour ten seconds cost one."""
-    seconds = 10 * usd
-    attempt = {"run_id": run_id, "attempt": int(began), "step": 0}
-    rows = [
-        PipelineRow(
-            time=began,
-            run_id=run_id,
-            event="start",
-            detail={PURPOSE: "some-flow-run"} if retrain else {},
-        )
-    ]
-    for row in rows:
-        jsonl.append(root / "runs" / "pipeline.jsonl", row)
-    for event, when, code in (("start", began, None), ("end", began + seconds, 0)):
-        jsonl.append(
-            root / "runs" / "sft" / "attempts.jsonl",
-            AttemptRow.model_validate(
-                {
-                    **attempt,
-                    "time": when,
-                    "event": event,
-                    "fingerprint": "f",
-                    "pid": 1,
-                    "exit_code": code,
-                }
-            ),
-        )
-    usage = {
-        **attempt,
-        "time": began + seconds,
-        "phase": "train",
-        "seconds": seconds,
-        "tokens": 1,
-        "sequences": 1,
-        "peak_bytes": 1,
-    }
-    jsonl.append(
-        root / "runs" / "sft" / "usage.jsonl",
-        UsageRow.model_validate({**usage, "device": "cpu", "world_size": 1}),
-    )
+    clock, number = Clock(root, run_id, began), int(began)
+    clock.pipeline("start", detail={PURPOSE: "some-flow-run"} if retrain else {})
+    clock.attempt("sft", number, "start")
+    clock.use("sft", number, "train", 0, 10 * usd)
+    clock.attempt("sft", number, "end", exit_code=0)
     (root / "runs" / "pipeline" / run_id).mkdir(parents=True)
     write(PARAMS, root / "runs" / "pipeline" / run_id / "params.yaml")
 
