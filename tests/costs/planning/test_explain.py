@@ -40,6 +40,10 @@ def test_totals_and_phases_are_the_plans(recipe: str) -> None:
     assert found.seconds == pytest.approx(made.total["seconds"])
     assert found.usd == pytest.approx(made.total["usd"]["expected"])
     assert found.peak_bytes == made.total["peak_bytes_per_gpu"]
+    (sft,) = (stage for stage in made.stages if stage.stage == "sft")
+    for phase in sft.phases:
+        asked = explain_params(params, aim, params.stages, f"sft.{phase.phase}")
+        assert asked.peak_bytes == phase.peak_bytes
     assert [(each.stage, each.phase, each.seconds, each.usd) for each in found.phases] == [
         (stage.stage, phase.phase, phase.seconds, phase.usd)
         for stage in made.stages
