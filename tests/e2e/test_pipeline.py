@@ -185,6 +185,7 @@ def run_killed_in(checkout: Checkout, stages: Sequence[str], left_behind: str) -
     return result
 
 
+@pytest.mark.usefixtures("quick_stages")  # with real starts: the next one, and .ci/run
 def test_a_pipeline_killed_in_training_completes_when_run_again(checkout: Checkout) -> None:
     result = run_killed_in(checkout, ["ppo"], left_behind="")
     scores = json.loads((checkout.root / "metrics" / "evaluate.json").read_text())

@@ -162,6 +162,8 @@ def become(asked: dict[str, Any], fds: list[int]) -> None:
             os.dup2(fd, number)
             os.close(fd)
         os.chdir(asked["cwd"])
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it,
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # and a shell's & this
         if Path("training").exists():  # a stage has the code of its own folder
             for name in [name for name in sys.modules if name.split(".")[0] in OURS]:
                 del sys.modules[name]

@@ -64,6 +64,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Levers]:
     return root, study(root, ONLY).run()
 
 
+@pytest.mark.slow
 def test_every_variant_has_its_plan_its_cost_and_its_quality(compared: tuple[Path, Levers]) -> None:
     root, found = compared
     assert [each.name for each in found.variants] == ["baseline", *sorted(ONLY, key=order)]
@@ -87,6 +88,7 @@ def order(name: str) -> int:
     return ["shared-trunk", "dpo", "best-of-16"].index(name)
 
 
+@pytest.mark.slow
 def test_the_target_was_written_before_the_others_ran(compared: tuple[Path, Levers]) -> None:
     root, found = compared
     target = json.loads((root / FOLDER / "target.json").read_text())
@@ -96,6 +98,7 @@ def test_the_target_was_written_before_the_others_ran(compared: tuple[Path, Leve
     assert written < jsonl.read(path, AttemptRow).rows[0].time
 
 
+@pytest.mark.slow
 def test_stages_that_variants_share_ran_once_and_the_stopped_one_went_on(
     compared: tuple[Path, Levers],
 ) -> None:
@@ -105,6 +108,7 @@ def test_stages_that_variants_share_ran_once_and_the_stopped_one_went_on(
     assert [code for event, code in attempts(root, "ppo") if event == "end"].count(75) == 1
 
 
+@pytest.mark.slow
 def test_again_nothing_runs_and_a_new_price_is_taken(compared: tuple[Path, Levers]) -> None:
     root, before = compared
     stages = {path: path.stat().st_mtime_ns for path in root.rglob("usage.jsonl")}
@@ -116,6 +120,7 @@ def test_again_nothing_runs_and_a_new_price_is_taken(compared: tuple[Path, Lever
             assert new.measured_usd == pytest.approx(2 * old.measured_usd)
 
 
+@pytest.mark.slow
 def test_the_params_of_the_cheapest_are_a_whole_file(compared: tuple[Path, Levers]) -> None:
     root, found = compared
     path = root / FOLDER / "cheapest.yaml"
@@ -162,6 +167,8 @@ print(wrong.name, "|", wrong.message)
 """
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 def test_the_flow_has_a_task_for_each_variant_a_table_a_page_and_runs_in_mlflow(
     compared: tuple[Path, Levers],
 ) -> None:
