@@ -290,20 +290,10 @@ def clean(
 
 
 @app.command()
-def doctor(
-    as_json: AsJson = False,
-    migrate: Annotated[
-        bool,
-        typer.Option("--migrate", help="Write a params.yaml of an earlier version as it is now."),
-    ] = False,
-) -> None:
+def doctor(as_json: AsJson = False) -> None:
     """Check what a run needs: versions, device, disk, ports, params, data. Each problem is printed
     with its fix.
     """
-    if migrate:
-        from cli.commands.migrate import migrate as migrate_params
-
-        raise typer.Exit(migrate_params())
     from cli.commands.doctor import examine
 
     raise typer.Exit(examine(as_json))

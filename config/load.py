@@ -13,7 +13,6 @@ from ruamel.yaml.error import YAMLError
 from config.atomic_file import write_atomically
 from config.compose import EXTENDS, base_path, compose, missing_keys, parse_yaml
 from config.errors import ParamsError
-from config.migration import GONE, moved
 from config.schema import Params
 
 BASE = Path(__file__).parents[1] / "recipes" / "base.yaml"
@@ -123,10 +122,8 @@ def validate(content: dict[str, Any], origin: str, overrides: Sequence[str] = ()
     """Params from a mapping; `origin` names it in messages, and `overrides` are those
     `section.key=value` that it came to hold by --set.
 
-    Raises ParamsError with one line, or with one for each section that has moved.
+    Raises ParamsError with one line.
     """
-    if lines := moved(content, origin):
-        raise ParamsError("\n".join(lines))
     try:
         return Params.model_validate(content)
     except ValidationError as error:
@@ -154,8 +151,6 @@ def _explain(error: ValidationError, origin: str, overrides: Sequence[str]) -> s
         origin = "from --set"
     more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
     match first["type"]:
-        case "extra_forbidden" if place in GONE:
-            return f"{place} {origin} is gone: {GONE[place]}. Delete the line.{more}"
         case "extra_forbidden":
             known = _known_keys(loc[:-1])
             close = difflib.get_close_matches(loc[-1], known, n=1)

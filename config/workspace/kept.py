@@ -8,7 +8,6 @@ from config import jsonl
 from config.compose import compose
 from config.errors import ParamsError
 from config.load import load, read, validate
-from config.migration import migrated
 from config.records import PipelineRow, kept_folder
 from config.schema import Params
 from config.sections.where import DEFAULT
@@ -19,8 +18,7 @@ Outs = Mapping[str, str]
 
 def kept_params(root: Path, run_id: str, overrides: list[str] | None = None) -> Params:
     """The params of a past run, after `section.key=value` overrides. Parameters added to the schema
-    since are taken from the project's params.yaml; moved ones are read at their old place, removed
-    ones are left out.
+    since are taken from the project's params.yaml.
 
     Raises ParamsError if the copy is missing or damaged, or names what the schema never had.
     """
@@ -31,8 +29,7 @@ def kept_params(root: Path, run_id: str, overrides: list[str] | None = None) -> 
         if not path.exists():
             raise
         try:
-            content = migrated(read(path))
-            today = migrated(read(root / "params.yaml"))
+            content, today = read(path), read(root / "params.yaml")
             if "where" in content:  # stages may be named differently today
                 today["where"] = {DEFAULT: today["where"][DEFAULT]}
             return validate(compose(today, content, overrides or []), str(path))

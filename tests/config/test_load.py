@@ -116,14 +116,6 @@ def test_an_assignment_that_names_no_parameter_is_refused(assignment: str) -> No
         compose(demo(), {}, [assignment])
 
 
-def test_a_parameter_that_is_gone_is_said_to_be_in_one_line() -> None:
-    with pytest.raises(
-        ParamsError, match=r"^sft\.packing in old\.yaml is gone: .*Delete"
-    ) as caught:
-        validate(compose(demo(), {}, ["sft.packing=false"]), "old.yaml")
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     "assignment",
     [

@@ -51,13 +51,6 @@ def test_another_kind_of_source_gives_no_keys(root: Path) -> None:
     assert kept_params(root, "r1").data.source.kind == "file"
 
 
-def test_what_the_schema_has_lost_is_left_out(root: Path) -> None:
-    content = read(RECIPE)
-    content["sft"]["packing"] = False
-    keep(root, {**content, "seed": 77})
-    assert kept_params(root, "r1") == load(RECIPE, ["seed=77"])
-
-
 def test_a_copy_that_is_wrong_is_told_by_its_own_mistake(root: Path) -> None:
     keep(root, {**read(RECIPE), "sed": 1})
     with pytest.raises(ParamsError, match="sed"):
