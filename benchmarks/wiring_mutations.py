@@ -88,13 +88,15 @@ def faults(path: str, source: str) -> Iterator[Fault]:
         for node in ast.walk(function):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 seen[node.value.id].add(node.attr)
+        keys = {id(node.slice) for node in ast.walk(function) if isinstance(node, ast.Subscript)}
         called = {id(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)}
         for node in ast.walk(function):
             if isinstance(node, ast.Call):
                 yield from swaps("arguments", node.args)
                 yield from swaps("keywords", [keyword.value for keyword in node.keywords])
             elif isinstance(node, ast.Tuple | ast.List) and isinstance(node.ctx, ast.Load):
-                yield from swaps("cells", node.elts)
+                if id(node) not in keys:  # of a type, or a row and a column
+                    yield from swaps("cells", node.elts)
             elif isinstance(node, ast.Dict):
                 yield from swaps("values", node.values)
             elif isinstance(node, ast.If | ast.IfExp):
