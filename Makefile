@@ -6,8 +6,8 @@ STAMP := $(VENV)/installed
 DEVICE ?= cpu
 TORCH_INDEX ?=
 BASE ?=
-# On two cores: most of their time tests wait, for processes, servers and pages.
-TEST_PROCESSES ?= 6
+# On two cores: half of their time tests wait, for processes, servers and pages.
+TEST_PROCESSES ?= 4
 SEED ?= 1
 MUTANTS ?= 400
 TESTED_TOGETHER := --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder

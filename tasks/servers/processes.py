@@ -190,7 +190,7 @@ def _launch(root: Path, plan: Plan) -> Server:
     with path.open("ab") as log, warnings.catch_warnings():
         # the process outlives this object, and us, on purpose
         warnings.simplefilter("ignore", ResourceWarning)
-        pid = subprocess.Popen(
+        process = subprocess.Popen(
             plan.command,
             cwd=root,
             env={**os.environ, **plan.environment},
@@ -198,8 +198,11 @@ def _launch(root: Path, plan: Plan) -> Server:
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-        ).pid
-    return Server(plan.name, pid, created(pid), plan.port)
+        )
+        # as long as the object is there, a process that ends at once keeps its id
+        server = Server(plan.name, process.pid, created(process.pid), plan.port)
+        del process
+    return server
 
 
 def _await_health(root: Path, server: Server, deadline: float, started: Sequence[str]) -> None:

@@ -21,15 +21,16 @@ RATE = 1.3 + 0.170 * 0.31
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Params whose stages have prices and devices of their own."""
+    """Params whose stages have prices and devices of their own, in a project without a run."""
     path = tmp_path_factory.mktemp("plan") / "params.yaml"
+    path.with_name("dvc.yaml").write_text("stages: {}\n")
     write(load(ROOT / "recipes" / "demo.yaml", CHANGES[SECOND]), path)
     return path
 
 
 def printed(file: Path, *arguments: str) -> str:
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(ROOT)
+        patch.chdir(file.parent)
         done = CliRunner().invoke(
             app, ["plan", "--params", str(file), *arguments], env={"COLUMNS": "200"},
             catch_exceptions=False,
