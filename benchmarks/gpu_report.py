@@ -32,6 +32,7 @@ from config.compose import compose
 from config.load import read, validate, write
 from config.methods.registry import stage_module
 from config.records import MetricRow, UsageRow
+from config.sections.where import SHARED_STAGES
 from training.modeling.tokenizer import load_tokenizer
 from training.process.device import device
 
@@ -84,12 +85,13 @@ class Outcome(NamedTuple):
     metrics: dict[str, float]
     """The last row."""
     said: str
-    """The last line of stderr of a cell that failed."""
+    """The last lines of a cell that failed."""
 
 
-PRETRAINED = ("model.dtype=bf16", "model.random=null", "model.path=./base")
 ADAPTED = (
-    *PRETRAINED,
+    "model.dtype=bf16",
+    "model.random=null",
+    "model.path=./base",
     *(f"{stage}.lora={LORA}" for stage in ("sft", "reward", "ppo", "rloo", "grpo", "dpo")),
 )
 WIDE = ("model.random.width=64",)
@@ -100,6 +102,8 @@ BASES = {
     "nf4": (*ADAPTED, "model.quantisation=nf4"),
 }
 """Those with adapters adapt the SFT model of fp32."""
+BASE_STAGES = ("data", "sft", "reward")
+"""Run in the folder of their base; the other stages start from what they made."""
 
 
 def matrix() -> tuple[list[Cell], list[Cell]]:
@@ -107,7 +111,7 @@ def matrix() -> tuple[list[Cell], list[Cell]]:
     first = [
         Cell(f"{base} {stage}", stage, overrides, base)
         for base, overrides in BASES.items()
-        for stage in ("data", "sft", "reward")
+        for stage in BASE_STAGES
     ]
     then = []
     for base, overrides in BASES.items():
@@ -178,10 +182,9 @@ class Bench:
         if (known is not None and known.exit_code == 0) or left < 20:
             return
         base = self.work / cell.base.replace(" ", "-")
-        own = cell.name in (f"{cell.base} {cell.stage}",) and cell.stage in (
-            "data", "sft", "reward")  # fmt: skip
-        folder = base if own else self.work / "cells" / cell.name.replace(" ", "-")
-        if not own:
+        folder = base
+        if cell.stage not in BASE_STAGES:
+            folder = self.work / "cells" / cell.name.replace(" ", "-")
             shutil.rmtree(folder, ignore_errors=True)
             (folder / "models").mkdir(parents=True)
             for part in ("data", "models/sft", "models/reward", "base"):
@@ -193,13 +196,14 @@ class Bench:
         folder.mkdir(parents=True, exist_ok=True)
         write(validate(compose(read(recipe), {}, list(cell.overrides)), cell.name),
               folder / "params.yaml")  # fmt: skip
-        module = [stage_module(cell.stage), cell.stage] if cell.stage in ("data", "evaluate") else [
-            "training.process.launch", cell.stage, "--processes", str(cell.processes)]  # fmt: skip
+        command = [stage_module(cell.stage)]
+        if cell.stage in SHARED_STAGES:
+            command = ["training.process.launch", cell.stage, "--processes", str(cell.processes)]
         begun = time.monotonic()
         with (folder / "said").open("w", encoding="utf-8") as said:
             try:
                 code = subprocess.run(
-                    [sys.executable, "-m", *module[: 1 if cell.stage == "data" else None]],
+                    [sys.executable, "-m", *command],
                     cwd=folder, env=self.environment, stdout=said, stderr=said,
                     timeout=min(CELL_SECONDS, left), check=False,
                 ).returncode  # fmt: skip
@@ -271,7 +275,7 @@ def speed_cells(shape: str, batch: int, new_tokens: int) -> list[Cell]:
         "ppo.value_learning_rate=1.0e-6", "ppo.max_kl=null", "ppo.target_kl=null",
         "evaluate.max_new_tokens=64",
     )  # fmt: skip
-    cells = [Cell(f"{base} {stage}", stage, common, base) for stage in ("data", "sft", "reward")]
+    cells = [Cell(f"{base} {stage}", stage, common, base) for stage in BASE_STAGES]
     return cells + [
         Cell(f"{base} ppo {engine}", "ppo", (*common, f"ppo.rollout_engine={engine}"), base)
         for engine in ("static", "paged")
@@ -298,6 +302,7 @@ def main() -> None:
         print("No accelerator here: torch sees the CPU alone. --cpu runs the matrix on it.",
               file=sys.stderr)  # fmt: skip
         sys.exit(2)
+    options.work = options.work.resolve()  # links lead there
     options.work.mkdir(parents=True, exist_ok=True)
     bench = Bench(options.work, options.cpu, time.monotonic() + 60 * options.minutes)
     if "matrix" in options.parts:

@@ -194,8 +194,9 @@ def main() -> None:
     caught = 0
     with tempfile.TemporaryDirectory() as folder:
         root = clone(Path(folder) / "checkout")
-        faults_drawn = list(enumerate(drawn(root, options.mutants, options.seed), start=1))
-        for number, fault in faults_drawn[options.first - 1 :]:
+        numbered = enumerate(drawn(root, options.mutants, options.seed), start=1)
+        chosen = list(numbered)[options.first - 1 :]
+        for number, fault in chosen:
             source = (root / fault.path).read_text(encoding="utf-8")
             before = " ".join(source[fault.start : fault.end].split())
             began = time.monotonic()
@@ -210,7 +211,7 @@ def main() -> None:
             }  # fmt: skip
             print(json.dumps(row, ensure_ascii=False), flush=True)
     if not options.list:
-        print(f"{caught} of {len(faults_drawn[options.first - 1 :])} faults were caught")
+        print(f"{caught} of {len(chosen)} faults were caught")
 
 
 if __name__ == "__main__":

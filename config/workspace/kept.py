@@ -20,7 +20,7 @@ def kept_params(root: Path, run_id: str, overrides: list[str] | None = None) -> 
     """The params of a past run, after `section.key=value` overrides. Parameters added to the schema
     since are taken from the project's params.yaml.
 
-    Raises ParamsError if the copy is missing or damaged, or names what the schema never had.
+    Raises ParamsError if the copy is missing or damaged, or names what the schema does not have.
     """
     path = kept_folder(root, run_id) / "params.yaml"
     try:

@@ -10,13 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from config import jsonl
-from config.records import AttemptRow, MetricRow, PipelineRow, UsageRow
+from tests.support.clock import Clock
 
 BEGIN = 1_795_260_000.0
 """2026-11-21, seconds since the epoch."""
-MIB = 2**20
-FINGERPRINT = "0123456789abcdef"
 
 SAMPLES = (
     (
@@ -68,46 +65,6 @@ def write_cached_run(root: Path, run_id: str = "20261121-130000-c3d4") -> None:
     for stage in ("data", "sft", "reward", "ppo", "evaluate"):
         clock.pipeline("stage", stage=stage, cached=True, attempt=2 if stage == "ppo" else 1)
     clock.pipeline("end", state="completed")
-
-
-class Clock:
-    """Appends rows and lets their seconds pass."""
-
-    def __init__(self, root: Path, run_id: str, now: float, processes: int = 1) -> None:
-        self.root, self.run_id, self.now, self.processes = root, run_id, now, processes
-
-    def pipeline(self, event: Any, **values: Any) -> None:
-        row = PipelineRow(time=self.now, run_id=self.run_id, event=event, **values)
-        jsonl.append(self.root / "runs" / "pipeline.jsonl", row)
-
-    def attempt(self, stage: str, number: int, event: Any, step: int = 0, **values: Any) -> None:
-        row = AttemptRow(
-            time=self.now, run_id=self.run_id, attempt=number, event=event,
-            fingerprint=FINGERPRINT, pid=4242, step=step, device="cpu",
-            world_size=self.processes, **values,
-        )  # fmt: skip
-        jsonl.append(self.root / "runs" / stage / "attempts.jsonl", row)
-
-    def use(
-        self, stage: str, number: int, phase: str, step: int, seconds: float,
-        tokens: int = 0, sequences: int = 0, mib: int = 620,
-    ) -> UsageRow:  # fmt: skip
-        self.now += seconds
-        row = UsageRow(
-            time=self.now, run_id=self.run_id, attempt=number, step=step, phase=phase,
-            seconds=seconds, tokens=tokens, sequences=sequences, peak_bytes=mib * MIB,
-            device="cpu", world_size=self.processes,
-        )  # fmt: skip
-        jsonl.append(self.root / "runs" / stage / "usage.jsonl", row)
-        return row
-
-    def log(self, stage: str, number: int, step: int, **values: float) -> None:
-        row = MetricRow(time=self.now, run_id=self.run_id, attempt=number, step=step, values=values)
-        jsonl.append(self.root / "runs" / stage / "metrics.jsonl", row)
-
-    def done(self, stage: str, number: int, step: int) -> None:
-        self.attempt(stage, number, "end", step, exit_code=0)
-        self.pipeline("stage", stage=stage, attempt=number)
 
 
 def write_data(clock: Clock, root: Path, gold: bool) -> None:

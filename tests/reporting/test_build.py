@@ -16,7 +16,8 @@ from config.load import load
 from config.schema import Params
 from reporting.build import build_report
 from reporting.key_figures import key_figure
-from tests.reporting.plausible_run import BEGIN, Clock, write_cached_run, write_pipeline_run
+from tests.reporting.plausible_run import BEGIN, write_cached_run, write_pipeline_run
+from tests.support.clock import Clock
 
 ROOT = Path(__file__).parents[2]
 SECTIONS = {"evaluation", "cost", "samples", "frontier", "reward", "curves", "data", "parameters"}

@@ -15,14 +15,9 @@ from config.records import AttemptRow, kept_folder
 from config.schema import Params
 from config.workspace.kept import file_digest
 from reporting.inputs import NO_RUN, finite, read_findings
-from tests.reporting.plausible_run import (
-    BEGIN,
-    Clock,
-    write_cached_run,
-    write_json,
-    write_pipeline_run,
-)
+from tests.reporting.plausible_run import BEGIN, write_cached_run, write_json, write_pipeline_run
 from tests.reporting.two_runs import write_two_runs
+from tests.support.clock import Clock
 
 FIRST, SECOND = "20261121-120000-a1b2", "20261121-130000-c3d4"
 

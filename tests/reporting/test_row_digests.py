@@ -10,8 +10,9 @@ from reporting.row_digests import (
     reward_version,
     row_change,
 )
-from tests.reporting.plausible_run import BEGIN, Clock
+from tests.reporting.plausible_run import BEGIN
 from tests.reporting.two_runs import write_rows
+from tests.support.clock import Clock
 
 
 def test_rows_that_came_went_and_were_edited_are_counted(tmp_path: Path) -> None:

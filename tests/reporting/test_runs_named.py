@@ -4,7 +4,8 @@ import pytest
 
 from config.errors import UserError
 from reporting.runs_named import SHOWN, known_runs, resolve
-from tests.reporting.plausible_run import BEGIN, Clock
+from tests.reporting.plausible_run import BEGIN
+from tests.support.clock import Clock
 
 
 @pytest.fixture

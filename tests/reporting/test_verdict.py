@@ -14,7 +14,8 @@ from reporting.inputs import Findings, read_findings
 from reporting.verdict import Verdict, bill, usd_per_win_rate_point, verdict
 from tasks.run.run import locked
 from tests.costs.books import book, stage_cost
-from tests.reporting.plausible_run import BEGIN, Clock, write_cached_run, write_pipeline_run
+from tests.reporting.plausible_run import BEGIN, write_cached_run, write_pipeline_run
+from tests.support.clock import Clock
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from tests.conftest import ROOT
 from tests.reporting.plausible_run import (
     BEGIN,
     SAMPLES,
-    Clock,
     write_json,
     write_pipeline_run,
     write_update,
 )
+from tests.support.clock import Clock
 
 FIRST, SECOND = "20261121-120000-a1b2", "20261121-130000-c3d4"
 FIRST_DATA, SECOND_DATA = "1" * 32 + ".dir", "2" * 32 + ".dir"

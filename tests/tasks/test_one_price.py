@@ -19,7 +19,7 @@ from tasks.run.run import Run
 from tasks.stage import progress
 from tasks.stage.budget_watcher import BudgetWatch
 from tests.conftest import ROOT
-from tests.reporting.plausible_run import FINGERPRINT, Clock
+from tests.support.clock import FINGERPRINT, Clock
 from tracking.rows import usage_metrics
 
 HOUR = 3600.0

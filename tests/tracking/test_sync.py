@@ -21,8 +21,8 @@ from config.ports import free_port
 from config.schema import Params
 from config.workspace.benchmarked import keep_benchmark
 from tests.conftest import ROOT
-from tests.reporting.plausible_run import Clock
 from tests.support.benchmarks import benchmark
+from tests.support.clock import Clock
 from tracking import sync as module
 from tracking.client import Connection, log_folder
 from tracking.cursor import cursor_path

@@ -12,8 +12,9 @@ from cli.main import app
 from config.errors import UserError
 from config.records import kept_folder
 from reporting.gallery_page import write_gallery
-from tests.reporting.plausible_run import BEGIN, Clock
+from tests.reporting.plausible_run import BEGIN
 from tests.reporting.two_runs import FIRST, SECOND, write_two_runs
+from tests.support.clock import Clock
 
 
 @pytest.fixture

@@ -62,9 +62,6 @@ def stage_cost(stage: str, usd: float, saved_usd: float, retries: int) -> StageC
     )
 
 
-# ---------------------------------------------------------------- rlhf report
-
-
 # ---------------------------------------------------------------- rlhf plan
 
 

@@ -21,7 +21,7 @@ from costs.ledger.reconcile import UNKNOWN, Comparison, as_dict, read_plan, reco
 from tests.conftest import ROOT
 from tests.costs import books
 from tests.costs.books import stage_cost
-from tests.reporting.plausible_run import Clock
+from tests.support.clock import Clock
 
 PARAMS = load(ROOT / "recipes" / "demo.yaml", ["prices.usd_per_device_hour=3.6"])
 

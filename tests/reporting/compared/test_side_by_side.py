@@ -18,8 +18,9 @@ from reporting.compared.side_by_side import (
     is_clear,
     param_differences,
 )
-from tests.reporting.plausible_run import BEGIN, Clock
+from tests.reporting.plausible_run import BEGIN
 from tests.reporting.two_runs import FIRST, FIRST_DATA, SECOND, write_two_runs
+from tests.support.clock import Clock
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from config.records import PipelineRow
 from config.workspace.retraining import RETRAIN_ROWS, RetrainRow
 from tasks.run.month import PURPOSE, Month, month, month_of, run_usd
 from tests.conftest import ROOT
-from tests.reporting.plausible_run import Clock
+from tests.support.clock import Clock
 
 PARAMS = load(
     ROOT / "recipes" / "demo.yaml", ["prices.usd_per_device_hour=360", "retrain.monthly_usd=50"]
