@@ -31,7 +31,8 @@ from costs.ledger.budget import total  # noqa: E402
 from tasks.planning.prepared import spent_by_stage  # noqa: E402
 from tasks.run.run import Run, begin  # noqa: E402
 from tasks.run.stop import StopRequest  # noqa: E402
-from tasks.stage.runner import POLL_SECONDS, run_stage  # noqa: E402
+from tasks.stage.process import POLL_SECONDS  # noqa: E402
+from tasks.stage.runner import run_stage  # noqa: E402
 
 STAGES = ("data", "sft", "reward", "ppo")
 STOPPED = ("sft", "reward", "ppo")

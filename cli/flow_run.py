@@ -9,9 +9,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from config.errors import CheckpointError, CostError, EnvironmentFault, RlhfError
+from config.errors import (
+    EXIT_DONE,
+    EXIT_OVER_BUDGET,
+    EXIT_RESUMABLE,
+    CheckpointError,
+    CostError,
+    EnvironmentFault,
+    RlhfError,
+)
 from config.records import CHANGED_CODE_VARIABLE, CONTINUE, RESTART
 from config.schema import Params
+from tasks.run.stop import OVER_BUDGET
 from tasks.servers.prefect_settings import settings
 from tasks.servers.processes import prefect_api, start_temporary
 
@@ -50,6 +59,13 @@ def run_flow(
     if state.is_failed() or state.is_crashed():
         raise reason(state)
     return state
+
+
+def exit_code(state: "State[Any]") -> int:
+    """The exit code of a run that was done, stopped, or has reached its budget."""
+    if not state.is_cancelled():
+        return EXIT_DONE
+    return EXIT_OVER_BUDGET if state.name == OVER_BUDGET else EXIT_RESUMABLE
 
 
 def _temporary(root: Path) -> str:

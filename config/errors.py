@@ -8,13 +8,13 @@ RlhfError                 anything this project raises on purpose
 │   ├── CheckpointError   a checkpoint that cannot be used
 │   ├── EnvironmentFault  disk, permission, port, a missing library or device
 │   └── CostError         an unknown price, GPU or architecture; a plan that cannot be made
-├── SmallerPieces         exit 76: out of memory where processes share a step; all start again in
+├── SmallerPieces         exit 77: out of memory where processes share a step; all start again in
                           smaller pieces
 ├── TrainingDiverged      exit 3: NaN, collapsed entropy, exploding ratio ...; a checkpoint is kept,
 │                         and nothing is tried again: the same steps would diverge again
 │   └── RolledBack        exit 1: the next attempt goes on from an earlier checkpoint
-└── StageStopped          exit 75: asked to stop, checkpointed, can be resumed
-    └── OverBudget        the same, because a limit of `budget` is reached
+└── StageStopped          exit 75: asked to stop, checkpointed: start it again
+    └── OverBudget        exit 76: a limit of `budget` is reached: do not, before it is raised
 """
 
 EXIT_DONE = 0
@@ -23,7 +23,9 @@ EXIT_BAD_INPUT = 2
 EXIT_DIVERGED = 3
 EXIT_RESUMABLE = 75
 """EX_TEMPFAIL of sysexits.h: try again later."""
-EXIT_SMALLER_PIECES = 76
+EXIT_OVER_BUDGET = 76
+"""Not 75: engines that restart what ended with 75 would spend more than was allowed."""
+EXIT_SMALLER_PIECES = 77
 """One of several processes ran out of memory: training.process.launch restarts all of them with
 smaller micro-batches.
 """
@@ -99,3 +101,5 @@ class OverBudget(StageStopped):
     """A limit of `budget` was reached. The stage has checkpointed and resumes under a higher
     one.
     """
+
+    exit_code = EXIT_OVER_BUDGET

@@ -5,7 +5,6 @@ import sqlite3
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -13,8 +12,9 @@ from benchmarks.fault_injection.project import STAGES, Project, bits
 from config import jsonl
 from config.dvc_stages import dvc_name
 from config.load import load
+from config.locks import is_held
 from config.records import MetricRow, PipelineRow, UsageRow
-from config.workspace.at_work import RUN_LOCK, is_held
+from config.workspace.at_work import RUN_LOCK
 from costs.ledger.ledger import ledger
 
 DATABASE = "mlflow.db"
@@ -138,10 +138,5 @@ def promoted(project: Project) -> bool:
 
 
 def locks_left(project: Project) -> list[str]:
-    """Locks that are held, or recorded as held."""
-    held = [str(path) for path in (RUN_LOCK, Path(".dvc/tmp/lock")) if is_held(project.root / path)]
-    table = project.root / ".dvc" / "tmp" / "rwlock"
-    content: Any = yaml.safe_load(table.read_text() or "{}") if table.exists() else {}
-    return held + [
-        f".dvc/tmp/rwlock: {path}" for kind in content.values() for path in kind if kind[path]
-    ]
+    """Locks that are held."""
+    return [str(path) for path in (RUN_LOCK, Path(".dvc/tmp/lock")) if is_held(project.root / path)]

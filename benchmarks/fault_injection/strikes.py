@@ -125,10 +125,6 @@ def kill_pipeline(scene: Scene) -> None:
     scene.run.process.kill()
 
 
-def kill_dvc(scene: Scene) -> None:
-    scene.kill(scene.witness.alive(r"-m dvc repro"), "dvc")
-
-
 def kill_stage(scene: Scene) -> None:
     alive = scene.witness.alive(r"-m training\.")
     scene.kill([process for process in alive if process.stage is not None], "stage")
@@ -279,7 +275,6 @@ def on_pool(scene: Scene) -> None:
 
 KINDS = (
     Kind("kill pipeline", LOCAL, kill_pipeline),
-    Kind("kill dvc", LOCAL, kill_dvc),
     Kind("kill stage", LOCAL, kill_stage),
     Kind("kill temporary server", LOCAL, kill_temporary_server),
     Kind("kill everything", LOCAL, kill_everything),

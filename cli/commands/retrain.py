@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.project import chosen_params, project_root
-from config.errors import EXIT_DONE, EXIT_RESUMABLE, UserError
+from config.errors import UserError
 from config.load import load
 from config.workspace.champions import ChampionRecord, read_record
 from config.workspace.kept import kept_params
@@ -28,7 +28,7 @@ def retrain_cycle(
     """Run one cycle in this process and print its outcome; returns the exit code. Raises RlhfError
     as `rlhf run` does.
     """
-    from cli.flow_run import run_flow
+    from cli.flow_run import exit_code, run_flow
 
     root = project_root()
     params = chosen_params(root, recipe, overrides)
@@ -38,7 +38,7 @@ def retrain_cycle(
         print(json.dumps(ended, indent=2))
     else:
         print(f"{ended['outcome'].capitalize()}: {ended['said']}\nDetails     {ended['page']}")
-    return EXIT_RESUMABLE if state.is_cancelled() else EXIT_DONE
+    return exit_code(state)
 
 
 def _start(params: Any, force: bool) -> "State[Any]":

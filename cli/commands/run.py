@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from cli.commands.report import run_json, stage_table
-from cli.flow_run import run_flow
+from cli.flow_run import exit_code, run_flow
 from cli.project import chosen_params, project_root, this_command
-from config.errors import EXIT_DONE, EXIT_RESUMABLE
 from config.records import CHANGED_CODE_VARIABLE, kept_folder
 from config.schema import Params
 from reporting.build import REPORT
@@ -44,10 +43,9 @@ def run_pipeline(
         print(json.dumps(result(root, params), indent=2))
     else:
         show(root, params)
-    code = EXIT_DONE
     if state.is_cancelled():
         print(f"rlhf: {state.message}", file=sys.stderr)
-        code = EXIT_RESUMABLE
+    code = exit_code(state)
     _end_without_server(code)
     return code
 

@@ -2,10 +2,10 @@
 lock.
 """
 
-import fcntl
 from pathlib import Path
 
 from config import jsonl
+from config.locks import is_held
 from config.records import PipelineRow
 
 RUN_LOCK = Path(".rlhf") / "run.lock"
@@ -20,15 +20,3 @@ def run_at_work(root: Path) -> str | None:
     return (
         rows[-1].run_id if rows and rows[-1].event != "end" and is_held(root / RUN_LOCK) else None
     )
-
-
-def is_held(path: Path) -> bool:
-    """Whether a process holds the lock on this file."""
-    try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # it never existed, or is not readable for us
-        return False
-    return False

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from config import jsonl
 from config.errors import EnvironmentFault, ModelError, UserError
+from config.locks import lock_file
 from config.records import PipelineRow
 from config.schema import Params
 from config.workspace.champions import (
@@ -23,7 +24,6 @@ from config.workspace.champions import (
 from config.workspace.kept import kept_params
 from tasks.champions.files import gather, is_complete, run_outs
 from tasks.dvc.data_key import key_of_run
-from tasks.run.locks import lock_file
 
 KEPT = 3
 """Champions whose folders are kept: the current one and two for rollbacks."""

@@ -12,7 +12,8 @@ from config.schema import Params
 from config.student import write_no_student
 from reporting.key_metrics import write_key_metrics
 from tasks.dvc import inputs_stage
-from tasks.dvc.status import repo_about
+from tasks.dvc.recording import write_entry
+from tasks.dvc.status import repo_about, status_of
 
 
 def do_light_stages(root: Path, params: Params) -> None:
@@ -52,8 +53,8 @@ def _record(root: Path, file: Path, name: str, cached: bool = False) -> None:
         logging.getLogger("dvc").setLevel(logging.ERROR)  # it logs each file that it writes
         with lock_repo(repo):
             stage = load_file(repo, str((root / file).resolve())).stages[name]
-            if stage.status():
+            if status_of(stage):
                 stage.save()
-                if cached:
-                    stage.commit()
-                stage.dump(update_pipeline=False)
+                for out in stage.outs if cached else ():
+                    out.commit()
+                write_entry((root / file).with_name("dvc.lock"), stage)

@@ -25,7 +25,6 @@ from config.records import STAGES
 from config.schema import Params
 from config.sections.where import LOCAL
 from tasks.dvc.lock_digests import changes_by_lock, dvc_stage
-from tasks.dvc.rwlock import release_dead
 from tasks.run.run import STATE_FOLDER
 from tasks.run.transient import fault, kind_of
 
@@ -51,8 +50,26 @@ def changes(repo: Any, root: Path, stage: str) -> list[Any]:
     from dvc.repo import lock_repo
 
     with lock_repo(repo):
-        found = dvc_stage(repo, root, stage).status()
-    return [change for entry in found.values() for change in entry]
+        return status_of(dvc_stage(repo, root, stage))
+
+
+def status_of(entry: Any) -> list[Any]:
+    """As DVC's own `Stage.status`, without its table of readers and writers (.dvc/tmp/rwlock),
+    where a process that is killed stays until nobody has its id. What trains holds the lock of the
+    workspace.
+    """
+    found: list[Any] = []
+    for kind, items in (("changed deps", entry.deps), ("changed outs", entry.outs)):
+        states: dict[str, Any] = {}
+        for item in items:
+            states |= item.status()
+        if states:
+            found.append({kind: states})
+    if entry.is_callback or entry.always_changed:
+        found.append("always changed")
+    if entry.changed_stage():
+        found.append("changed command")
+    return found
 
 
 @contextmanager
@@ -68,7 +85,6 @@ def repo_about(root: Path, stage: str) -> Iterator[Any]:
 
     try:
         with Repo(str(root)) as repo:
-            release_dead(repo)
             yield repo
     except LockError as error:
         raise StageAtWork(
@@ -77,7 +93,7 @@ def repo_about(root: Path, stage: str) -> Iterator[Any]:
         ) from None
     except DvcException as error:
         raise EnvironmentFault(
-            f"DVC cannot tell whether {stage} changed: {_one_line(error)} See dvc status {stage}."
+            f"DVC cannot check {stage}: {_one_line(error)} See dvc status {dvc_name(stage)}."
         ) from None
 
 

@@ -3,18 +3,12 @@ leaves a checkpoint.
 """
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from config import jsonl
-from config.alive import created
 from config.atomic_file import write_atomically
 from config.errors import (
     EXIT_DIVERGED,
@@ -26,7 +20,6 @@ from config.errors import (
 from config.methods.registry import stage_module
 from config.records import (
     CHANGED_CODE_VARIABLE,
-    PIPELINE_VARIABLE,
     RESTART,
     ROLLOUTS_VARIABLE,
     UsageRow,
@@ -35,34 +28,33 @@ from config.schema import Params
 from config.sections.where import SHARED_STAGES
 from costs.ledger.ledger import StageCost, ledger
 from costs.tables.price import stage_price
-from tasks.dvc.status import environment
 from tasks.run.code_version import HOME
 from tasks.run.stop import StopRequest
+from tasks.stage.process import Ended, last_line, run_process
 from tasks.stage.progress import Progress, Watch, attempts
 
 STATE = "state.json"
-POLL_SECONDS = 0.2
 LOG = "log.txt"
 
 
-class Ended(NamedTuple):
+class Made(NamedTuple):
     """How a stage ended: done, diverged or failed."""
 
     state: str
     reason: str = ""
 
 
-def ended(folder: Path) -> Ended | None:
+def ended(folder: Path) -> Made | None:
     """How the stage of a folder ended, None if it has not."""
     try:
-        return Ended(**json.loads((folder / STATE).read_text(encoding="utf-8")))
+        return Made(**json.loads((folder / STATE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
 
 
 def run_stage(
     folder: Path, params: Params, stage: str, stop: StopRequest, show: Callable[[Progress], None]
-) -> Ended:
+) -> Made:
     """Run a stage in its folder, to its end; one that is done, or diverged, is not run again.
 
     Raises StageStopped where it was asked to stop: it resumes from its checkpoint next time.
@@ -72,15 +64,15 @@ def run_stage(
         return known
     module = "training.process.launch" if stage in SHARED_STAGES else stage_module(stage)
     watch = Watch(folder, params, stage)
-    code = _run(folder, [module, stage], stop, lambda: show(watch.look()))
-    if code == EXIT_RESUMABLE or stop.made:
+    done = _run(folder, [module, stage], stop, lambda: show(watch.look()))
+    if done.code == EXIT_RESUMABLE or stop.made:
         raise StageStopped(f"{stage} was asked to stop: the same command resumes there.")
-    if code == EXIT_DONE:
-        found = Ended("done")
+    if done.code == EXIT_DONE:
+        found = Made("done")
     else:
         messages = [row.message for row in attempts(folder, stage) if row.event == "end"]
-        reason = messages[-1] if messages and messages[-1] else last_line(folder / LOG)
-        found = Ended("diverged" if code == EXIT_DIVERGED else "failed", reason)
+        reason = messages[-1] if messages and messages[-1] else last_line(done.output)
+        found = Made("diverged" if done.code == EXIT_DIVERGED else "failed", reason)
     write_atomically(folder / STATE, json.dumps(found._asdict()))
     return found
 
@@ -89,62 +81,32 @@ def run_helper(folder: Path, module: str, arguments: Sequence[str], stop: StopRe
     """Run a module that is not a stage. Raises StageStopped, or EnvironmentFault with its last
     line.
     """
-    code = _run(folder, [module, *arguments], stop, lambda: None)
+    done = _run(folder, [module, *arguments], stop, lambda: None)
     if stop.made:
         raise StageStopped("asked to stop: the same command resumes there.")
-    if code:
+    if done.code:
         raise EnvironmentFault(
-            f"{module} ended with exit code {code}: {last_line(folder / LOG)} The full output is "
-            f"in {folder / LOG}."
+            f"{module} ended with exit code {done.code}: {last_line(done.output)} "
+            f"The full output is in {folder / LOG}."
         )
 
 
-def _run(folder: Path, command: Sequence[str], stop: StopRequest, look: Callable[[], None]) -> int:
-    own = {
+def _run(
+    folder: Path, arguments: Sequence[str], stop: StopRequest, show: Callable[[], None]
+) -> Ended:
+    def look(pid: int) -> bool:
+        show()
+        return False
+
+    variables = {
         "PYTHONPATH": str(HOME),
-        # a stage stops without our help
-        PIPELINE_VARIABLE: f"{os.getpid()}:{created(os.getpid())}",
         CHANGED_CODE_VARIABLE: RESTART,
         ROLLOUTS_VARIABLE: "1",
     }
-    with (folder / LOG).open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *command],
-            cwd=folder,
-            env=environment(**own),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches it only through us
-        )
-    asked = 0
-    try:
-        while process.poll() is None:
-            look()
-            if stop.requests > asked:
-                asked = stop.requests
-                _signal(process, signal.SIGKILL if stop.force else signal.SIGTERM)
-            time.sleep(POLL_SECONDS)
-    except BaseException:
-        _signal(process, signal.SIGKILL)
-        process.wait()
-        raise
-    look()
-    return process.returncode
-
-
-def _signal(process: "subprocess.Popen[bytes]", number: int) -> None:
-    with suppress(ProcessLookupError):
-        if number == signal.SIGKILL:
-            os.killpg(process.pid, number)
-        else:
-            process.send_signal(number)
-
-
-def last_line(log: Path) -> str:
-    """The last line of a log that is not empty."""
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it printed nothing."
+    command = [sys.executable, "-m", *arguments]
+    ended = run_process(command, folder, folder / LOG, stop, look, variables)
+    show()
+    return ended
 
 
 class Spent(NamedTuple):

@@ -14,7 +14,7 @@ from config.workspace.levers import FrontierPoint, VariantResult
 from costs.levers.judgement import Costed, Scored, first_update_at, margin
 from costs.levers.variants import BASELINE, Variant
 from costs.planning.plans import Plan, StagePlan
-from tasks.levers.processes import Ended, Spent
+from tasks.levers.processes import Made, Spent
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Trained:
     folders: dict[str, Path] = field(default_factory=dict)
     plans: dict[str, StagePlan] = field(default_factory=dict)
     costs: dict[str, Spent] = field(default_factory=dict)
-    state: Ended = field(default_factory=lambda: Ended("done"))
+    state: Made = field(default_factory=lambda: Made("done"))
     answers: Path | None = None
     """The scored replies of its model."""
 
@@ -79,7 +79,7 @@ def variant_result(
     scores = judged.variants.get(variant.name)
     failed = next((each.state for each in own if each.state.state != "done"), None)
     if failed is not None or scores is None:
-        state = failed or Ended("failed", "it has no answers")
+        state = failed or Made("failed", "it has no answers")
         return VariantResult(**found, state=state.state, reason=state.reason)
     same = scores["difference_low"] >= -judged.margin
     at_target = _at_target(own, judged)

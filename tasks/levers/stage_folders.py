@@ -21,11 +21,11 @@ from config.dvc_stages import defined
 from config.errors import EnvironmentFault
 from config.inputs import digest_files, named_paths
 from config.load import write
+from config.locks import lock_file
 from config.methods.registry import METHODS
 from config.schema import Params
 from config.stage_code import stage_code
 from tasks.run.code_version import HOME
-from tasks.run.locks import lock_file
 
 STUDIES = Path(".rlhf/levers")
 OUTPUTS = {

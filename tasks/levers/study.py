@@ -45,7 +45,7 @@ from costs.planning.search import cheapest
 from costs.planning.target import target
 from costs.tables.price import usd_per_device_hour
 from reporting.numbers import decimal, duration, usd
-from tasks.levers.processes import Ended, Spent, run_helper, run_stage, spent
+from tasks.levers.processes import Made, Spent, run_helper, run_stage, spent
 from tasks.levers.replies import scored_replies
 from tasks.levers.results import Judged, Trained, costed_of, frontier, variant_result
 from tasks.levers.stage_folders import (
@@ -217,7 +217,7 @@ class Study:
             state, done.costs[stage] = self._make(chain, stage)
             done.folders[stage] = stage_folder(self.root, chain, stage)
             if state.state != "done":
-                done.state = Ended(state.state, f"{stage}: {state.reason}")
+                done.state = Made(state.state, f"{stage}: {state.reason}")
                 break
         done.plans = {
             stage.stage: stage
@@ -227,7 +227,7 @@ class Study:
             done.answers = self._answer(variant, chain)
         return done
 
-    def _make(self, chain: Chain, stage: str) -> tuple[Ended, Spent]:
+    def _make(self, chain: Chain, stage: str) -> tuple[Made, Spent]:
         """Run a stage after those that it reads, unless it has ended before."""
         self._within_budget()
         folder = prepare(self.root, chain, stage)

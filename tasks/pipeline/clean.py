@@ -16,11 +16,11 @@ import psutil
 
 from config import jsonl
 from config.errors import EnvironmentFault
+from config.locks import is_held, lock_file
 from config.records import STAGES, PipelineRow
-from config.workspace.at_work import APPROVAL_PATIENCE_SECONDS, RUN_LOCK, is_held
+from config.workspace.at_work import APPROVAL_PATIENCE_SECONDS, RUN_LOCK
 from config.workspace.champions import read_record
 from config.workspace.levers import FOLDER as LEVERS_FOLDER
-from tasks.run.locks import lock_file
 from tasks.run.workspace import PROJECT
 from tasks.stage.progress import attempts
 

@@ -39,14 +39,13 @@ from tasks.run.run import (
     new_run_id,
     put_params_back,
 )
-from tasks.run.stop import StopRequest, on_signals
+from tasks.run.stop import OVER_BUDGET, STOPPED, StopRequest, on_signals
 from tasks.run.workspace import Unfinished, is_own, keep_lock, keep_unfinished
 from tasks.servers.lost_server import hang_up, is_gone
 from tasks.servers.processes import servers
 from tasks.servers.shown_alive import shown_alive
-from tasks.stage.lifetime import note_killed
+from tasks.stage.paid import charge_killed
 from tasks.stage.progress import Display
-from tasks.stage.runner import stop_orphans
 from tasks.ui.events import RunEvent, run_event
 from tasks.ui.links import pages
 from tasks.ui.progress_artifact import ProgressArtifacts
@@ -55,8 +54,6 @@ from tracking.shipper import Shipper
 
 logger = logging.getLogger(__name__)
 
-STOPPED, OVER_BUDGET = "Stopped", "OverBudget"
-"""States of a run, and of its stage, that was stopped or has reached its budget: resumable."""
 SHIPPING_PERSISTENCE_SECONDS = 1800.0
 """How long an MLflow that is away at the end of a run is tried again, where the run's workspace is
 not looked at later.
@@ -110,8 +107,7 @@ def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
         locked(root, _patience(stop) if deployment.id else None),
     ):
         end_left_open(root)
-        stop_orphans(root, Display().say)
-        note_killed(root)
+        charge_killed(root)
         before = (root / "params.yaml").read_bytes() if (root / "params.yaml").exists() else None
         edited = None if is_own(root) else keep_edits(root, params)
         if edited is not None:

@@ -14,9 +14,10 @@ from config.methods.registry import METHODS
 from config.sections.where import LOCAL
 from reporting.numbers import duration, usd
 from tasks.dvc.light_stages import do_light_stages, record_no_student
-from tasks.pipeline.pipeline_run import OVER_BUDGET, STOPPED, Pipeline, write_report
+from tasks.pipeline.pipeline_run import Pipeline, write_report
 from tasks.remote.client import check_placement, place_of, remote_stages, run_here, run_remote
 from tasks.run.run import keep_copies
+from tasks.run.stop import OVER_BUDGET, STOPPED
 from tasks.stage.outcome import Outcome, StageCrashed
 from tasks.stage.progress import Display, Progress, line
 

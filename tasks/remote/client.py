@@ -16,7 +16,6 @@ from config.errors import EnvironmentFault, StageStopped, UserError
 from config.records import AttemptRow
 from config.sections.where import LOCAL
 from tasks.dvc.pull import fetch, inputs_of, is_unchanged_elsewhere, remote_of, small_outputs
-from tasks.dvc.same_params import require_same_params
 from tasks.dvc.status import send_outputs
 from tasks.planning.placement_check import on_volumes
 from tasks.remote import heartbeat
@@ -31,7 +30,7 @@ from tasks.run.transient import kind_of, persist
 from tasks.stage.budget_watcher import BudgetWatch
 from tasks.stage.outcome import Outcome, StageCrashed
 from tasks.stage.progress import Watch
-from tasks.stage.runner import Observer, record, run_stage
+from tasks.stage.runner import Observer, record, require_same_params, run_stage
 
 logger = logging.getLogger(__name__)
 

@@ -24,6 +24,7 @@ from prefect.states import Cancelled, Completed
 from config import jsonl
 from config.errors import EnvironmentFault
 from config.load import write
+from config.locks import lock_file
 from config.records import PipelineRow
 from config.schema import Params
 from config.workspace.champions import Champion
@@ -46,7 +47,6 @@ from tasks.planning.retraining import with_cycle
 from tasks.retraining.decision import Decision, decide
 from tasks.retraining.page import Page, markdown
 from tasks.retraining.process import run_helper
-from tasks.run.locks import lock_file
 from tasks.run.month import PURPOSE, month, run_usd
 from tasks.run.run import STATE_FOLDER, locked, new_run_id
 from tasks.run.stop import as_interrupts

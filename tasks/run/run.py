@@ -26,11 +26,11 @@ from config.dvc_stages import dvc_name
 from config.errors import EnvironmentFault
 from config.inputs import write_digests
 from config.load import load, read, says, write
+from config.locks import lock_file
 from config.records import PipelineRow, kept_folder
 from config.schema import Params
 from config.workspace.at_work import RUN_LOCK
 from config.workspace.kept import completed_stages
-from tasks.run.locks import lock_file
 
 MOST_NAME_CHARS = 60
 STATE_FOLDER = ".rlhf"

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+STOPPED, OVER_BUDGET = "Stopped", "OverBudget"
+"""States of a run, and of its stage, that was stopped or has reached its budget: resumable."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from config.errors import EnvironmentFault
+from config.locks import lock_file
 from config.names import inner_name
 from costs.ledger.budget import Cost
 from tasks.run.code_version import FILES, HOME, PACKAGES, code_digest
 from tasks.run.exchange import Exchange
-from tasks.run.locks import lock_file
 
 NEWEST_LOCK = "locks/{name}/dvc.lock"
 """Below the DVC remote: what the newest run left, so that a new workspace knows which outputs are

@@ -16,6 +16,7 @@ from prefect.states import Cancelled, Completed
 from config import jsonl
 from config.errors import RlhfError
 from config.records import PipelineRow
+from tasks.run.stop import OVER_BUDGET, STOPPED
 
 ANSWER_SECONDS = 5.0
 
@@ -58,5 +59,6 @@ def recorded_state(root: Path, since: float) -> State | None:
     if end.state == "completed":
         return Completed()
     if end.state in ("stopped", "over_budget"):
-        return Cancelled(message=message)
+        name = OVER_BUDGET if end.state == "over_budget" else STOPPED
+        return Cancelled(name=name, message=message)
     raise RlhfError(f"the run failed: {message}")

@@ -1,12 +1,9 @@
 """Watches the cost of a running stage, and decides when the budget is used up."""
 
 import time
-from contextlib import suppress
-
-import psutil
 
 from config import jsonl
-from config.alive import created, now
+from config.alive import now
 from config.errors import OverBudget
 from config.records import STAGES, PipelineRow
 from costs.ledger.attempts import read_attempts
@@ -31,14 +28,15 @@ class BudgetWatch:
         self._price = stage_price(run.params, stage)
         rows: list[PipelineRow] = jsonl.read(run.root / "runs" / "pipeline.jsonl", PipelineRow).rows
         self._spent = spent_by_runs(run.root, run.params, rows, run.run_id)
-        self._asked_at = now()
+        self._processes = run.params.where.of(stage).processes
+        self._began_at = now()
+        """Hours count from the allocation: imports and loading are paid for too."""
         self._month: Month | None = None
         """Of a run that a retrain cycle started: what the month's cycles have cost before this
         process.
         """
         if any(row.run_id == run.run_id and row.detail.get(PURPOSE) for row in rows):
             self._month = month(run.root, run.params, time.time())
-        self._process: tuple[int, float] | None = None
         self.reached: Limit | None = None
         """The limit that ended the stage."""
 
@@ -89,21 +87,12 @@ class BudgetWatch:
         that it must stop for. Returns whether there is one. Between the stage's rows its cost grows
         with the wall time.
         """
-        if self.reached is None and watch.attempt is not None and watch.pid is not None:
-            left = self.left(watch.attempt.world_size)
-            began = self._began(watch.pid) if self._local else watch.began
+        if self.reached is None and (self._local or watch.attempt is not None):
+            left = self.left(watch.attempt.world_size if watch.attempt else self._processes)
+            began = self._began_at if self._local else watch.began
             if left is not None and must_stop(watch.pace, now(), began + left.seconds):
                 self.reached = left.limit
         return self.reached is not None
-
-    def _began(self, pid: int) -> float:
-        """When the process began: its cost counts from there."""
-        if self._process is None or self._process[0] != pid:
-            began = self._asked_at
-            with suppress(psutil.NoSuchProcess):
-                began = max(began, created(pid))
-            self._process = (pid, began)
-        return self._process[1]
 
     def over(self, message: str) -> OverBudget:
         """The exception to raise once the stage has stopped at the limit; `message` is the stage's

@@ -69,7 +69,7 @@ class Watch:
             )
         )
         self.attempt: AttemptRow | None = None
-        """The newest row on the current attempt; it has the process's id."""
+        """The newest row on the current attempt."""
         self.pace = Pace()
         """Durations of steps and checkpoints."""
         self._started: AttemptRow | None = None
@@ -78,13 +78,6 @@ class Watch:
         self._step = 0
         self._values: dict[str, float] = {}
         self._moments: deque[tuple[float, int]] = deque()
-
-    @property
-    def pid(self) -> int | None:
-        """The stage process, once it is ready to be asked to stop and until it says that it
-        ended.
-        """
-        return self.attempt.pid if self.attempt and self.attempt.event != "end" else None
 
     @property
     def began(self) -> float:

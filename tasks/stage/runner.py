@@ -1,39 +1,34 @@
-"""Runs one stage: ask DVC, start the process, follow its rows, stop it on request, judge its
-end.
+"""Runs one stage: ask DVC, start the process, follow its rows, stop it on request, judge its end,
+have DVC record what it made.
 """
 
 import logging
-import os
-import signal
-import subprocess
-import time
+import shlex
+import shutil
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
-
 from config import jsonl
-from config.errors import StageStopped
-from config.methods.registry import stage_module
-from config.records import STAGES, PipelineRow
+from config.differences import Watched, in_a_line
+from config.dvc_stages import defined
+from config.errors import ParamsError, StageStopped
+from config.records import CHANGED_CODE_VARIABLE, RUN_ID_VARIABLE, PipelineRow
 from reporting.row_digests import PREPARED, keep_row_digests
-from tasks.dvc.repro import is_repro_process, log_path, start_repro
-from tasks.dvc.same_params import require_recorded_params
-from tasks.dvc.status import digests, is_unchanged
+from tasks.dvc.recording import command_of, record_outputs, restore_outputs
+from tasks.dvc.status import digests, environment, is_unchanged
+from tasks.run.changed_code import policy
 from tasks.run.run import Run
 from tasks.run.stop import StopRequest
 from tasks.stage.budget_watcher import BudgetWatch
-from tasks.stage.lifetime import Lifetime
-from tasks.stage.outcome import Outcome, judge, last_attempt
+from tasks.stage.outcome import Outcome, judge
+from tasks.stage.paid import Lifetime
+from tasks.stage.process import Ended, run_process
 from tasks.stage.progress import Progress, Watch, attempts
 
 logger = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.2
-ORPHAN_PATIENCE_SECONDS = 600.0
-
 Observer = Callable[[Progress], None]
+SHELL_SIGNS = "&|;<>$`\n"
 
 
 def run_stage(
@@ -45,22 +40,38 @@ def run_stage(
     """Run `stage` unless its outputs are valid; `observe` is called several times a second
     meanwhile.
 
-    Raises what `tasks.stage.outcome.judge` raises.
+    Raises what `tasks.stage.outcome.judge` raises, OverBudget, and EnvironmentFault for what DVC
+    cannot check or keep.
     """
     if stop.made:
         raise StageStopped(
             f"Stopped before {stage}, as asked. Everything before it is kept: run again to resume "
             "there."
         )
-    if is_unchanged(run.root, stage):
-        outcome = Outcome(cached=True, attempt=None)
-    else:
-        outcome = _reproduce(run, stage, stop, observe)
-    return record(run, stage, outcome)
+    if is_unchanged(run.root, stage) or restore_outputs(run.root, stage):
+        return record(run, stage, Outcome(cached=True, attempt=None))
+    attempt = _run(run, stage, stop, observe)
+    record_outputs(run.root, stage, run.params)
+    # DVC has recorded the outputs: a forced rerun shall compute, not find them done
+    (run.root / "checkpoints" / stage / "done.json").unlink(missing_ok=True)
+    return record(run, stage, Outcome(cached=False, attempt=attempt))
+
+
+def require_same_params(run: Run, stage: str) -> None:
+    """Before `stage` starts or is found unchanged. Raises ParamsError if params.yaml differs from
+    what the run began with.
+    """
+    keys = [key for key in defined(run.root)[stage].get("params", []) if isinstance(key, str)]
+    if found := Watched(run.root / "params.yaml", run.params, keys).differences():
+        raise ParamsError(
+            f"params.yaml changed since the run {run.run_id} began: {in_a_line(found)}, which "
+            f"{stage} reads. "
+            "Put the old value back and run again to go on, or run again to begin with the new one."
+        )
 
 
 def record(run: Run, stage: str, outcome: Outcome) -> Outcome:
-    """Note which attempt's outputs the run uses: for a cached stage, the one that made these very
+    """Record which attempt's outputs the run uses: for a cached stage, the one that made these very
     bytes.
     """
     known = digests(run.root, stage)
@@ -102,151 +113,62 @@ def maker(root: Path, stage: str, outs: dict[str, str]) -> int | None:
     return made[-1].attempt if made else None
 
 
-def _reproduce(run: Run, stage: str, stop: StopRequest, observe: Observer) -> Outcome:
-    before = last_attempt(attempts(run.root, stage))
+def log_path(root: Path, stage: str) -> Path:
+    """What the stage's processes printed."""
+    return root / "runs" / stage / "log.txt"
+
+
+def command(root: Path, stage: str) -> list[str]:
+    """The command of `stage` in dvc.yaml, as `dvc repro` runs it; a shell is started only for one
+    that needs it, as signals are for the stage.
+    """
+    text = command_of(root, stage)
+    if any(sign in text for sign in SHELL_SIGNS):
+        return ["/bin/sh", "-c", text]
+    program, *arguments = shlex.split(text)
+    return [shutil.which(program, path=environment()["PATH"]) or program, *arguments]
+
+
+def _run(run: Run, stage: str, stop: StopRequest, observe: Observer) -> int | None:
+    """Run the process of `stage` to its end; returns the attempt that made its outputs."""
     budget = BudgetWatch(run, stage)
     budget.refuse_without_room()
     watch = Watch(run.root, run.params, stage)
-    path = log_path(run.root, stage)
-    size_before = path.stat().st_size if path.exists() else 0
-    code = _watched(run, stage, start_repro(run, stage), watch, stop, budget, observe)
-    output = path.read_bytes()[size_before:].decode(errors="replace")
+    lifetime = Lifetime(run.root, stage, run.run_id)
+
+    def look(pid: int) -> bool:
+        lifetime.look(pid)
+        observe(watch.look())
+        return budget.look(watch)
+
+    ended = run_process(
+        command(run.root, stage),
+        run.root,
+        log_path(run.root, stage),
+        stop,
+        look,
+        {RUN_ID_VARIABLE: run.run_id, CHANGED_CODE_VARIABLE: policy()},
+    )
+    lifetime.end(ended.pid, ended.lived_seconds)
+    watch.look()
+    try:
+        rows = attempts(run.root, stage)
+        return judge(stage, lifetime.before, rows, _as_asked(stage, ended, stop, budget))
+    except StageStopped as stopped:
+        if budget.reached is not None and not stop.made:
+            raise budget.over(str(stopped)) from None
+        raise
+
+
+def _as_asked(stage: str, ended: Ended, stop: StopRequest, budget: BudgetWatch) -> Ended:
+    """Raises StageStopped for a process that a stop has killed: a forced one, or one that had no
+    handler yet and nothing to keep.
+    """
     if stop.force:
         raise StageStopped(
             f"{stage} was ended at once, without a last checkpoint: run again to resume from the "
             "one before."
         )
-    if stop.made and code and watch.attempt is None:
+    if ended.code < 0 and (stop.made or budget.reached is not None):
         raise StageStopped(f"{stage} was asked to stop before it began: run again to resume there.")
-    try:
-        outcome = judge(stage, before, attempts(run.root, stage), code, output)
-    except StageStopped as stopped:
-        if budget.reached is not None and not stop.made:
-            raise budget.over(str(stopped)) from None
-        raise
-    require_recorded_params(run, stage)
-    # DVC has recorded the outputs: a forced rerun shall compute, not find them done
-    (run.root / "checkpoints" / stage / "done.json").unlink(missing_ok=True)
-    return outcome
-
-
-def _watched(
-    run: Run,
-    stage: str,
-    process: "subprocess.Popen[bytes]",
-    watch: Watch,
-    stop: StopRequest,
-    budget: BudgetWatch,
-    observe: Observer,
-) -> int:
-    """Exit code of `dvc repro`, once it has ended."""
-    asked: set[tuple[int, int]] = set()
-    lifetime = Lifetime(run, stage)
-    try:
-        while process.poll() is None:
-            observe(watch.look())
-            lifetime.look(process.pid, watch.attempt)
-            if stop.made or budget.look(watch):
-                _pass_on(stop, process.pid, watch.pid, asked)
-            time.sleep(POLL_SECONDS)
-    except BaseException:
-        _let_checkpoint(process, watch)
-        raise
-    watch.look()
-    if watch.pid is not None:
-        _end_left_behind(watch.pid)
-        watch.look()
-    lifetime.end(watch.attempt)
-    return process.returncode
-
-
-def _let_checkpoint(process: "subprocess.Popen[bytes]", watch: Watch) -> None:
-    """An error here must not cost the stage its work: it is stopped as usual, and killed only if it
-    does not stop.
-    """
-    watch.look()
-    asked: set[tuple[int, int]] = set()
-    _pass_on(StopRequest(), process.pid, watch.pid, asked)
-    try:
-        process.wait(ORPHAN_PATIENCE_SECONDS)
-    finally:
-        _signal_group(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _end_left_behind(pid: int) -> None:
-    """dvc was killed before its stage: let the stage checkpoint, its outputs would not be
-    recorded.
-    """
-    with suppress(psutil.NoSuchProcess, ProcessLookupError):
-        process = psutil.Process(pid)
-        os.kill(pid, signal.SIGTERM)
-        psutil.wait_procs([process], timeout=ORPHAN_PATIENCE_SECONDS)
-
-
-def _pass_on(stop: StopRequest, group: int, pid: int | None, asked: set[tuple[int, int]]) -> None:
-    """Send SIGTERM to the stage process once, or to all before it exists; SIGKILL to all if the
-    stop is forced.
-    """
-    if stop.force:
-        _signal_group(group, signal.SIGKILL)
-    elif pid is not None and (pid, signal.SIGTERM) not in asked:
-        asked.add((pid, signal.SIGTERM))
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
-    elif not asked:
-        # no handler is installed yet, and there is nothing to checkpoint
-        _signal_group(group, signal.SIGTERM)
-
-
-def _signal_group(group: int, number: int) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(group, number)
-
-
-def stop_orphans(root: Path, say: Callable[[str], None]) -> None:
-    """Let stage processes that a killed pipeline left behind checkpoint and end, so that two never
-    write the same outputs.
-    """
-    for stage in STAGES:
-        rows = attempts(root, stage)
-        if not rows or rows[-1].event == "end" or not _is_stage_process(rows[-1].pid, stage, root):
-            continue
-        pid = rows[-1].pid
-        say(
-            f"{stage} is still running from a run that was killed (process {pid}): letting it "
-            "checkpoint, then going on from there."
-        )
-        with suppress(psutil.NoSuchProcess):
-            parents = [
-                parent
-                for parent in psutil.Process(pid).parents()
-                if is_repro_process(parent.cmdline())
-            ]
-            os.kill(pid, signal.SIGTERM)
-            psutil.wait_procs([psutil.Process(pid), *parents], timeout=ORPHAN_PATIENCE_SECONDS)
-    # outputs of a stage that just ended may still be being recorded: DVC is busy until then
-    psutil.wait_procs(_dvc_processes(root), timeout=ORPHAN_PATIENCE_SECONDS)
-
-
-def _dvc_processes(root: Path) -> list[psutil.Process]:
-    """Every running `dvc repro` in this folder."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            command = process.cmdline()
-            if is_repro_process(command) and Path(process.cwd()) == root.resolve():
-                found.append(process)
-    return found
-
-
-def _is_stage_process(pid: int, stage: str, root: Path) -> bool:
-    """Process ids are reused: command and folder must match too."""
-    try:
-        process = psutil.Process(pid)
-        command = process.cmdline()
-        modules = {stage_module(stage), "training.process.launch"}
-        is_stage = f"training.{stage}" in command or (stage in command and modules & {*command})
-        return bool(is_stage) and Path(process.cwd()) == root.resolve()
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return False
+    return ended

@@ -1,4 +1,5 @@
-"""What a command of this process came to is its exit code: 0 done, 75 stopped, 2 a problem."""
+"""What a command of this process came to is its exit code: 0 done, 75 stopped, 76 over budget, 2 a
+problem."""
 
 import json
 from pathlib import Path
@@ -19,7 +20,11 @@ from config.workspace.champions import Champion, ChampionRecord, Event, write_re
 from config.workspace.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, RetrainRow
 from tests.reporting.plausible_run import write_pipeline_run
 
-ENDS = [(Completed(), 0), (Cancelled(message="asked to stop"), 75)]
+ENDS = [
+    (Completed(), 0),
+    (Cancelled(name="Stopped", message="asked to stop"), 75),
+    (Cancelled(name="OverBudget", message="asked to stop"), 76),
+]
 
 
 @pytest.mark.parametrize(("state", "code"), ENDS)
@@ -37,7 +42,7 @@ def test_of_a_run(
     done = CliRunner().invoke(app, ["run", "--yes", "--json", "--set", "seed=77"])
     assert done.exit_code == code
     assert given == [(project, 77, True, None)]
-    assert ("asked to stop" in done.stderr) is (code == 75)
+    assert ("asked to stop" in done.stderr) is (code > 0)
 
 
 @pytest.mark.parametrize(("state", "code"), ENDS)

@@ -19,7 +19,7 @@ STAGE = '''
 import os, signal, sys, time
 from pathlib import Path
 from config import jsonl
-from config.alive import created, now as uptime
+from config.alive import created, is_alive, now as uptime
 from config.records import AttemptRow, MetricRow, UsageRow
 
 name = sys.argv[1]
@@ -83,7 +83,8 @@ while step < steps:
     if behaviour == "killed once" and attempt == 1 and step == 3:
         time.sleep(1.0)  # longer than a busy machine keeps its parent from looking
         os.kill(os.getpid(), signal.SIGKILL)
-    if stop:
+    pid, _, at = os.environ.get("RLHF_PIPELINE", "").partition(":")
+    if stop or (pid and not is_alive(int(pid), float(at))):
         use(step, "other")
         mark("end", 75, f"{name} was asked to stop after step {step}.")
         sys.exit(75)

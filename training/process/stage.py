@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
@@ -35,6 +36,7 @@ from config.errors import (
 )
 from config.inputs import student_path
 from config.load import load
+from config.locks import lock_file
 from config.methods.registry import stage_module
 from config.records import (
     CHANGED_CODE_VARIABLE,
@@ -51,6 +53,7 @@ from config.records import (
 )
 from config.schema import Params
 from config.stage_code import some, stage_code
+from config.workspace.at_work import RUN_LOCK
 from training.distributed import collectives
 from training.process import allocator, garbage_collection
 from training.process.checkpoint import DONE, Checkpoints, fingerprint
@@ -96,6 +99,8 @@ class Stage:
         self.device = device_name(self.torch_device)
         self._launcher = int(os.environ.get(LAUNCHER_VARIABLE, "0"))
         self._pipeline = os.environ.get(PIPELINE_VARIABLE)
+        self.held = ExitStack()
+        """The lock of the folder, for a stage that was started by hand."""
         self._folder = root / "runs" / name
         self._sections = sections
         self._inputs = inputs(self.params) if callable(inputs) else inputs
@@ -126,8 +131,15 @@ class Stage:
         """Record the start of the attempt, and determine its fingerprint.
 
         Raises DataError if an input is missing, ParamsError if the run it belongs to began with
-        other params.
+        other params, EnvironmentFault if another process works in this folder.
         """
+        if self.rank == 0 and self._pipeline is None:
+            holder = self.held.enter_context(lock_file(self.root / RUN_LOCK))
+            if holder not in (None, str(os.getpid())):
+                raise EnvironmentFault(
+                    f"process {holder} is running the pipeline in this folder. Wait for it or stop "
+                    "it; to run side by side, use a second checkout."
+                )
         sections = sections_of(self.params, self._sections)
         missing = next((item for item in self._inputs if not (self.root / item).exists()), None)
         if missing is None:
@@ -446,4 +458,5 @@ def run_stage(
         # a full disk has no room for these rows either: keep the message above visible
         except OSError as error:
             logger.warning("the last rows of runs/%s could not be written: %s", name, error)
+        stage.held.close()
     return code

@@ -13,7 +13,6 @@ from config.errors import EnvironmentFault
 from config.load import load
 from tasks.dvc import pull
 from tasks.dvc.pull import fetch, inputs_of, is_unchanged_elsewhere, remote_of, small_outputs
-from tasks.dvc.repro import REPRO
 from tasks.dvc.status import (
     environment,
     forget,
@@ -75,7 +74,7 @@ def project(done: Path, tmp_path: Path) -> Path:
 def repro(root: Path, *stages: str) -> None:
     for stage in stages:
         subprocess.run(
-            [sys.executable, "-m", *REPRO, stage],
+            [sys.executable, "-m", "dvc", "repro", "--single-item", stage],
             cwd=root,
             env=environment(),
             check=True,

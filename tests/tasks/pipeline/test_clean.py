@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from config import jsonl
+from config.locks import lock_file
 from config.records import AttemptRow, PipelineRow
 from config.workspace.champions import Champion, ChampionRecord, Event, write_record
 from tasks.pipeline.clean import (
@@ -20,7 +21,6 @@ from tasks.pipeline.clean import (
     leftovers,
     remove,
 )
-from tasks.run.locks import lock_file
 from tasks.run.run import locked
 
 DAY = 24 * 3600.0

@@ -21,8 +21,9 @@ from tasks.run.run import Run, begin
 from tasks.run.stop import StopRequest
 from tasks.stage.budget_watcher import BudgetWatch
 from tasks.stage.outcome import StageCrashed
+from tasks.stage.process import POLL_SECONDS
 from tasks.stage.progress import attempts
-from tasks.stage.runner import POLL_SECONDS, run_stage
+from tasks.stage.runner import run_stage
 
 pytestmark = pytest.mark.integration
 
@@ -134,7 +135,7 @@ def test_a_crash_is_paid_for_as_long_as_its_process_lived(project: Path) -> None
     run = a_run(project, "crashed", "budget.max_usd=9")
     with pytest.raises(StageCrashed):
         bring_up(run)
-    assert events(project)[-1] == (1, "lost", 0)
+    assert events(project)[-1] == (1, "lost", 3)
     rows = jsonl.read(project / "runs" / "sft" / "usage.jsonl", UsageRow).rows
     lost = attempts(project, "sft")[-1]
     assert lost.lived_seconds is not None
@@ -145,7 +146,7 @@ def test_a_crash_is_paid_for_as_long_as_its_process_lived(project: Path) -> None
     tight = a_run(project, "again", f"budget.max_usd={spent(run).usd}", continues="crashed")
     with pytest.raises(OverBudget, match="no room to start sft"):
         bring_up(tight)
-    assert events(project)[-1] == (1, "lost", 0)
+    assert events(project)[-1] == (1, "lost", 3)
     bring_up(a_run(project, "enough", f"budget.max_usd={spent(run).usd + 1}", continues="crashed"))
 
 

@@ -87,7 +87,7 @@ def test_a_watch_sees_only_the_attempt_at_work(tmp_path: Path) -> None:
         folder / "metrics.jsonl", MetricRow(**common, attempt=1, step=5, values={"score": 1.0})
     )
     watch = Watch(tmp_path, PARAMS, "ppo")
-    assert (watch.look().step, watch.pid, watch.look().values) == (0, None, {})
+    assert (watch.look().step, watch.attempt, watch.look().values) == (0, None, {})
     jsonl.append(
         folder / "attempts.jsonl",
         AttemptRow(**common, attempt=2, event="start", fingerprint="", pid=12, step=0),
@@ -96,7 +96,7 @@ def test_a_watch_sees_only_the_attempt_at_work(tmp_path: Path) -> None:
         folder / "attempts.jsonl",
         AttemptRow(**common, attempt=2, event="resume", fingerprint="", pid=12, step=3),
     )
-    assert (watch.look().step, watch.pid) == (3, 12)
+    assert watch.look().step == 3
     usage = {
         "phase": "update",
         "tokens": 1,
@@ -122,7 +122,6 @@ def test_a_watch_sees_only_the_attempt_at_work(tmp_path: Path) -> None:
         AttemptRow(**common, attempt=2, event="end", fingerprint="", pid=12, step=7, exit_code=0),
     )
     watch.look()
-    assert watch.pid is None
 
 
 def test_what_waits_in_a_queue_costs_nothing_and_clocks_are_not_compared(tmp_path: Path) -> None:
@@ -130,7 +129,7 @@ def test_what_waits_in_a_queue_costs_nothing_and_clocks_are_not_compared(tmp_pat
     folder = tmp_path / "runs" / "ppo"
     run = Run(tmp_path, "r", load(ROOT / "recipes" / "demo.yaml", ["budget.max_hours=0.01"]))
     watch, budget = Watch(tmp_path, run.params, "ppo"), BudgetWatch(run, "ppo", local=False)
-    budget._asked_at -= 3600.0  # it was handed over an hour ago
+    budget._began_at -= 3600.0  # it was handed over an hour ago
     assert watch.look().usd == pytest.approx(0.0, abs=1e-6)
     assert not budget.look(watch)
     there = time.time() - 3600.0

@@ -22,15 +22,13 @@ from config.errors import EnvironmentFault, ParamsError, StageStopped, UserError
 from config.load import load
 from config.records import PipelineRow
 from reporting.row_digests import Change, data_version, read_row_digests, row_change
-from tasks.dvc.repro import REPRO, log_path
 from tasks.dvc.status import digests, environment, forget, is_unchanged, push, stale_stages
 from tasks.remote.client import run_here
-from tasks.run.run import Run, begin
+from tasks.run.run import Run, begin, locked
 from tasks.run.stop import StopRequest
-from tasks.stage import runner
 from tasks.stage.outcome import Outcome, StageCrashed
 from tasks.stage.progress import Display, Progress, attempts
-from tasks.stage.runner import run_stage, stop_orphans
+from tasks.stage.runner import log_path, run_stage
 from tests.conftest import ROOT, git
 from tests.support.stage_project import make_project
 
@@ -67,7 +65,7 @@ def test_a_stage_runs_once_and_is_then_unchanged(project: Path, new_run: NewRun)
         ("run-1", True, 1),
     ]
     assert rows[1].detail["outs"] == digests(project, "sft").outs
-    assert "Running stage 'sft'" in log_path(project, "sft").read_text()
+    assert log_path(project, "sft").read_text() == "working\n"
 
 
 def test_a_changed_parameter_reruns_its_stage_and_leaves_one_that_reads_the_same_output(
@@ -148,7 +146,7 @@ def test_going_back_to_a_method_trains_nothing_and_takes_its_evaluation_from_the
         bring_up(run, "sft")
         assert is_unchanged(methods, method) is (number == 2)
         subprocess.run(
-            [sys.executable, "-m", *REPRO, dvc_name(method)],
+            [sys.executable, "-m", "dvc", "repro", "--single-item", dvc_name(method)],
             cwd=methods,
             env=environment(),
             check=True,
@@ -259,7 +257,7 @@ def test_params_edited_just_before_dvc_reads_them_are_not_recorded_for_what_othe
     (project / "edited.yaml").write_text(yaml.safe_dump(content))
     with pytest.raises(ParamsError, match=r"-> 9\.0"):
         bring_up(run)
-    assert "sft" not in (yaml.safe_load((project / "dvc.lock").read_text()) or {}).get("stages", {})
+    assert not (project / "dvc.lock").exists()
     assert not is_unchanged(project, "sft")
     assert bring_up(new_run("sft.epochs=9.0")) == Outcome(cached=False, attempt=2)
 
@@ -385,7 +383,7 @@ def test_a_stage_killed_before_its_first_row_is_tried_again_and_paid_for(
     project: Path, new_run: NewRun
 ) -> None:
     (project / "behaviour.txt").write_text("killed early")
-    with pytest.raises(StageCrashed, match="attempt 1 was killed") as crash:
+    with pytest.raises(StageCrashed, match="was killed without") as crash:
         bring_up(new_run())
     assert not crash.value.hopeless
     (row,) = attempts(project, "sft")
@@ -470,93 +468,39 @@ def test_a_request_before_a_stage_starts_nothing(project: Path, new_run: NewRun)
     assert attempts(project, "sft") == []
 
 
-def test_the_stage_ends_with_a_checkpoint_when_dvc_is_killed_above_it(
-    project: Path, new_run: NewRun
+HOLDING = """
+import sys
+from pathlib import Path
+from config.load import load
+from tasks.run.run import Run, locked
+from tasks.run.stop import StopRequest
+from tasks.stage.runner import run_stage
+root = Path.cwd()
+with locked(root):
+    run_stage(Run(root, "x", load(root / "params.yaml")), "sft", StopRequest(), lambda _: None)
+"""
+
+
+def test_a_stage_of_a_killed_run_holds_the_workspace_until_it_has_checkpointed(
+    project: Path, new_run: NewRun, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (project / "behaviour.txt").write_text("slow")
-
-    def kill_dvc() -> None:
-        await_rows(project)
-        next(
-            child for child in psutil.Process().children() if "dvc" in " ".join(child.cmdline())
-        ).kill()
-
-    timer = threading.Thread(target=kill_dvc)
-    timer.start()
-    with pytest.raises(StageStopped):
-        bring_up(new_run())
-    timer.join()
-    assert [row.exit_code for row in attempts(project, "sft") if row.event == "end"] == [75]
-
-
-def as_module(project: Path) -> None:
-    """The stage sft as `python -m training.sft`, slow."""
-    (project / "behaviour.txt").write_text("slow")
-    (project / "training").mkdir()
-    (project / "training" / "__init__.py").touch()
-    (project / "training" / "sft.py").write_text(
-        "import sys\nsys.argv[1:] = ['sft']\n" + (project / "stage.py").read_text()
-    )
-    dvc_yaml = project / "dvc.yaml"
-    dvc_yaml.write_text(
-        dvc_yaml.read_text().replace("python stage.py sft", "python -m training.sft")
-    )
-
-
-def test_a_stage_left_behind_by_a_killed_pipeline_is_stopped(
-    project: Path, new_run: NewRun
-) -> None:
-    as_module(project)
     new_run()
     with subprocess.Popen(
-        [sys.executable, "-m", *REPRO, "sft"],
+        [sys.executable, "-c", HOLDING],
         cwd=project,
-        env=environment(RLHF_RUN_ID="x"),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     ) as left:
         await_rows(project)
-        said: list[str] = []
-        stop_orphans(project, said.append)
-        assert len(said) == 1
-        assert not psutil.pid_exists(left.pid)
-    assert attempts(project, "sft")[-1].exit_code == 75
-    stop_orphans(project, said.append)
-    assert len(said) == 1
-
-
-def test_what_started_dvc_is_not_waited_for_whatever_its_command_line_says(
-    project: Path, new_run: NewRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Such as a shell in a folder called after DVC."""
-    as_module(project)
-    new_run()
-    monkeypatch.setattr(runner, "ORPHAN_PATIENCE_SECONDS", 30.0)
-    outlives = "import json, subprocess, sys, time; subprocess.call(json.loads(sys.argv[2]))\n"
-    command = json.dumps([sys.executable, "-m", *REPRO, "sft"])
-    with subprocess.Popen(
-        [sys.executable, "-c", f"{outlives}time.sleep(600)", "notes-on-dvc", command],
-        cwd=project,
-        env=environment(RLHF_RUN_ID="x"),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as above:
-        try:
-            await_rows(project)
-            awaited: list[int] = []
-            real = psutil.wait_procs
-
-            def wait_procs(processes: list[psutil.Process], timeout: float) -> Any:
-                awaited.extend(process.pid for process in processes)
-                return real(processes, timeout=timeout)
-
-            monkeypatch.setattr(psutil, "wait_procs", wait_procs)
-            stop_orphans(project, lambda _: None)
+        left.kill()
+        left.wait()
+        stage = psutil.Process(attempts(project, "sft")[-1].pid)
+        assert stage.is_running()
+        with locked(project):
             assert attempts(project, "sft")[-1].exit_code == 75
-            assert len(awaited) >= 2, "the stage, and its dvc repro"
-            assert above.pid not in awaited
-        finally:
-            above.kill()
+            psutil.wait_procs([stage], timeout=5)
+            assert not stage.is_running()
+    assert f"process {left.pid} was killed" in capfd.readouterr().err
 
 
 def test_outputs_are_pushed_once(project: Path, new_run: NewRun, tmp_path: Path) -> None:

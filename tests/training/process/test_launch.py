@@ -40,9 +40,9 @@ Project = Callable[..., Path]
         ([3, 3], 3),
         ([3, -9], 3),
         ([2, 3], 2),
-        ([1, 76], 76),
-        ([-9, 76], 76),
-        ([76, 2], 2),
+        ([1, 77], 77),
+        ([-9, 77], 77),
+        ([77, 2], 2),
     ],
 )
 def test_the_exit_code_says_what_the_first_cause_was(codes: list[int], whole: int) -> None:

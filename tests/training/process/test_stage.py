@@ -17,7 +17,10 @@ import torch
 from config import jsonl
 from config.alive import created
 from config.errors import ParamsError, StageStopped
+from config.locks import is_held
 from config.records import PIPELINE_VARIABLE, RUN_ID_VARIABLE, STAGES, UsageRow
+from config.workspace.at_work import RUN_LOCK
+from tests.conftest import ROOT
 from tests.training.support.processes import (
     attempts,
     finish,
@@ -79,6 +82,29 @@ def test_bad_params_are_one_line_and_exit_2(
     (root / "params.yaml").unlink()
     assert run_main(root, "ppo") == 2
     assert "params.yaml does not exist" in said(capsys, "ppo")
+
+
+def test_a_stage_started_by_hand_does_not_work_beside_a_run(
+    project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(PIPELINE_VARIABLE, raising=False)
+    root = project("ppo")
+    hold = (
+        "from pathlib import Path; from config.locks import lock_file\n"
+        f"with lock_file(Path({str(root / RUN_LOCK)!r})): print(1, flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", hold], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        assert run_main(root, "ppo") == 2
+        other.kill()
+    assert f"process {other.pid} is running the pipeline in this folder" in said(capsys, "ppo")
+    stage, _ = open_stage(root, "ppo")
+    assert is_held(root / RUN_LOCK)
+    stage.held.close()
+    assert not is_held(root / RUN_LOCK)
 
 
 @pytest.mark.parametrize(
