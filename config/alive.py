@@ -36,13 +36,19 @@ else:
         return psutil.Process(pid).create_time()
 
 
-def is_alive(pid: int, since: float) -> bool:
-    """Whether the process `pid` that was `created` at `since` still runs: process ids are reused,
-    and zombies stay in the process table, mostly in containers.
+def is_running(pid: int) -> bool:
+    """Whether a process has this id, which may have been another one's before. Zombies, which stay
+    in the process table mostly in containers, do not run.
     """
     try:
-        return (
-            abs(created(pid) - since) < 1.0 and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-        )
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def is_alive(pid: int, since: float) -> bool:
+    """Whether the process `pid` that was `created` at `since` still runs."""
+    try:
+        return abs(created(pid) - since) < 1.0 and is_running(pid)
     except psutil.NoSuchProcess:
         return False

@@ -12,14 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-import psutil
-
+from config.alive import is_running
 from config.errors import EnvironmentFault
 
 WAIT_SECONDS = 1.0
 """Seconds between attempts to get the lock."""
-ORPHAN_SECONDS = 600.0
-"""Longest time for a stage of a killed run to finish its step and write a checkpoint."""
+CHECKPOINT_SECONDS = 600.0
+"""Longest time for a stage to finish its step and write a checkpoint."""
 
 
 @contextmanager
@@ -42,7 +41,7 @@ def lock_file(path: Path, wait: Callable[[str], bool] | None = None) -> Iterator
         killed_at = None
         while not _taken(file):
             holder = _holder(file)
-            if holder == "?" or _is_running(int(holder)):
+            if holder == "?" or is_running(int(holder)):
                 if wait is None or not wait(holder):
                     yield holder
                     return
@@ -52,7 +51,7 @@ def lock_file(path: Path, wait: Callable[[str], bool] | None = None) -> Iterator
                     f"process {holder} was killed, and a stage that it started is still running: "
                     "waiting for its checkpoint.\n"
                 )
-            elif time.monotonic() > killed_at + ORPHAN_SECONDS:
+            elif time.monotonic() > killed_at + CHECKPOINT_SECONDS:
                 yield holder
                 return
             time.sleep(WAIT_SECONDS)
@@ -67,13 +66,6 @@ def _holder(file: IO[str]) -> str:
     file.seek(0)
     content = file.read().strip()
     return content if content.isdigit() else "?"
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _taken(file: IO[str]) -> bool:

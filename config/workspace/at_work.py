@@ -2,10 +2,13 @@
 lock.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from config import jsonl
-from config.locks import is_held
+from config.errors import EnvironmentFault
+from config.locks import is_held, lock_file
 from config.records import PipelineRow
 
 RUN_LOCK = Path(".rlhf") / "run.lock"
@@ -20,3 +23,21 @@ def run_at_work(root: Path) -> str | None:
     return (
         rows[-1].run_id if rows and rows[-1].event != "end" and is_held(root / RUN_LOCK) else None
     )
+
+
+@contextmanager
+def locked(root: Path, wait: Callable[[str], bool] | None = None) -> Iterator[None]:
+    """Hold the workspace; the lock is gone with the process and its stages, however they end.
+
+    `wait` is asked again and again, with the id of the process that holds it, whether to wait for
+    it.
+    Raises EnvironmentFault if another run holds it and nobody wants to wait, or if the folder is
+    not writable.
+    """
+    with lock_file(root / RUN_LOCK, wait) as holder:
+        if holder is not None:
+            raise EnvironmentFault(
+                f"process {holder} is already running the pipeline in {root.resolve()}. "
+                "Wait for it or stop it with Ctrl-C; to run side by side, use a second checkout."
+            )
+        yield

@@ -67,8 +67,7 @@ def write_entry(lock: Path, entry: Any) -> None:
     from dvc.stage.serialize import to_lockfile
 
     content = yaml_of(lock) or {"schema": "2.0"}
-    made = yaml.safe_load(yaml.safe_dump(_plain(to_lockfile(entry))))
-    content["stages"] = {**content.get("stages", {}), **made}
+    content["stages"] = {**content.get("stages", {}), **_plain(to_lockfile(entry))}
     write_atomically(lock, yaml.safe_dump(content, sort_keys=False))
 
 
@@ -81,7 +80,8 @@ def _plain(value: Any) -> Any:
 
 def restore_outputs(root: Path, stage: str) -> bool:
     """Take the outputs of `stage` from DVC's run cache, if it has them for these inputs, params and
-    command; returns whether it has. Outputs that are not persistent are removed before.
+    command; returns whether it has. They are still to be recorded. Outputs that are not persistent
+    are removed before.
 
     Raises EnvironmentFault if an input is missing.
     """
@@ -101,10 +101,6 @@ def restore_outputs(root: Path, stage: str) -> bool:
             repo.stage_cache.restore(entry)
         except RunCacheNotFoundError:
             return False
-        entry.save(run_cache=False)
-        for out in entry.outs:
-            out.commit()
-        write_entry(root / "dvc.lock", entry)
     return True
 
 

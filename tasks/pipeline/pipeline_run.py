@@ -19,6 +19,7 @@ from config import jsonl
 from config.differences import in_a_line
 from config.errors import EnvironmentFault, OverBudget, RlhfError, StageStopped
 from config.records import PipelineRow
+from config.workspace.at_work import locked
 from costs.ledger.budget import results_key
 from costs.ledger.history import remember
 from costs.ledger.ledger import ledger
@@ -35,7 +36,6 @@ from tasks.run.run import (
     end_left_open,
     keep_copies,
     keep_edits,
-    locked,
     new_run_id,
     put_params_back,
 )

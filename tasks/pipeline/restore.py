@@ -13,10 +13,10 @@ from config.inputs import write_digests
 from config.load import read, write
 from config.records import kept_folder
 from config.schema import Params
+from config.workspace.at_work import locked
 from config.workspace.kept import completed_stages, kept_params
 from tasks.dvc.light_stages import do_light_stages
 from tasks.dvc.status import default_remote, error_line, run_dvc
-from tasks.run.run import locked
 
 LOCK, PARAMS = "dvc.lock", "params.yaml"
 UNSAVED = "unsaved files"

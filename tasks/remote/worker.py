@@ -23,6 +23,7 @@ from config.load import dump as dump_params
 from config.load import load
 from config.names import inner_name
 from config.records import CHANGED_CODE_VARIABLE
+from config.workspace.at_work import locked
 from tasks.dvc.pull import fetch, inputs_of
 from tasks.dvc.status import send_outputs
 from tasks.remote import heartbeat
@@ -31,7 +32,7 @@ from tasks.remote.heartbeat import heartbeats
 from tasks.run.changed_code import policy
 from tasks.run.code_version import code_digest
 from tasks.run.exchange import REPLY, REQUEST, Exchange, Sender, dump, files_of, put_files
-from tasks.run.run import Run, locked
+from tasks.run.run import Run
 from tasks.run.stop import StopRequest
 from tasks.run.transient import TransientFault, UnknownFault, persist
 from tasks.run.workspace import cache, lay_out, workspaces

@@ -27,6 +27,7 @@ from config.load import write
 from config.locks import lock_file
 from config.records import PipelineRow
 from config.schema import Params
+from config.workspace.at_work import locked
 from config.workspace.champions import Champion
 from config.workspace.retraining import (
     RETRAIN_FOLDER,
@@ -48,7 +49,7 @@ from tasks.retraining.decision import Decision, decide
 from tasks.retraining.page import Page, markdown
 from tasks.retraining.process import run_helper
 from tasks.run.month import PURPOSE, month, run_usd
-from tasks.run.run import STATE_FOLDER, locked, new_run_id
+from tasks.run.run import STATE_FOLDER, new_run_id
 from tasks.run.stop import as_interrupts
 from tasks.stage.progress import Display
 from tasks.ui.events import model_event

@@ -11,8 +11,6 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,13 +21,10 @@ from config import jsonl
 from config.atomic_file import keep_copy, write_atomically
 from config.differences import Difference, differences
 from config.dvc_stages import dvc_name
-from config.errors import EnvironmentFault
 from config.inputs import write_digests
 from config.load import load, read, says, write
-from config.locks import lock_file
 from config.records import PipelineRow, kept_folder
 from config.schema import Params
-from config.workspace.at_work import RUN_LOCK
 from config.workspace.kept import completed_stages
 
 MOST_NAME_CHARS = 60
@@ -174,21 +169,3 @@ def _keep_lock(run: Run, foreign: set[str]) -> None:
         }
         text = yaml.safe_dump(content, sort_keys=False)
     write_atomically(run.folder / "dvc.lock", text)
-
-
-@contextmanager
-def locked(root: Path, wait: Callable[[str], bool] | None = None) -> Iterator[None]:
-    """Hold the workspace; the lock is gone with the process, however it ends.
-
-    `wait` is asked again and again, with the id of the process that holds it, whether to wait for
-    it.
-    Raises EnvironmentFault if another run holds it and nobody wants to wait, or if the folder is
-    not writable.
-    """
-    with lock_file(root / RUN_LOCK, wait) as holder:
-        if holder is not None:
-            raise EnvironmentFault(
-                f"process {holder} is already running the pipeline in {root}. "
-                "Wait for it or stop it with Ctrl-C; to run side by side, use a second checkout."
-            )
-        yield

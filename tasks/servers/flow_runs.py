@@ -8,8 +8,7 @@ from pathlib import Path
 
 import psutil
 
-RUN_PATIENCE_SECONDS = 600.0
-"""Seconds for a run of the worker: its stage finishes the step and writes a checkpoint."""
+from config.locks import CHECKPOINT_SECONDS
 
 
 def runs_at_work(root: Path) -> list[psutil.Process]:
@@ -51,7 +50,7 @@ def end_runs(root: Path) -> None:
     for run in runs:
         with suppress(psutil.NoSuchProcess):
             run.send_signal(signal.SIGTERM)
-    deadline = time.monotonic() + RUN_PATIENCE_SECONDS
+    deadline = time.monotonic() + CHECKPOINT_SECONDS
     while any(map(_is_at_work, runs)) and time.monotonic() < deadline:
         time.sleep(0.2)
 

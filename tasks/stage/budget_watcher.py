@@ -87,8 +87,10 @@ class BudgetWatch:
         that it must stop for. Returns whether there is one. Between the stage's rows its cost grows
         with the wall time.
         """
-        if self.reached is None and (self._local or watch.attempt is not None):
-            left = self.left(watch.attempt.world_size if watch.attempt else self._processes)
+        attempt = watch.attempt
+        costs = self._local if attempt is None else attempt.event != "end"
+        if self.reached is None and costs:
+            left = self.left(attempt.world_size if attempt else self._processes)
             began = self._began_at if self._local else watch.began
             if left is not None and must_stop(watch.pace, now(), began + left.seconds):
                 self.reached = left.limit

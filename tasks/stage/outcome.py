@@ -15,8 +15,6 @@ from config.errors import (
 from config.records import AttemptRow
 from tasks.stage.process import Ended, last_line
 
-TRACEBACK = "Traceback (most recent call last)"
-
 
 class StageCrashed(RlhfError):
     """A stage process crashed; it is retried from its checkpoint unless that is hopeless."""
@@ -58,7 +56,7 @@ def judge(stage: str, before: int, rows: Sequence[AttemptRow], ended: Ended) -> 
         raise UserError(f"{stage}: {message}")
     if ended.code == EXIT_RESUMABLE:
         raise StageStopped(message or f"{stage} was asked to stop: run again to go on from there.")
-    if ended.code < 0 or (end is None and not message and TRACEBACK not in ended.output):
+    if ended.code < 0:
         if end is not None and end.exit_code == EXIT_DONE:
             raise StageCrashed(
                 f"{stage}: the process was killed after the work was done. What it printed is in "
@@ -69,11 +67,10 @@ def judge(stage: str, before: int, rows: Sequence[AttemptRow], ended: Ended) -> 
             f"printed is in {log}."
         )
     if end is None:
-        raise StageCrashed(
-            f"{stage}: the process failed before it began: {message or last_line(ended.output)} "
-            f"The full output is in {log}.",
-            hopeless=not own,
-        )
+        reason = f"{message or last_line(ended.output)} The full output is in {log}."
+        if own:
+            raise StageCrashed(f"{stage}: attempt {own[-1].attempt} failed: {reason}")
+        raise StageCrashed(f"{stage}: the process failed before it began: {reason}", hopeless=True)
     raise StageCrashed(
         f"{stage}: attempt {end.attempt} failed after step {end.step}: {message} The full output "
         f"is in {log}.",

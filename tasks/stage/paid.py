@@ -25,7 +25,8 @@ class Lifetime:
 
     def __init__(self, root: Path, stage: str, run_id: str) -> None:
         self.root, self.stage, self.run_id = root, stage, run_id
-        self.path = root / "runs" / stage / "process.json"
+        self.path = _process_path(root, stage)
+        _charge_left(root, stage)  # of an earlier process, if its end could not be charged
         self.before = max((a.number for a in read_attempts(self.path.parent)[0]), default=0)
         """The last attempt before this process."""
         self.began = now()
@@ -113,12 +114,20 @@ def charge_killed(root: Path) -> None:
     no stage is running then.
     """
     for stage in STAGES:
-        path = root / "runs" / stage / "process.json"
-        try:
-            record, status = json.loads(path.read_bytes()), path.stat()
-            lived = status.st_mtime - record["began"]
-            before, pid, run_id = int(record["before"]), int(record["pid"]), str(record["run_id"])
-        except (OSError, ValueError, TypeError, KeyError):
-            continue
-        charge(root, stage, run_id, pid, before, lived, status.st_ctime)
-        path.unlink()
+        _charge_left(root, stage)
+
+
+def _charge_left(root: Path, stage: str) -> None:
+    path = _process_path(root, stage)
+    try:
+        record, status = json.loads(path.read_bytes()), path.stat()
+        lived = status.st_mtime - record["began"]
+        before, pid, run_id = int(record["before"]), int(record["pid"]), str(record["run_id"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return
+    charge(root, stage, run_id, pid, before, lived, status.st_ctime)
+    path.unlink()
+
+
+def _process_path(root: Path, stage: str) -> Path:
+    return root / "runs" / stage / "process.json"

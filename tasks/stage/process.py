@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from config.alive import created, now
+from config.locks import CHECKPOINT_SECONDS
 from config.records import PIPELINE_VARIABLE
 from tasks.dvc.status import environment
 from tasks.run.stop import StopRequest
 
 POLL_SECONDS = 0.2
-CHECKPOINT_SECONDS = 600.0
-"""Longest time to finish a step and write a checkpoint."""
 
 
 class Ended(NamedTuple):
@@ -70,7 +69,9 @@ def run_process(
     finally:
         _kill(process)
     lived = now() - began
-    output = log.read_bytes()[start:].decode(errors="replace")
+    with log.open("rb") as file:
+        file.seek(start)
+        output = file.read().decode(errors="replace")
     return Ended(process.pid, code, lived, output)
 
 

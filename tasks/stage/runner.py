@@ -3,8 +3,7 @@ have DVC record what it made.
 """
 
 import logging
-import shlex
-import shutil
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from config.errors import ParamsError, StageStopped
 from config.records import CHANGED_CODE_VARIABLE, RUN_ID_VARIABLE, PipelineRow
 from reporting.row_digests import PREPARED, keep_row_digests
 from tasks.dvc.recording import command_of, record_outputs, restore_outputs
-from tasks.dvc.status import digests, environment, is_unchanged
+from tasks.dvc.status import digests, is_unchanged
 from tasks.run.changed_code import policy
 from tasks.run.run import Run
 from tasks.run.stop import StopRequest
@@ -28,7 +27,7 @@ from tasks.stage.progress import Progress, Watch, attempts
 logger = logging.getLogger(__name__)
 
 Observer = Callable[[Progress], None]
-SHELL_SIGNS = "&|;<>$`\n"
+PLAIN_WORDS = re.compile(r"[\w./ -]+")
 
 
 def run_stage(
@@ -48,13 +47,14 @@ def run_stage(
             f"Stopped before {stage}, as asked. Everything before it is kept: run again to resume "
             "there."
         )
-    if is_unchanged(run.root, stage) or restore_outputs(run.root, stage):
+    if is_unchanged(run.root, stage):
         return record(run, stage, Outcome(cached=True, attempt=None))
-    attempt = _run(run, stage, stop, observe)
+    restored = restore_outputs(run.root, stage)
+    attempt = None if restored else _run(run, stage, stop, observe)
     record_outputs(run.root, stage, run.params)
     # DVC has recorded the outputs: a forced rerun shall compute, not find them done
     (run.root / "checkpoints" / stage / "done.json").unlink(missing_ok=True)
-    return record(run, stage, Outcome(cached=False, attempt=attempt))
+    return record(run, stage, Outcome(cached=restored, attempt=attempt))
 
 
 def require_same_params(run: Run, stage: str) -> None:
@@ -120,13 +120,10 @@ def log_path(root: Path, stage: str) -> Path:
 
 def command(root: Path, stage: str) -> list[str]:
     """The command of `stage` in dvc.yaml, as `dvc repro` runs it; a shell is started only for one
-    that needs it, as signals are for the stage.
+    that may need it, as signals are for the stage.
     """
     text = command_of(root, stage)
-    if any(sign in text for sign in SHELL_SIGNS):
-        return ["/bin/sh", "-c", text]
-    program, *arguments = shlex.split(text)
-    return [shutil.which(program, path=environment()["PATH"]) or program, *arguments]
+    return text.split() if PLAIN_WORDS.fullmatch(text) else ["/bin/sh", "-c", text]
 
 
 def _run(run: Run, stage: str, stop: StopRequest, observe: Observer) -> int | None:
@@ -152,16 +149,16 @@ def _run(run: Run, stage: str, stop: StopRequest, observe: Observer) -> int | No
     lifetime.end(ended.pid, ended.lived_seconds)
     watch.look()
     try:
-        rows = attempts(run.root, stage)
-        return judge(stage, lifetime.before, rows, _as_asked(stage, ended, stop, budget))
+        _require_not_stopped(stage, ended, stop, budget)
+        return judge(stage, lifetime.before, attempts(run.root, stage), ended)
     except StageStopped as stopped:
         if budget.reached is not None and not stop.made:
             raise budget.over(str(stopped)) from None
         raise
 
 
-def _as_asked(stage: str, ended: Ended, stop: StopRequest, budget: BudgetWatch) -> Ended:
-    """Raises StageStopped for a process that a stop has killed: a forced one, or one that had no
+def _require_not_stopped(stage: str, ended: Ended, stop: StopRequest, budget: BudgetWatch) -> None:
+    """Raise StageStopped for a process that a stop has killed: a forced one, or one that had no
     handler yet and nothing to keep.
     """
     if stop.force:
@@ -171,4 +168,3 @@ def _as_asked(stage: str, ended: Ended, stop: StopRequest, budget: BudgetWatch) 
         )
     if ended.code < 0 and (stop.made or budget.reached is not None):
         raise StageStopped(f"{stage} was asked to stop before it began: run again to resume there.")
-    return ended

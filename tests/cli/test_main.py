@@ -9,7 +9,7 @@ import pytest
 from config import jsonl
 from config.load import load, write
 from config.records import PipelineRow
-from tasks.run.run import locked
+from config.workspace.at_work import locked
 from tests.conftest import ROOT
 
 HEAVY = {"torch", "prefect", "mlflow", "dvc", "transformers", "matplotlib", "pandas"}

@@ -17,7 +17,7 @@ from config import jsonl
 from config.errors import ParamsError
 from config.load import load
 from config.records import PipelineRow
-from tasks.run.run import locked
+from config.workspace.at_work import locked
 from tasks.servers.prefect_settings import api_key
 from tasks.servers.processes import servers
 from tests.conftest import ROOT

@@ -8,11 +8,11 @@ import pytest
 
 from config.load import load
 from config.schema import Params
+from config.workspace.at_work import locked
 from costs.ledger.ledger import StageCost
 from costs.ledger.reconcile import reconcile
 from reporting.inputs import Findings, read_findings
 from reporting.verdict import Verdict, bill, usd_per_win_rate_point, verdict
-from tasks.run.run import locked
 from tests.costs.books import book, stage_cost
 from tests.reporting.plausible_run import BEGIN, write_cached_run, write_pipeline_run
 from tests.support.clock import Clock

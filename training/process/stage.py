@@ -36,7 +36,6 @@ from config.errors import (
 )
 from config.inputs import student_path
 from config.load import load
-from config.locks import lock_file
 from config.methods.registry import stage_module
 from config.records import (
     CHANGED_CODE_VARIABLE,
@@ -53,7 +52,7 @@ from config.records import (
 )
 from config.schema import Params
 from config.stage_code import some, stage_code
-from config.workspace.at_work import RUN_LOCK
+from config.workspace.at_work import locked
 from training.distributed import collectives
 from training.process import allocator, garbage_collection
 from training.process.checkpoint import DONE, Checkpoints, fingerprint
@@ -134,12 +133,7 @@ class Stage:
         other params, EnvironmentFault if another process works in this folder.
         """
         if self.rank == 0 and self._pipeline is None:
-            holder = self.held.enter_context(lock_file(self.root / RUN_LOCK))
-            if holder not in (None, str(os.getpid())):
-                raise EnvironmentFault(
-                    f"process {holder} is running the pipeline in this folder. Wait for it or stop "
-                    "it; to run side by side, use a second checkout."
-                )
+            self.held.enter_context(locked(self.root))
         sections = sections_of(self.params, self._sections)
         missing = next((item for item in self._inputs if not (self.root / item).exists()), None)
         if missing is None:

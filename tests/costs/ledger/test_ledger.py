@@ -16,9 +16,9 @@ from config.errors import CostError
 from config.load import load
 from config.records import AttemptRow, PipelineRow, UsageRow
 from config.schema import Params
+from config.workspace.at_work import locked
 from costs.ledger.attempts import Attempt, kept_step, read_attempts, split_usage
 from costs.ledger.ledger import ledger
-from tasks.run.run import locked
 
 ROOT = Path(__file__).parents[3]
 

@@ -10,6 +10,7 @@ from cli.main import app
 from config import jsonl
 from config.locks import lock_file
 from config.records import AttemptRow, PipelineRow
+from config.workspace.at_work import locked
 from config.workspace.champions import Champion, ChampionRecord, Event, write_record
 from tasks.pipeline.clean import (
     CHAMPIONS_OWN,
@@ -21,7 +22,6 @@ from tasks.pipeline.clean import (
     leftovers,
     remove,
 )
-from tasks.run.run import locked
 
 DAY = 24 * 3600.0
 NOW = time.time()

@@ -11,8 +11,9 @@ from benchmarks.projects.checkouts import point_remote
 from config.errors import EnvironmentFault, UserError
 from config.load import load
 from config.records import stages_of
+from config.workspace.at_work import locked
 from tasks.pipeline.restore import restore
-from tasks.run.run import Run, begin, keep_copies, locked
+from tasks.run.run import Run, begin, keep_copies
 from tasks.run.stop import StopRequest
 from tasks.stage.runner import run_stage
 from tests.support.stage_project import make_project

@@ -10,13 +10,13 @@ from config import jsonl
 from config.errors import EnvironmentFault
 from config.load import dump, load, write
 from config.records import PipelineRow
+from config.workspace.at_work import locked
 from tasks.run.run import (
     Run,
     begin,
     end_left_open,
     keep_copies,
     keep_edits,
-    locked,
     new_run_id,
     put_params_back,
 )
@@ -38,7 +38,7 @@ def test_one_workspace_takes_one_run_at_a_time(tmp_path: Path) -> None:
 
 def test_the_lock_of_a_killed_run_is_free(tmp_path: Path) -> None:
     code = (
-        "import os\nfrom pathlib import Path\nfrom tasks.run.run import locked\n"
+        "import os\nfrom pathlib import Path\nfrom config.workspace.at_work import locked\n"
         f"with locked(Path({str(tmp_path)!r})): os.kill(os.getpid(), 9)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == -9

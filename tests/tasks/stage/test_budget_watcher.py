@@ -12,7 +12,7 @@ import pytest
 from config import jsonl
 from config.errors import OverBudget
 from config.load import load
-from config.records import UsageRow
+from config.records import AttemptRow, UsageRow
 from config.workspace.retraining import RETRAIN_ROWS, RetrainRow
 from costs.ledger.budget import Cost, total
 from tasks.planning.prepared import spent_by_stage
@@ -22,7 +22,7 @@ from tasks.run.stop import StopRequest
 from tasks.stage.budget_watcher import BudgetWatch
 from tasks.stage.outcome import StageCrashed
 from tasks.stage.process import POLL_SECONDS
-from tasks.stage.progress import attempts
+from tasks.stage.progress import Watch, attempts
 from tasks.stage.runner import run_stage
 
 pytestmark = pytest.mark.integration
@@ -161,6 +161,22 @@ def test_a_stage_is_not_started_without_the_time_to_start_it(project: Path) -> N
             "reward",
         )
     assert attempts(project, "reward") == []
+
+
+def test_the_time_before_its_first_row_counts_and_that_after_its_last_does_not(
+    project: Path,
+) -> None:
+    run = a_run(project, "slow", "budget.max_usd=0.005")
+    watch, budget = Watch(project, run.params, "sft"), BudgetWatch(run, "sft")
+    assert not budget.look(watch)
+    budget._began_at -= 6.0  # imports that last longer than the budget
+    end = AttemptRow(
+        time=0.0, run_id="slow", attempt=1, event="end", fingerprint="", pid=1, step=8, exit_code=0
+    )
+    ended = Watch(project, run.params, "sft")
+    ended.attempt = end
+    assert not budget.look(ended)
+    assert budget.look(watch)
 
 
 def test_the_limit_of_another_stage_does_not_bind(project: Path) -> None:

@@ -83,8 +83,16 @@ def test_a_line_of_the_stage_before_its_first_row_is_the_users() -> None:
         judge("sft", 1, OLD, ended(2, "Running\nsft: params.yaml is bad.\n"))
 
 
+def test_a_command_that_is_not_there_says_so() -> None:
+    with pytest.raises(StageCrashed, match="failed before it began: sh: 1: x: not found") as crash:
+        judge("sft", 1, OLD, ended(127, "sh: 1: x: not found\n"))
+    assert crash.value.hopeless
+
+
 def test_a_launcher_that_lost_a_process_says_which() -> None:
     line = "sft: process 1 of 2 was killed by SIGKILL: the others end too.\n"
-    with pytest.raises(StageCrashed, match="process 1 of 2 was killed by SIGKILL") as crash:
+    with pytest.raises(
+        StageCrashed, match="attempt 2 failed: process 1 of 2 was killed by"
+    ) as crash:
         judge("sft", 1, [*OLD, row(2, "start")], ended(1, line))
     assert not crash.value.hopeless

@@ -98,6 +98,18 @@ def test_the_last_sign_of_life_is_kept_by_a_clock_that_nobody_sets(tmp_path: Pat
     assert seconds(read(tmp_path)[0]) == pytest.approx(2.0, abs=0.01)
 
 
+def test_a_process_does_not_take_over_the_record_of_one_before(tmp_path: Path) -> None:
+    """Whose end could not be charged, on a full disk."""
+    before = Lifetime(tmp_path, "sft", "r")
+    before.look(7)
+    os.utime(before.path, (now(), before.began + 5.0))
+    Lifetime(tmp_path, "sft", "r").look(8)
+    charge_killed(tmp_path)
+    first, second = read(tmp_path)
+    assert seconds(first) == pytest.approx(5.0, abs=0.01)
+    assert seconds(second) == pytest.approx(0.0, abs=0.5)
+
+
 def test_a_process_that_has_ended_leaves_nothing_for_the_next_run(tmp_path: Path) -> None:
     lifetime = Lifetime(tmp_path, "sft", "r")
     lifetime.look(7)

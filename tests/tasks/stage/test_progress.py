@@ -121,7 +121,7 @@ def test_a_watch_sees_only_the_attempt_at_work(tmp_path: Path) -> None:
         folder / "attempts.jsonl",
         AttemptRow(**common, attempt=2, event="end", fingerprint="", pid=12, step=7, exit_code=0),
     )
-    watch.look()
+    assert watch.look().step == 7
 
 
 def test_what_waits_in_a_queue_costs_nothing_and_clocks_are_not_compared(tmp_path: Path) -> None:

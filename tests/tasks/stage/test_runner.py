@@ -21,10 +21,11 @@ from config.dvc_stages import dvc_name
 from config.errors import EnvironmentFault, ParamsError, StageStopped, UserError
 from config.load import load
 from config.records import PipelineRow
+from config.workspace.at_work import locked
 from reporting.row_digests import Change, data_version, read_row_digests, row_change
 from tasks.dvc.status import digests, environment, forget, is_unchanged, push, stale_stages
 from tasks.remote.client import run_here
-from tasks.run.run import Run, begin, locked
+from tasks.run.run import Run, begin
 from tasks.run.stop import StopRequest
 from tasks.stage.outcome import Outcome, StageCrashed
 from tasks.stage.progress import Display, Progress, attempts
@@ -472,7 +473,8 @@ HOLDING = """
 import sys
 from pathlib import Path
 from config.load import load
-from tasks.run.run import Run, locked
+from config.workspace.at_work import locked
+from tasks.run.run import Run
 from tasks.run.stop import StopRequest
 from tasks.stage.runner import run_stage
 root = Path.cwd()

@@ -30,7 +30,7 @@ from tests.training.support.processes import (
     start,
 )
 from tests.training.support.tiny import files, on_a_small_disk, open_stage, run_main
-from training.process.stage import Stage, run_stage
+from training.process.stage import Stage, entry, run_stage
 
 pytestmark = pytest.mark.usefixtures("forks")
 
@@ -100,8 +100,10 @@ def test_a_stage_started_by_hand_does_not_work_beside_a_run(
         other.stdout.readline()
         assert run_main(root, "ppo") == 2
         other.kill()
-    assert f"process {other.pid} is running the pipeline in this folder" in said(capsys, "ppo")
-    stage, _ = open_stage(root, "ppo")
+    assert f"process {other.pid} is already running the pipeline in" in said(capsys, "ppo")
+    own = entry("ppo")
+    stage = Stage("ppo", own.sections, own.inputs, root)
+    stage.begin()
     assert is_held(root / RUN_LOCK)
     stage.held.close()
     assert not is_held(root / RUN_LOCK)

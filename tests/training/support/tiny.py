@@ -202,6 +202,7 @@ def open_stage(root: Path, name: str) -> tuple[Stage, Callable[[Stage], None]]:
     own = entry(name)
     stage = Stage(name, own.sections, own.inputs, root)
     stage.begin()
+    stage.held.close()  # several are opened in one process
     torch.manual_seed(stage.params.seed)
     return stage, own.work
 
