@@ -64,9 +64,10 @@ def run(
     content["model"] |= model or {}
     write(validate(content, "test"), root / "params.yaml")
     stage = Stage("data", SECTIONS, local_files, root)
-    stage.begin()
-    data(stage)
-    stage.meter.close(0)
+    with stage.held:  # several are opened in one process
+        stage.begin()
+        data(stage)
+        stage.meter.close(0)
     return dict(json.loads((root / "metrics/data.json").read_text()))
 
 
