@@ -1,14 +1,14 @@
 """Faults in the middle of whole pipelines: does running again give what the undisturbed run gave?
 
-    python -m benchmarks.faults [--seed 1] [--faults 20] [--json] [--again]
+    python -m benchmarks.faults [--seed 1] [--faults 20] [--kind "kill stage"] [--json] [--again]
 
-Processes die by kill -9 (pipeline, DVC, stage, servers, container, worker, all at once), terminals
-and pipes close, disks fill up, MLflow, Prefect and the store go away for a while, an MLflow run is
-deleted, the clock jumps; at moments drawn from the seed, in local runs and in runs whose stage is
-placed on a Prefect work pool with a worker. Then `rlhf run` again, and whatever its messages tell
-somebody to do. A fault is recovered if that run completes, `models/` has the undisturbed bits,
-every row is in MLflow exactly once, the ledger has the time of the processes within 1% or 2 s,
-nothing was promoted, and no process and no lock is left.
+Processes die by kill -9 (pipeline, also while DVC records, stage, servers, container, worker, all
+at once), terminals and pipes close, disks fill up, MLflow, Prefect and the store go away for a
+while, an MLflow run is deleted, the clock jumps; at moments drawn from the seed, in local runs and
+in runs whose stage is placed on a Prefect work pool with a worker. Then `rlhf run` again, and
+whatever its messages tell somebody to do. A fault is recovered if that run completes, `models/`
+has the undisturbed bits, every row is in MLflow exactly once, the ledger has the time of the
+processes within 1% or 2 s, nothing was promoted, and no process and no lock is left.
 
 Each case is a line of .bench/faults/seed-<S>.jsonl as soon as it is done: started again, the
 same seed goes on where it stopped. --again does the cases again that were not recovered. Linux; as
@@ -252,6 +252,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=FOLDER, help="results, and the project")
     parser.add_argument("--again", action="store_true", help="do what was not recovered again")
     parser.add_argument("--only", type=int, nargs="*", help="these cases, whatever was done")
+    parser.add_argument("--kind", nargs="*", help="of the faults only those of these names")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):  # either ends what a case has started
@@ -262,7 +263,14 @@ def main() -> int:
     done = read(path)
     with small_disk(project, False):
         project.build()
-    for index in given.only or range(given.faults):
+    about = project.about()
+    timelines = {stage: Timeline(**found) for stage, found in about["timelines"].items()}
+    chosen = [
+        index
+        for index in given.only or range(given.faults)
+        if not given.kind or draw(given.seed, index, timelines)[0].name in given.kind
+    ]
+    for index in chosen:
         known = done.get(index)
         if known and not given.only and not (given.again and not known["recovered"]):
             continue
@@ -272,7 +280,7 @@ def main() -> int:
         done[index] = line
         state = "recovered" if line["recovered"] else "NOT RECOVERED"
         print(f"{index}: {line['kind']}; {line['moment']}: {state}", file=sys.stderr, flush=True)
-    lines = [line for index, line in sorted(done.items()) if index < given.faults]
+    lines = [line for index, line in sorted(done.items()) if index in chosen]
     if given.json:
         print(json.dumps({"seed": given.seed, "faults": lines}, indent=1))
     else:

@@ -27,6 +27,7 @@ from tasks.servers.processes import prefect_api, start_temporary
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
 
+    from tasks.planning.prepared import Planned, Unplannable
     from tasks.run.changed_code import ChangedCode
 
 
@@ -44,13 +45,17 @@ def run_flow(
     Raises CostError if it was not to be started, EnvironmentFault if Prefect cannot run it, and
     what the flow failed with.
     """
-    plan_first(root, params, yes, recipe, retrain)
+    prepared = plan_first(root, params, yes, recipe, retrain)
     if "PREFECT_API_URL" in os.environ:  # a server named by the user
         os.environ.update(settings(root, None))
     else:
         os.environ.update(settings(root, prefect_api(root) or _temporary(root)))
+    from tasks.planning.prepared import known_plan
+
     try:
-        state = start()
+        # a cycle looks at its data first, and plans then
+        with known_plan(None if retrain else prepared):
+            state = start()
     except RuntimeError as error:
         raise EnvironmentFault(
             f"Prefect could not run the flow: {' '.join(str(error).split()).rstrip('.')}. Run rlhf "
@@ -75,26 +80,27 @@ def _temporary(root: Path) -> str:
 
 def plan_first(
     root: Path, params: Params, yes: bool, recipe: Path | None = None, retrain: bool = False
-) -> None:
+) -> "Planned | Unplannable":
     """Print the planned cost and the differences from the recipe (None: the nearest one); refuse a
-    run over budget, ask for approval where needed. Raises CostError.
+    run over budget, ask for approval where needed; returns the plan of the run. Raises CostError.
     """
     from tasks.planning.budget_gate import gate, needs_approval
     from tasks.planning.plan_text import summary
     from tasks.planning.prepared import prepare
     from tasks.planning.retraining import with_cycle
-    from tasks.run.changed_code import is_answered
+    from tasks.run.changed_code import is_answered, policy
     from tasks.run.recipe import differs_from_recipe
 
     if differs := differs_from_recipe(root, params, recipe):
         print(differs, file=sys.stderr)
-    prepared = prepare(root, params)
-    if prepared.changed and not is_answered() and not yes and sys.stdin.isatty():
-        os.environ[CHANGED_CODE_VARIABLE] = _asked(prepared.changed)
-        prepared = prepare(root, params)
-    of_run = prepared
-    if retrain:
-        prepared = with_cycle(of_run)
+
+    def decide(changed: "Sequence[ChangedCode]") -> str:
+        if not is_answered() and not yes and sys.stdin.isatty():
+            os.environ[CHANGED_CODE_VARIABLE] = _asked(changed)
+        return policy()
+
+    of_run = prepare(root, params, decide)
+    prepared = with_cycle(of_run) if retrain else of_run
     for line in summary(prepared):
         print(line, file=sys.stderr)
     warning = gate(root, of_run)
@@ -102,6 +108,7 @@ def plan_first(
         print(f"warning: {warning}", file=sys.stderr)
     if needs_approval(prepared) and not yes:
         _ask_for_approval(prepared.ahead_total.usd, params.budget.approval_usd)
+    return of_run
 
 
 def _ask_for_approval(planned_usd: float, approval_usd: float | None) -> None:

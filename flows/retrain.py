@@ -10,6 +10,7 @@ from prefect.client.schemas.objects import State
 from config.schema import Params
 from flows.rlhf import rlhf
 from tasks.planning.gate import checked
+from tasks.planning.prepared import known_plan
 from tasks.retraining.cycle import (
     is_due,
     is_trained,
@@ -35,7 +36,7 @@ def retrain(params: Params, force: bool = False) -> State[Any]:
     with retraining(checked(params)) as cycle:
         if is_due(cycle, force):
             wait_for_approval(cycle)
-            with tags(PURPOSE):
+            with tags(PURPOSE), known_plan(cycle.prepared):
                 state = rlhf(cycle.params, return_state=True)
             if is_trained(cycle, state) and wins(cycle):
                 put_in_place(cycle)

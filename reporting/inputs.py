@@ -18,6 +18,7 @@ from config.schema import Params
 from config.workspace.benchmarked import Benchmark, read_benchmarked
 from config.workspace.kept import Outs, completed_stages, kept_file
 from config.workspace.quantised import QuantisedFile, read_quantised
+from config.workspace.rows import pipeline_rows
 from config.workspace.served import NOTHING_SERVED, Served, served_of
 from costs.ledger.attempts import Attempt, read_attempts
 from costs.ledger.ledger import Ledger, ledger
@@ -178,9 +179,7 @@ class _Outputs:
 
     def __init__(self, root: Path, book: Ledger, attempts: Mapping[str, list[Attempt]]) -> None:
         self._root, self._book, self._attempts = root, book, attempts
-        self._pipeline: list[PipelineRow] = jsonl.read(
-            root / "runs" / "pipeline.jsonl", PipelineRow
-        ).rows
+        self._pipeline = pipeline_rows(root)
         self._completed: Mapping[str, Outs] = completed_stages(root, book.run_id)
         self.unknown: dict[str, list[str]] = {}
         """Completed stage -> files that no longer exist as the run left them."""

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from config import jsonl
 from config.differences import differences, in_a_line
 from config.errors import RlhfError
-from config.records import PipelineRow
 from config.schema import Params
 from config.workspace.kept import kept_params
+from config.workspace.rows import pipeline_rows
 from reporting.inputs import Findings, read_findings
 from reporting.runs_named import known_runs
 from reporting.verdict import aligned_wins
@@ -89,7 +88,7 @@ def _failure(root: Path, findings: Findings) -> str:
     if book.state in ("completed", "running"):
         return ""
     ended = [f"{stage.stage}: {stage.message}" for stage in book.stages if stage.message]
-    rows = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
+    rows = pipeline_rows(root)
     ended += [
         str(row.detail["message"])
         for row in rows

@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from config import jsonl
 from config.atomic_file import write_atomically
-from config.records import PipelineRow
+from config.workspace.rows import pipeline_rows
 
 PREPARED = "data/prepared"
 DIGEST_BYTES = 8
@@ -82,7 +81,7 @@ def row_change(before: RowDigests, after: RowDigests, name: str) -> Change:
 
 
 def _out(root: Path, run_id: str, stage: str, path: str) -> str | None:
-    rows = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
+    rows = pipeline_rows(root)
     found = (
         row.detail.get("outs", {}).get(path)
         for row in reversed(rows)

@@ -6,9 +6,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from config import jsonl
 from config.errors import UserError
-from config.records import PipelineRow
+from config.workspace.rows import pipeline_rows
 
 SHOWN = 10
 """Number of runs that a message lists."""
@@ -16,7 +15,7 @@ SHOWN = 10
 
 def known_runs(root: Path) -> list[str]:
     """Ids of the pipeline runs of this workspace, newest first."""
-    rows = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
+    rows = pipeline_rows(root)
     return list(dict.fromkeys(row.run_id for row in rows))[::-1]
 
 
@@ -51,7 +50,7 @@ def resolve(root: Path, names: Sequence[str]) -> list[str]:
 
 def completed_runs(root: Path) -> set[str]:
     """Ids of the runs that completed."""
-    rows = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
+    rows = pipeline_rows(root)
     return {row.run_id for row in rows if (row.event, row.state) == ("end", "completed")}
 
 

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 from mlflow.entities import Metric
 from pydantic import BaseModel, ValidationError
 
-from config import jsonl
 from config.compose import flat
 from config.errors import EXIT_DONE, EXIT_RESUMABLE, RlhfError
 from config.records import (
@@ -34,6 +33,7 @@ from config.workspace.benchmarked import read_benchmarked
 from config.workspace.kept import completed_stages, kept_file, kept_params
 from config.workspace.quantised import read_quantised
 from config.workspace.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, Contest, RetrainRow
+from config.workspace.rows import PIPELINE, pipeline_rows
 from costs.ledger.ledger import ledger
 from costs.ledger.reconcile import read_plan, reconcile
 from costs.tables.price import kwh, stage_price
@@ -79,7 +79,7 @@ from tracking.rows import (
 logger = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=BaseModel)
-PIPELINE, RETRAIN = "pipeline.jsonl", RETRAIN_ROWS.name
+RETRAIN = RETRAIN_ROWS.name
 STATUS = {"completed": "FINISHED", "stopped": "KILLED", "over_budget": "KILLED", "killed": "KILLED"}
 """State of a pipeline run -> MLflow status; any other is FAILED."""
 
@@ -108,7 +108,7 @@ class Shipment:
         self._kept_params: dict[str, Params] = {}
 
     def ship(self, at_work: str | None) -> int:
-        follower = self._cursor.follower(self._root, PIPELINE)
+        follower = self._cursor.follower(self._root, PIPELINE.name)
         pipeline, offset = [], follower.offset
         for row in follower.read(PipelineRow):
             if row.event == "end" and row.run_id == at_work:
@@ -127,7 +127,7 @@ class Shipment:
                 self._end_run(row)
         contests = self._ship_contests()
         self._rows += len(pipeline)
-        self._cursor.offsets |= {PIPELINE: offset, RETRAIN: contests}
+        self._cursor.offsets |= {PIPELINE.name: offset, RETRAIN: contests}
         save(self._cursor, self._path)
         self._name_champions()
         self._ship_measured_later()
@@ -260,7 +260,7 @@ class Shipment:
         return self._kept_params[run_id]
 
     def _origin(self, run_id: str) -> dict[str, str]:
-        rows = jsonl.read(self._root / "runs" / PIPELINE, PipelineRow).rows
+        rows = pipeline_rows(self._root)
         detail: dict[str, str] = next(
             (row.detail for row in rows if row.run_id == run_id and row.event == "start"), {}
         )

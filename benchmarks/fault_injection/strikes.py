@@ -21,6 +21,7 @@ from benchmarks.fault_injection.checks import DATABASE
 from benchmarks.fault_injection.project import Project
 from benchmarks.fault_injection.witness import Seen, Witness
 from benchmarks.fault_injection.world import World
+from config.locks import is_held
 
 LOCAL, PLACED = "local", "placed"
 OUTAGES = (3.0, 15.0, None)
@@ -128,6 +129,21 @@ def kill_pipeline(scene: Scene) -> None:
 def kill_stage(scene: Scene) -> None:
     alive = scene.witness.alive(r"-m training\.")
     scene.kill([process for process in alive if process.stage is not None], "stage")
+
+
+def kill_recording(scene: Scene) -> None:
+    """The pipeline, while DVC records what a stage made: the stage has ended, and DVC's lock is
+    held.
+    """
+    assert scene.run is not None
+    lock = scene.project.root / ".dvc" / "tmp" / "lock"
+    while scene.run.process.poll() is None:
+        at_work = any(process.stage for process in scene.witness.alive())
+        if not at_work and is_held(lock):
+            scene.run.process.kill()
+            scene.notes.append("killed while DVC recorded")
+            return
+        time.sleep(0.005)
 
 
 def kill_temporary_server(scene: Scene) -> None:
@@ -276,6 +292,7 @@ def on_pool(scene: Scene) -> None:
 KINDS = (
     Kind("kill pipeline", LOCAL, kill_pipeline),
     Kind("kill stage", LOCAL, kill_stage),
+    Kind("kill recording", LOCAL, kill_recording),
     Kind("kill temporary server", LOCAL, kill_temporary_server),
     Kind("kill everything", LOCAL, kill_everything),
     Kind("terminal gone", LOCAL, hang_up, way="terminal"),

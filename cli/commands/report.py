@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.ignored_options import refuse_ignored
+from config.workspace.rows import pipeline_rows
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -113,13 +114,12 @@ def run_params(root: Path, run_id: str | None, assignments: list[str]) -> "Param
 
     `assignments` override them. Raises ParamsError for a broken file or assignment.
     """
-    from config import jsonl
     from config.load import load
-    from config.records import PipelineRow, kept_folder
+    from config.records import kept_folder
     from config.workspace.kept import kept_params
 
     if run_id is None:
-        rows = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
+        rows = pipeline_rows(root)
         run_id = rows[-1].run_id if rows else None
     if run_id and (kept_folder(root, run_id) / "params.yaml").exists():
         return kept_params(root, run_id, assignments)

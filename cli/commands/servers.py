@@ -4,6 +4,7 @@ import json
 import os
 import webbrowser
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,25 +12,24 @@ from rich.console import Console
 
 from cli.project import chosen_params, project_root, this_command
 from cli.run_models import CHAMPION, run_id_of
-from config import jsonl
-from config.errors import EnvironmentFault, ParamsError
-from config.records import PipelineRow
-from config.workspace.at_work import run_at_work
+from config.errors import EnvironmentFault, ParamsError, RlhfError
+from config.load import load
+from config.workspace.at_work import locked, run_at_work
 from config.workspace.login import MLFLOW_KEY, MLFLOW_USER, SERVE_KEY, key
+from config.workspace.rows import pipeline_rows
+from tasks.run.run import end_left_open
 from tasks.servers.flow_runs import runs_at_work
 from tasks.servers.logins import asks_for_key, asks_for_login
 from tasks.servers.plans import (
     SERVE,
-    WORKER,
     is_postgresql,
     mlflow_plan,
     prefect_plan,
     serve_plan,
-    worker_name,
     worker_plan,
 )
 from tasks.servers.prefect_settings import api_key, own_server, settings
-from tasks.servers.processes import Server, log_path, prefect_api, servers, start, stop
+from tasks.servers.processes import Server, log_path, servers, start, stop
 from tasks.ui.links import NAMES, pages
 
 if TYPE_CHECKING:
@@ -151,30 +151,12 @@ def _work(root: Path, prefect: Server, notify: str | None) -> list["Deployed"]:
     api = f"{prefect.url}/api"
     os.environ.update(settings(root, api) | own_server(root, api))
     # Prefect takes over a second to import and reads its settings at import
-    from tasks.deployment.deployments import (
-        POOL,
-        await_worker,
-        deploy,
-    )
+    from tasks.deployment.deployments import await_worker, deploy
 
     deployed = deploy(root, notify)
-    _end_zombies(root)
-    start(root, [worker_plan(root, api, POOL)])
+    start(root, [worker_plan(root, api)])
     await_worker()
     return deployed
-
-
-def _end_zombies(root: Path) -> None:
-    """Report runs whose process is gone. Uses the Prefect settings of the project's server."""
-    from prefect.client.orchestration import get_client
-
-    from tasks.deployment.deployments import POOL
-    from tasks.servers.zombies import end_zombies
-
-    alive = any(server.name == WORKER for server in servers(root))
-    with get_client(sync_client=True) as client:
-        for run in end_zombies(client, POOL, worker_name(POOL), alive):
-            print(f"Run {run.name} had lost its process: it is ended, and its slot is free.")
 
 
 def down() -> None:
@@ -195,15 +177,11 @@ def down() -> None:
 
 
 def status(as_json: bool) -> None:
-    """Which servers are up, and the newest run's state. Runs whose process is gone are ended."""
+    """Which servers are up, and the newest run's state. The end of a killed one is recorded."""
     root = project_root()
-    api = prefect_api(root)
-    if api and not as_json:
-        os.environ.update(settings(root, api) | own_server(root, api))
-        _end_zombies(root)
-    rows: list[PipelineRow] = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
+    _record_killed(root)
+    rows = pipeline_rows(root)
     newest = rows[-1] if rows else None
-    at_work = run_at_work(root)
     shown: dict[str, Any] = {
         "servers": [
             {**server._asdict(), "url": server.url, "healthy": server.is_healthy()}
@@ -211,7 +189,7 @@ def status(as_json: bool) -> None:
         ],
         "run": {
             "run_id": newest.run_id,
-            "state": newest.state if newest.event == "end" else "running" if at_work else "killed",
+            "state": newest.state if newest.event == "end" else "running",
         }
         if newest
         else None,
@@ -231,3 +209,16 @@ def status(as_json: bool) -> None:
         if newest
         else "No run yet."
     )
+
+
+def _record_killed(root: Path) -> None:
+    """Write the end of a run that was killed, and tell MLflow; Prefect finds out by itself."""
+    rows = pipeline_rows(root)
+    if not rows or rows[-1].event == "end" or run_at_work(root):
+        return
+    from tracking.sync import sync  # MLflow takes seconds to import
+
+    with locked(root):
+        end_left_open(root)
+    with suppress(RlhfError):  # the next run tells it
+        sync(root, load(root / "params.yaml"))

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from config import jsonl
 from config.errors import EnvironmentFault
 from config.locks import is_held, lock_file
-from config.records import PipelineRow
+from config.workspace.rows import pipeline_rows
 
 RUN_LOCK = Path(".rlhf") / "run.lock"
 """Held while a run is running; the system releases it when the process ends."""
@@ -19,7 +18,7 @@ APPROVAL_PATIENCE_SECONDS = 7 * 24 * 3600
 
 def run_at_work(root: Path) -> str | None:
     """Its run id, None if no run is running in `root`."""
-    rows: list[PipelineRow] = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
+    rows = pipeline_rows(root)
     return (
         rows[-1].run_id if rows and rows[-1].event != "end" and is_held(root / RUN_LOCK) else None
     )

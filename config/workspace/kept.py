@@ -4,13 +4,13 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from config import jsonl
 from config.compose import compose
 from config.errors import ParamsError
 from config.load import load, read, validate
-from config.records import PipelineRow, kept_folder
+from config.records import kept_folder
 from config.schema import Params
 from config.sections.where import DEFAULT
+from config.workspace.rows import pipeline_rows
 
 Outs = Mapping[str, str]
 """Path of a stage's output -> DVC's digest of it."""
@@ -43,7 +43,7 @@ def completed_stages(root: Path, run_id: str) -> dict[str, Outs]:
 
     Other outputs in the workspace belong to other runs.
     """
-    rows: list[PipelineRow] = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
+    rows = pipeline_rows(root)
     return {
         row.stage: row.detail.get("outs", {})
         for row in rows

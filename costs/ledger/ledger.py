@@ -23,6 +23,7 @@ from config.errors import CostError
 from config.records import NO_RUN_ID, STAGES, PipelineRow, UsageRow
 from config.schema import Params
 from config.workspace.at_work import run_at_work
+from config.workspace.rows import PIPELINE
 from costs.ledger.attempts import Attempt, read_attempts, split_usage
 from costs.tables.price import StagePrice, stage_price, usd_of, usd_per_device_hour
 
@@ -164,7 +165,7 @@ def ledger(root: Path, params: Params, run_id: str | None = None) -> Ledger:
     If no pipeline run was ever recorded, or for run id `manual`: the newest attempt of every stage.
     Raises CostError if there is no such run, or nothing ran yet.
     """
-    pipeline = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow)
+    pipeline = jsonl.read(root / PIPELINE, PipelineRow)
     chosen = run_id or (pipeline.rows[-1].run_id if pipeline.rows else NO_RUN_ID)
     rows: list[PipelineRow] = [row for row in pipeline.rows if row.run_id == chosen]
     if not rows and chosen != NO_RUN_ID:

@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from config import jsonl
 from config.errors import EnvironmentFault, ModelError, UserError
 from config.locks import lock_file
-from config.records import PipelineRow
 from config.schema import Params
 from config.workspace.champions import (
     CHAMPIONS,
@@ -22,6 +20,7 @@ from config.workspace.champions import (
     write_record,
 )
 from config.workspace.kept import kept_params
+from config.workspace.rows import pipeline_rows
 from tasks.champions.files import gather, is_complete, run_outs
 from tasks.dvc.data_key import key_of_run
 
@@ -173,11 +172,7 @@ def _keep(root: Path, run_id: str) -> None:
 
 
 def _require_completed(root: Path, run_id: str) -> None:
-    rows = [
-        row
-        for row in jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
-        if row.run_id == run_id
-    ]
+    rows = [row for row in pipeline_rows(root) if row.run_id == run_id]
     if not rows:
         raise UserError(
             f"run {run_id} is not in runs/pipeline.jsonl. Name one that is there: rlhf promote "

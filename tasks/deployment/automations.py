@@ -1,5 +1,5 @@
-"""Automations of the Prefect server: end runs without heartbeat, and notify a webhook about runs
-and models.
+"""Automations of the Prefect server: they end runs whose process is gone, and notify a webhook
+about runs and models.
 """
 
 from datetime import timedelta
@@ -13,12 +13,16 @@ from prefect.events.schemas.automations import AutomationCore, EventTrigger, Pos
 from prefect.events.schemas.events import ResourceSpecification
 from prefect.exceptions import ObjectNotFound
 
-from tasks.servers.plans import HEARTBEAT_SECONDS
-from tasks.servers.zombies import GO_ON, ZOMBIE
+from tasks.servers.plans import POOL, PROJECT_POOL
+from tasks.servers.prefect_settings import HEARTBEAT_SECONDS
 from tasks.ui.events import PREFIX
 
 WEBHOOK = "rlhf-notify"
 """Name of the block with the address."""
+ZOMBIE = "Zombie"
+"""Name of the state of a run whose process is gone; its type is Crashed."""
+HEARTBEAT = "prefect.flow-run.heartbeat"
+RUNS = ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]})
 SILENCE_SECONDS = 4 * HEARTBEAT_SECONDS
 """Seconds after which a run counts as dead: three missed heartbeats."""
 FINAL = (
@@ -94,7 +98,7 @@ def automate(client: SyncPrefectClient, webhook_url: str | None) -> None:
     if webhook_url is not None:
         Webhook(url=webhook_url).save(WEBHOOK, overwrite=True)
     block = _webhook_id(client)
-    end_silent_runs(client)
+    follow_lives(client)
     for notice in NOTICES:
         _put(
             client,
@@ -103,33 +107,79 @@ def automate(client: SyncPrefectClient, webhook_url: str | None) -> None:
         )
 
 
-def end_silent_runs(client: SyncPrefectClient) -> None:
-    """Create or update only the automation for runs without a heartbeat."""
-    _put(client, zombie_automation(), switch=None)
+def follow_lives(client: SyncPrefectClient) -> None:
+    """Create or update the automations that tell runs whose process is gone from living ones."""
+    for wanted in (silent_automation(), unstarted_automation(), living_automation()):
+        _put(client, wanted, switch=None)
 
 
-def zombie_automation() -> AutomationCore:
-    """Fails a run whose heartbeats have stopped, without anybody watching."""
+def silent_automation() -> AutomationCore:
+    """Ends a run whose heartbeats have stopped, without anybody watching."""
+    return AutomationCore(
+        name="rlhf: zombie runs",
+        description=f"Ends a run that sends no heartbeat for {SILENCE_SECONDS} s, so that the "
+        "next one gets its slot.",
+        trigger=_silence({HEARTBEAT}, {HEARTBEAT}),
+        actions=[_to_zombie(f"No heartbeat for {SILENCE_SECONDS} s: its process is gone.")],
+    )
+
+
+def unstarted_automation() -> AutomationCore:
+    """Ends a run that a worker of processes took and never started: the worker is gone. Workers
+    of containers need longer, to pull an image.
+    """
+    trigger = _silence({"prefect.flow-run.Pending"}, {"prefect.flow-run.Running"})
+    pool: dict[str, str | list[str]] = {
+        "prefect.resource.role": "work-pool",
+        "prefect.resource.name": [POOL, PROJECT_POOL],
+    }
+    return AutomationCore(
+        name="rlhf: runs that never started",
+        description=f"Ends a run that no worker of processes started for {SILENCE_SECONDS} s, so "
+        "that the next one gets its slot.",
+        trigger=trigger.model_copy(update={"match_related": ResourceSpecification(pool)}),
+        actions=[_to_zombie(f"Pending for {SILENCE_SECONDS} s: its worker is gone.")],
+    )
+
+
+def living_automation() -> AutomationCore:
+    """Sets a run back to Running that was ended for its silence, and sends heartbeats again: the
+    server was away, or the machine slept.
+    """
     trigger = EventTrigger(
-        match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
-        after={"prefect.flow-run.heartbeat"},
-        expect={"prefect.flow-run.heartbeat", *(f"prefect.flow-run.{name}" for name in FINAL)},
+        match=RUNS,
+        after={f"prefect.flow-run.{ZOMBIE}"},
+        expect={HEARTBEAT},
+        for_each={"prefect.resource.id"},
+        posture=Posture.Reactive,
+        threshold=1,
+        within=timedelta(days=1),
+    )
+    message = "It was taken for a zombie, and is alive."
+    return AutomationCore(
+        name="rlhf: living runs",
+        description="Sets a run back to Running that was taken for a zombie.",
+        trigger=trigger,
+        actions=[ChangeFlowRunState(state=StateType.RUNNING, message=message, force=True)],
+    )
+
+
+def _silence(after: set[str], expected: set[str]) -> EventTrigger:
+    """A run of which nothing more is heard."""
+    return EventTrigger(
+        match=RUNS,
+        after=after,
+        expect={*expected, *(f"prefect.flow-run.{name}" for name in FINAL)},
         for_each={"prefect.resource.id"},
         posture=Posture.Proactive,
         threshold=1,
         within=timedelta(seconds=SILENCE_SECONDS),
     )
-    message = (
-        f"No heartbeat for {SILENCE_SECONDS} s: the process, or the machine it was on, is gone. "
-        f"{GO_ON}"
-    )
-    return AutomationCore(
-        name="rlhf: zombie runs",
-        description=f"Ends a run that sends no heartbeat for {SILENCE_SECONDS} s, so that the "
-        "next one gets its slot.",
-        trigger=trigger,
-        actions=[ChangeFlowRunState(state=StateType.CRASHED, name=ZOMBIE, message=message)],
-    )
+
+
+def _to_zombie(reason: str) -> ChangeFlowRunState:
+    message = f"{reason} Start it again: it resumes from its checkpoint."
+    return ChangeFlowRunState(state=StateType.CRASHED, name=ZOMBIE, message=message)
 
 
 def _notice_automation(notice: Notice, block: object) -> AutomationCore:

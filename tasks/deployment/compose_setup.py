@@ -29,17 +29,16 @@ from prefect.workers.process import ProcessWorker
 from config.errors import EnvironmentFault, RlhfError
 from config.load import load
 from config.schema import Params
-from tasks.deployment.automations import end_silent_runs
+from tasks.deployment.automations import follow_lives
 from tasks.deployment.deployments import keep_schedule_switches, prefect_file
 from tasks.run.code_version import HOME
 from tasks.run.exchange import StoreFaults
+from tasks.servers.plans import POOL, PROJECT_POOL
 
 logger = logging.getLogger(__name__)
 
 PIPELINE = "rlhf"
 """The deployment whose runs get their own workspaces; all others share the project's."""
-PIPELINES, PROJECT_POOL = "cpu", "project"
-"""Process pools: for pipelines, and for work in the project's workspace."""
 CONTAINERS, GPU_CONTAINERS = "docker", "docker-gpu"
 """Pools of stages."""
 COMMAND = "python -m prefect.engine"
@@ -58,12 +57,12 @@ def set_up(environment: Mapping[str, str]) -> None:
     for name in ("RLHF_REMOTE", "MLFLOW_ARTIFACTS_DESTINATION"):  # a role each, a bucket each
         _make_bucket(environment[name])
     with get_client(sync_client=True) as client:
-        for pool in (PIPELINES, PROJECT_POOL):
+        for pool in (POOL, PROJECT_POOL):
             _pool(client, pool, "process", pipeline_template())
         _pool(client, CONTAINERS, "docker", container_template(environment, gpus=False))
         _pool(client, GPU_CONTAINERS, "docker", container_template(environment, gpus=True))
         _deploy(client, environment)
-        end_silent_runs(client)
+        follow_lives(client)
 
 
 def pipeline_template() -> dict[str, Any]:
@@ -189,7 +188,7 @@ def _deploy(client: SyncPrefectClient, environment: Mapping[str, str]) -> None:
         client.create_deployment(
             client.create_flow_from_name(name),
             **options,
-            work_pool_name=PROJECT_POOL if remembers else PIPELINES,
+            work_pool_name=PROJECT_POOL if remembers else POOL,
             pull_steps=pull_steps("project" if remembers else "own", environment["RLHF_REMOTE"]),
         )
         keep_schedule_switches(client, known.get(name))

@@ -27,8 +27,8 @@ from config.errors import EnvironmentFault
 from config.load import load
 from config.schema import Params
 from tasks.deployment.automations import automate
+from tasks.servers.plans import POOL
 
-POOL = "cpu"
 TRAINING_QUEUE = "training"
 SLOTS = 1
 """Training runs at once: there is one workspace, and on a CPU runs only slow each other down."""

@@ -1,7 +1,5 @@
-"""Outputs that are missing here: their digests in dvc.lock, and fetching them from the remote."""
+"""What a stage in another container needs: the remote, and the outputs that it reads and makes."""
 
-import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +8,10 @@ from tasks.dvc.lock_digests import (
     changes_by_lock,
     dvc_stage,
     is_copy,
-    is_locked_content,
     outs_by_path,
 )
-from tasks.dvc.status import changes, default_remote, error_line, public, repo_about, run_dvc
-from tasks.run.transient import fault, kind_of, lacks_data
+from tasks.dvc.status import changes, repo_about
+from tasks.dvc.transfers import default_remote
 
 LARGE = ("data/", "models/")
 """Outputs that stay in the store until they are read; the others are numbers and texts for
@@ -90,43 +87,6 @@ def small_outputs(root: Path, stage: str) -> list[str]:
             for out in dvc_stage(repo, root, stage).outs
             if not (path := _place(root, out)).startswith(LARGE)
         ]
-
-
-def fetch(root: Path, paths: Sequence[str]) -> None:
-    """Bring what is not there, or is another than dvc.lock has.
-
-    Raises TransientFault, EnvironmentFault or UnknownFault if the remote does not give it: see
-    tasks/run/transient.py.
-    """
-    missing = _not_as_locked(root, paths)
-    if not missing:
-        return
-    done = _pull(root, missing)
-    if done.returncode and lacks_data(done.stderr):
-        # another container that shares the cache may have been writing there: DVC removes a file
-        # for a moment to test whether the disk can clone it
-        done = _pull(root, missing)
-    if done.returncode:
-        reason = error_line(done.stderr) or f"exit code {done.returncode}."
-        message = (
-            f"{', '.join(missing)} could not be fetched from the DVC remote "
-            f"{public(default_remote(root))}: {reason}"
-        )
-        raise fault(kind_of(done.stderr), message)
-
-
-def _pull(root: Path, paths: Sequence[str]) -> "subprocess.CompletedProcess[str]":
-    """Forced: what a stage made before is replaced, as the stage itself would have done here."""
-    return run_dvc(root, "pull", "--force", *paths)
-
-
-def _not_as_locked(root: Path, paths: Sequence[str]) -> list[str]:
-    from dvc.repo import Repo
-
-    if not paths:
-        return []
-    with Repo(str(root)) as repo:
-        return [path for path in paths if not is_locked_content(repo, str(root.resolve() / path))]
 
 
 def is_unchanged_elsewhere(root: Path, stage: str) -> bool:

@@ -1,16 +1,9 @@
-"""DVC's view: whether a stage's outputs are valid, their digests, and pushing them to the
-remote.
-"""
+"""DVC's view: whether a stage's outputs are valid, and their digests."""
 
-import hashlib
-import json
 import os
-import re
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,8 +18,6 @@ from config.records import STAGES
 from config.schema import Params
 from config.sections.where import LOCAL
 from tasks.dvc.lock_digests import changes_by_lock, dvc_stage
-from tasks.run.run import STATE_FOLDER
-from tasks.run.transient import fault, kind_of
 
 
 class StageAtWork(EnvironmentFault):
@@ -88,12 +79,12 @@ def repo_about(root: Path, stage: str) -> Iterator[Any]:
             yield repo
     except LockError as error:
         raise StageAtWork(
-            f"another process works on the files of {stage}: {_one_line(error)} Wait for its end, "
+            f"another process works on the files of {stage}: {one_line(error)} Wait for its end, "
             "or stop it."
         ) from None
     except DvcException as error:
         raise EnvironmentFault(
-            f"DVC cannot check {stage}: {_one_line(error)} See dvc status {dvc_name(stage)}."
+            f"DVC cannot check {stage}: {one_line(error)} See dvc status {dvc_name(stage)}."
         ) from None
 
 
@@ -178,19 +169,6 @@ def environment(**extra: str) -> dict[str, str]:
     return {**own, "PATH": path, "PYTHONUNBUFFERED": "1", "DVC_NO_ANALYTICS": "1", **extra}
 
 
-def run_dvc(root: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Run `dvc ARGUMENTS` in a separate process; returns its output."""
-    return subprocess.run(
-        [sys.executable, "-m", "dvc", *arguments],
-        cwd=root,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 class Digests(NamedTuple):
     """Path -> DVC's content digest (a folder's ends in .dir: 36 characters)."""
 
@@ -225,96 +203,6 @@ def yaml_of(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def push(root: Path, stage: str | None = None) -> str | None:
-    """As `send_outputs`; returns in one line why it could not, None if all is there or there is no
-    remote.
-    """
-    try:
-        send_outputs(root, stage)
-    except EnvironmentFault as met:
-        return str(met)
-    return None
-
-
-def send_outputs(root: Path, stage: str | None = None) -> None:
-    """Push new outputs (of `stage`, or all) to the default remote, if there is one, without a time
-    limit.
-
-    Pushes are remembered by the digest of dvc.lock and by the remote, so that an unchanged run
-    makes no request. Raises TransientFault, EnvironmentFault or UnknownFault: see
-    tasks/run/transient.py.
-    """
-    lock, marker = root / "dvc.lock", root / STATE_FOLDER / "pushed"
-    if not lock.exists() or default_remote(root) is None:
-        return
-    if marker.exists() and marker.read_text() == _pushed(root):
-        return
-    done = run_dvc(root, "push", *([dvc_name(stage)] if stage else []))
-    if done.returncode:
-        reason = (
-            f"dvc push failed: {_last_error(done.stderr)} The run is complete here; run dvc push "
-            "to send its outputs to the remote."
-        )
-        raise fault(kind_of(done.stderr), reason)
-    if stage is None:
-        note_pushed(root)
-
-
-def note_pushed(root: Path) -> None:
-    """Remember that everything in dvc.lock is in the default remote."""
-    marker = root / STATE_FOLDER / "pushed"
-    marker.parent.mkdir(exist_ok=True)
-    marker.write_text(_pushed(root))
-
-
-def _pushed(root: Path) -> str:
-    """Names a dvc.lock and the remote that has its outputs: its address, and the store that this
-    address is of.
-    """
-    from dvc.config import Config
-
-    config = Config(str(root / ".dvc"))
-    remote = config["remote"][config["core"]["remote"]]
-    where = [
-        str(remote["url"]),
-        str(remote.get("endpointurl") or os.environ.get("AWS_ENDPOINT_URL", "")),
-    ]
-    return hashlib.sha256(json.dumps(where).encode() + (root / "dvc.lock").read_bytes()).hexdigest()
-
-
-def default_remote(root: Path) -> str | None:
-    """URL of the default remote, None if there is none."""
-    from dvc.config import Config
-
-    config = Config(str(root / ".dvc"))
-    name = config["core"].get("remote")
-    return str(config["remote"][name]["url"]) if name in config["remote"] else None
-
-
-def public(url: str | None) -> str | None:
-    """An address that may be shown and kept: without user or password."""
-    return url and re.sub(r"://[^/]*@", "://***@", url)
-
-
-def error_line(text: str) -> str | None:
-    """The first error in DVC's output, with the files listed below it."""
-    lines = iter(text.splitlines())
-    for line in lines:
-        if line.startswith("ERROR: "):
-            message = line.removeprefix("ERROR: ").strip()
-            listed = takewhile(lambda path: not path.startswith("Is your cache"), lines)
-            return f"{message} {', '.join(listed)}." if message.endswith("targets:") else message
-    return None
-
-
-def _last_error(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return _full_stop(error_line(text) or (lines[-1].strip() if lines else "no reason given"))
-
-
-def _one_line(error: Exception) -> str:
-    return _full_stop(" ".join(str(error).split()))
-
-
-def _full_stop(text: str) -> str:
+def one_line(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
     return text if text.endswith((".", "!", "?")) else f"{text}."

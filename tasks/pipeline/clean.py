@@ -14,13 +14,13 @@ from pathlib import Path
 
 import psutil
 
-from config import jsonl
 from config.errors import EnvironmentFault
 from config.locks import is_held, lock_file
-from config.records import STAGES, PipelineRow
+from config.records import STAGES
 from config.workspace.at_work import APPROVAL_PATIENCE_SECONDS, RUN_LOCK
 from config.workspace.champions import read_record
 from config.workspace.levers import FOLDER as LEVERS_FOLDER
+from config.workspace.rows import pipeline_rows
 from tasks.run.workspace import PROJECT
 from tasks.stage.progress import attempts
 
@@ -119,7 +119,7 @@ def _folders(parent: Path) -> list[Path]:
 def _why_workspace_stays(folder: Path, champions: set[str], now: float) -> str:
     if is_held(folder / RUN_LOCK):
         return RUN_AT_WORK
-    rows: list[PipelineRow] = jsonl.read(folder / "runs" / "pipeline.jsonl", PipelineRow).rows
+    rows = pipeline_rows(folder)
     if folder.name == PROJECT:
         return REMEMBERS
     if read_record(folder).lineage or champions & {row.run_id for row in rows}:

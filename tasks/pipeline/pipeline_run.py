@@ -15,19 +15,18 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Completed
 
-from config import jsonl
 from config.differences import in_a_line
 from config.errors import EnvironmentFault, OverBudget, RlhfError, StageStopped
-from config.records import PipelineRow
 from config.workspace.at_work import locked
+from config.workspace.rows import pipeline_rows
 from costs.ledger.budget import results_key
 from costs.ledger.history import remember
 from costs.ledger.ledger import ledger
 from costs.ledger.reconcile import read_plan, reconcile
 from reporting.build import build_report, build_summary
-from tasks.dvc.status import default_remote, public, push
+from tasks.dvc.transfers import default_remote, public, push
 from tasks.pipeline.run_progress import RunProgress
-from tasks.planning.prepared import ELSEWHERE, Prepared, keep, spent_by_runs
+from tasks.planning.prepared import ELSEWHERE, Planned, Prepared, keep, spent_by_runs
 from tasks.remote.client import fetch_aligned
 from tasks.run.month import PURPOSE
 from tasks.run.run import (
@@ -43,7 +42,6 @@ from tasks.run.stop import OVER_BUDGET, STOPPED, StopRequest, on_signals
 from tasks.run.workspace import Unfinished, is_own, keep_lock, keep_unfinished
 from tasks.servers.lost_server import hang_up, is_gone
 from tasks.servers.processes import servers
-from tasks.servers.shown_alive import shown_alive
 from tasks.stage.paid import charge_killed
 from tasks.stage.progress import Display
 from tasks.ui.events import RunEvent, run_event
@@ -100,12 +98,7 @@ def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
     deployment waits for another one that is running here; any other raises EnvironmentFault.
     """
     root, params = Path.cwd(), prepared.params
-    served = [flow_run.id, flow_run.parent_flow_run_id] if deployment.id else []
-    with (
-        on_signals() as stop,
-        shown_alive(served),
-        locked(root, _patience(stop) if deployment.id else None),
-    ):
+    with on_signals() as stop, locked(root, _patience(stop) if deployment.id else None):
         end_left_open(root)
         charge_killed(root)
         before = (root / "params.yaml").read_bytes() if (root / "params.yaml").exists() else None
@@ -120,7 +113,7 @@ def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
             root, params, run.run_id, SHIPPING_PERSISTENCE_SECONDS if is_own(root) else 0.0
         )
         shipper.start()
-        ahead = tuple(prepared.ahead) if prepared.plan else params.stages
+        ahead = tuple(prepared.ahead) if isinstance(prepared, Planned) else params.stages
         pipeline = Pipeline(run, stop, shipper, RunProgress(prepared, params.stages), ahead)
         pipeline.progress_artifacts.start()
         try:
@@ -276,7 +269,7 @@ def _leave_for_next(run: Run) -> str | None:
     remote = default_remote(run.root)
     if remote is None or not is_own(run.root):
         return None
-    rows: list[PipelineRow] = jsonl.read(run.root / "runs" / "pipeline.jsonl", PipelineRow).rows
+    rows = pipeline_rows(run.root)
     completed = any(
         (row.run_id, row.event, row.state) == (run.run_id, "end", "completed") for row in rows
     )

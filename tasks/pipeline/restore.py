@@ -16,7 +16,7 @@ from config.schema import Params
 from config.workspace.at_work import locked
 from config.workspace.kept import completed_stages, kept_params
 from tasks.dvc.light_stages import do_light_stages
-from tasks.dvc.status import default_remote, error_line, run_dvc
+from tasks.dvc.transfers import default_remote, reason, transfer
 
 LOCK, PARAMS = "dvc.lock", "params.yaml"
 UNSAVED = "unsaved files"
@@ -54,7 +54,7 @@ def restore(root: Path, run_id: str) -> Restored:
                 _put_back(root / name, content)
             if backup is not None:
                 backup.unlink()
-            run_dvc(root, "checkout")
+            transfer(root, lambda repo: repo.checkout())
             raise
         write_digests(root, params)
         do_light_stages(root, params)
@@ -95,22 +95,22 @@ def _lock(root: Path, run_id: str, stages: tuple[str, ...]) -> dict[str, Any]:
 
 def _check_out(root: Path, run_id: str) -> None:
     """Put the outputs of dvc.lock in place. Raises EnvironmentFault."""
-    done = run_dvc(root, "checkout")
-    if done.returncode and default_remote(root) is not None:
-        run_dvc(root, "fetch")
-        done = run_dvc(root, "checkout")
-    if UNSAVED in done.stderr:
+    errors, fetching = transfer(root, lambda repo: repo.checkout()), []
+    if errors and default_remote(root) is not None:
+        fetching = transfer(root, lambda repo: repo.fetch())
+        errors = transfer(root, lambda repo: repo.checkout())
+    if not errors:
+        return
+    if UNSAVED in str(errors[-1]):
         raise EnvironmentFault(
             f"run {run_id} is not brought back: an output that is in place was changed by hand or "
             "is in no cache, and would be lost. Keep it with dvc commit, or remove it."
         )
-    if done.returncode:
-        reason = error_line(done.stderr) or f"dvc checkout ended with {done.returncode}."
-        raise EnvironmentFault(
-            f"run {run_id} cannot be brought back, its outputs cannot be fetched: "
-            f"{' '.join(reason.split())} Nothing was changed. With the same parameters, rlhf "
-            "run makes them again."
-        )
+    raise EnvironmentFault(
+        f"run {run_id} cannot be brought back, its outputs cannot be fetched: "
+        f"{reason(fetching or errors)} Nothing was changed. With the same parameters, "
+        "rlhf run makes them again."
+    )
 
 
 def _bytes(path: Path) -> bytes | None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from costs.ledger.budget import Cost, total
 from reporting.numbers import duration, usd
-from tasks.planning.prepared import Prepared
+from tasks.planning.prepared import Planned, Prepared
 from tasks.stage.progress import Progress
 
 
@@ -26,11 +26,13 @@ class RunProgress:
     """
 
     def __init__(self, prepared: Prepared, stages: tuple[str, ...]) -> None:
-        self._ahead: Mapping[str, Cost] = prepared.ahead
+        self._ahead: Mapping[str, Cost] = {}
+        if isinstance(prepared, Planned):
+            self._ahead = prepared.ahead
         self._stages = stages
         self._usd = total(prepared.spent).usd
         self._max_usd = prepared.params.budget.max_usd
-        self._weighed = bool(prepared.ahead)
+        self._weighed = bool(self._ahead)
         self._done: set[str] = set()
 
     def look(self, progress: Progress) -> RunState:

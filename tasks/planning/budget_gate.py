@@ -1,6 +1,8 @@
 """Checks a planned run against its budget, and suggests what would help."""
 
+import math
 from pathlib import Path
+from typing import TypeGuard
 
 from config.errors import CostError
 from config.records import CONTINUE
@@ -9,8 +11,8 @@ from costs.ledger.budget import (
     excess,
     total,
 )
-from costs.planning.search import cheapest
-from tasks.planning.prepared import Prepared, prepare
+from costs.planning.search import Goal, cheapest
+from tasks.planning.prepared import Planned, Prepared, prepare
 from tasks.run.changed_code import (
     policy,
 )
@@ -25,6 +27,8 @@ def gate(root: Path, prepared: Prepared) -> str | None:
 
     Raises CostError with the cheapest plan that fits, or with what the cheapest one needs.
     """
+    if not isinstance(prepared, Planned):
+        return None
     found = excess(prepared.params.budget, prepared.spent, prepared.ahead)
     if found is None:
         return None
@@ -34,7 +38,7 @@ def gate(root: Path, prepared: Prepared) -> str | None:
     raise CostError(f"{message} {_advice(root, prepared, found)}")
 
 
-def _started_over(prepared: Prepared) -> list[str]:
+def _started_over(prepared: Planned) -> list[str]:
     """Stages that start over because their code has changed, and how to avoid it."""
     if not prepared.changed or policy() == CONTINUE:
         return []
@@ -52,7 +56,7 @@ def _excess_message(found: Excess) -> str:
     )
 
 
-def _advice(root: Path, prepared: Prepared, found: Excess) -> str:
+def _advice(root: Path, prepared: Planned, found: Excess) -> str:
     """What would help: the cheapest levers, or a higher limit."""
     limit, params = found.limit, prepared.params
     anyway = "or set budget.gate=warn to start anyway and be stopped at it"
@@ -67,19 +71,11 @@ def _advice(root: Path, prepared: Prepared, found: Excess) -> str:
     if limit.stage is None:
         fits = (limit.value - found.spent - fixed) / (found.planned - fixed)
         less += f" (about {fits:.0%} of the training fits)"
-    cheaper = (
-        cheapest(
-            params, prepared.aim, tuple(prepared.ahead), "usd" if limit.unit == "USD" else "time"
-        )
-        if prepared.aim
-        else None
-    )
-    needed = (
-        limit.part(total(prepare(root, cheaper.params).ahead, limit.stage))
-        if cheaper and cheaper.changes
-        else found.planned
-    )
-    if cheaper is None or needed > (1 - WORTH_TELLING) * found.planned:
+    goal: Goal = "usd" if limit.unit == "USD" else "time"
+    cheaper = cheapest(params, prepared.aim, tuple(prepared.ahead), goal)
+    other = prepare(root, cheaper.params) if cheaper.changes else prepared
+    needed = limit.part(total(other.ahead, limit.stage)) if isinstance(other, Planned) else math.inf
+    if needed > (1 - WORTH_TELLING) * found.planned:
         return f"No lever makes it cheaper. Raise {limit.key}, {less}, {anyway}."
     options = " ".join(f"--set {change}" for change in cheaper.changes)
     if found.spent + needed <= limit.value:
@@ -93,7 +89,9 @@ def _advice(root: Path, prepared: Prepared, found: Excess) -> str:
     )
 
 
-def needs_approval(prepared: Prepared) -> bool:
+def needs_approval(prepared: Prepared) -> TypeGuard[Planned]:
     """Whether the run needs approval before it starts."""
     threshold = prepared.params.budget.approval_usd
+    if not isinstance(prepared, Planned):  # which a threshold does not allow
+        return False
     return threshold is not None and prepared.ahead_total.usd > threshold

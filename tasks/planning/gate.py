@@ -20,7 +20,7 @@ from config.workspace.at_work import APPROVAL_PATIENCE_SECONDS
 from reporting.numbers import usd
 from tasks.planning.budget_gate import gate, needs_approval
 from tasks.planning.plan_text import markdown
-from tasks.planning.prepared import Prepared, prepare
+from tasks.planning.prepared import Planned, Prepared, Unplannable, planned_before, prepare
 from tasks.run.month import PURPOSE
 from tasks.run.recipe import differs_from_recipe
 from tasks.ui.events import run_event
@@ -38,14 +38,14 @@ def checked(params: Params | Mapping[str, Any]) -> Params:
 
 
 @task(name="plan", cache_policy=NO_CACHE, persist_result=False)
-def plan(params: Params) -> Prepared:
-    """Plan the run and show the plan in the Prefect UI. Raises CostError if it is planned above its
-    budget.
+def plan(params: Params) -> Planned | Unplannable:
+    """Plan the run, unless whoever started it has, and show the plan in the Prefect UI. Raises
+    CostError if it is planned above its budget.
     """
     root = Path.cwd()
     if differs := differs_from_recipe(root, params, None):
         logger.info("%s", differs)
-    prepared = prepare(root, params)
+    prepared = planned_before() or prepare(root, params)
     create_markdown_artifact(
         markdown(prepared), key="plan", description="What the run will cost from here on"
     )
@@ -63,11 +63,10 @@ def approval(prepared: Prepared) -> None:
     of_a_cycle = this_run.parent_flow_run_id is not None and PURPOSE in (this_run.tags or [])
     if deployment.id is None or of_a_cycle or not needs_approval(prepared):
         return
-    planned, threshold = prepared.ahead_total.usd, prepared.params.budget.approval_usd
     logger.warning(
         "%s are planned, above budget.approval_usd=%s: see the artifact plan, then resume the run.",
-        usd(planned),
-        threshold,
+        usd(prepared.ahead_total.usd),
+        prepared.params.budget.approval_usd,
     )
     pause_flow_run(timeout=APPROVAL_PATIENCE_SECONDS, poll_interval=APPROVAL_POLL_SECONDS)
 

@@ -7,15 +7,15 @@ from costs.ledger.budget import (
     total,
 )
 from reporting.numbers import duration, usd
-from tasks.planning.prepared import Prepared
+from tasks.planning.prepared import Planned, Unplannable
 from tasks.run.changed_code import (
     policy,
 )
 
 
-def summary(prepared: Prepared) -> list[str]:
+def summary(prepared: Planned | Unplannable) -> list[str]:
     """The plan in a line or two."""
-    if prepared.plan is None:
+    if isinstance(prepared, Unplannable):
         return [f"No plan: {prepared.fault}"]
     if not prepared.ahead:
         return ["Planned: nothing to do, every stage is unchanged."]
@@ -43,9 +43,9 @@ def summary(prepared: Prepared) -> list[str]:
     return lines
 
 
-def markdown(prepared: Prepared) -> str:
+def markdown(prepared: Planned | Unplannable) -> str:
     """The plan for the Prefect UI, as the basis of an approval."""
-    if prepared.plan is None:
+    if isinstance(prepared, Unplannable):
         return f"# No plan\n\n{prepared.fault}\n"
     budget, cost, before = prepared.params.budget, prepared.ahead_total, total(prepared.spent)
     rows = [

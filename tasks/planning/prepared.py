@@ -2,18 +2,20 @@
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from config import jsonl
 from config.atomic_file import write_atomically
 from config.errors import CostError, ParamsError
 from config.records import RESTART, STAGES, PipelineRow
 from config.schema import Params
 from config.vocabulary import require_students_vocabulary
 from config.workspace.kept import kept_params
+from config.workspace.rows import pipeline_rows
 from costs.ledger.attempts import read_attempts
 from costs.ledger.budget import (
     Cost,
@@ -30,7 +32,8 @@ from costs.planning.planner import plan as make_plan
 from costs.planning.plans import Plan, StagePlan
 from costs.planning.target import Target, target
 from costs.tables.price import stage_price
-from tasks.dvc.status import default_remote, stale_stages
+from tasks.dvc.status import stale_stages
+from tasks.dvc.transfers import default_remote
 from tasks.planning.placement_check import require_reachable
 from tasks.planning.steps import planned_steps
 from tasks.run.changed_code import (
@@ -45,9 +48,11 @@ ELSEWHERE = "spent_elsewhere"
 """Key of a run's first row: stage -> what earlier workspaces spent for the same results."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """Facts known before a run starts."""
+    """Facts known before a run starts: of `Planned` what it will cost, of `Unplannable` why nobody
+    knows.
+    """
 
     params: Params
     continues: str | None
@@ -56,16 +61,22 @@ class Prepared:
     """Stage -> what that run, and those before it, spent."""
     spent_elsewhere: Mapping[str, Cost]
     """The part of that which no row of this workspace tells of."""
-    aim: Target | None
-    plan: Plan | None
-    """None where nothing can be planned."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unplannable(Prepared):
     fault: str
-    """Why there is no plan."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned(Prepared):
+    aim: Target
+    plan: Plan
     ahead: Mapping[str, Cost]
     """Stage -> what it will cost from here on, by the plan; unchanged stages are not in it."""
     fixed: Cost
     """The part of that which no lever changes: starting processes, reading data."""
-    changed: tuple[ChangedCode, ...] = ()
+    changed: tuple[ChangedCode, ...]
     """Checkpoints that other code made. Where the policy is to start over, `ahead` counts that
     in.
     """
@@ -75,22 +86,52 @@ class Prepared:
         return total(self.ahead)
 
 
-def prepare(root: Path, params: Params) -> Prepared:
+_KNOWN: ContextVar[Planned | Unplannable | None] = ContextVar("known", default=None)
+
+
+@contextmanager
+def known_plan(prepared: Planned | Unplannable | None) -> Iterator[None]:
+    """Have the flow that is called in the block start with this plan: parameters of a flow are what
+    a form can say, and a plan is not.
+    """
+    token = _KNOWN.set(prepared)
+    try:
+        yield
+    finally:
+        _KNOWN.reset(token)
+
+
+def planned_before() -> Planned | Unplannable | None:
+    """The plan that the flow was called with."""
+    return _KNOWN.get()
+
+
+def prepare(
+    root: Path,
+    params: Params,
+    decide: Callable[[Sequence[ChangedCode]], str] = lambda _: policy(),
+) -> Planned | Unplannable:
     """Plan the run that `params` ask for in the project at `root`.
 
+    `decide` is asked what to do with the checkpoints that other code made, if there are any.
     Raises CostError if there is a budget or an approval threshold and no plan can be made; without
     one, `fault` says why there is none.
     Raises ParamsError if a stage is placed where a file that it reads is not, and ModelError for a
     student of another tokenizer than its teacher.
     """
     require_students_vocabulary(root, params)
-    rows = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
+    rows = pipeline_rows(root)
     before = predecessor(rows, params, lambda run_id: _kept_params(root, run_id))
     so_far = spent_by_stage(root, params, chain(rows, before))
     elsewhere = _unfinished(root, params) if before is None else None
     if elsewhere is not None:
         before, so_far = elsewhere.run_id, added(so_far, elsewhere.spent)
-    there = elsewhere.spent if elsewhere is not None else {}
+    facts = Prepared(
+        params=params,
+        continues=before,
+        spent=so_far,
+        spent_elsewhere=elsewhere.spent if elsewhere is not None else {},
+    )
     try:
         aim = target(params, None, None, None, root)
         plan = make_plan(params, aim)
@@ -98,29 +139,24 @@ def prepare(root: Path, params: Params) -> Prepared:
         if limits(params.budget) or params.budget.approval_usd is not None:
             raise
         require_reachable(root, params, params.stages)
-        return Prepared(params, before, so_far, there, None, None, str(error), {}, Cost(0.0, 0.0))
+        return Unplannable(**vars(facts), fault=str(error))
     stale = stale_stages(root, params, [stage.stage for stage in plan.stages])
     require_reachable(root, params, stale)
     found = [changed_since_checkpoint(root, params, stage) for stage in stale if before]
     changed = tuple(one for one in found if one is not None)
-    anew = {one.stage for one in changed} if policy() == RESTART else set()
+    anew = {one.stage for one in changed} if changed and decide(changed) == RESTART else set()
     shares = {
         stage: done_share(root, params, stage) if before and stage not in anew else 0.0
         for stage in stale
     }
     planned = {stage.stage: stage for stage in plan.stages if stage.stage in stale}
-    ahead = {name: _ahead(stage, shares[name]) for name, stage in planned.items()}
-    return Prepared(
-        params,
-        before,
-        so_far,
-        there,
-        aim,
-        plan,
-        "",
-        ahead,
-        total({name: _fixed(stage) for name, stage in planned.items()}),
-        changed,
+    return Planned(
+        **vars(facts),
+        aim=aim,
+        plan=plan,
+        ahead={name: _ahead(stage, shares[name]) for name, stage in planned.items()},
+        fixed=total({name: _fixed(stage) for name, stage in planned.items()}),
+        changed=changed,
     )
 
 
@@ -193,7 +229,7 @@ def keep(folder: Path, prepared: Prepared) -> None:
     """Write plan.json beside the run's params: the plan of every stage, what was spent before and
     what was still ahead.
     """
-    if prepared.plan is None or prepared.aim is None:
+    if not isinstance(prepared, Planned):
         return
     record: dict[str, Any] = {
         **prepared.plan.as_json(),

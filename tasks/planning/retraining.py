@@ -2,28 +2,29 @@
 and `budget.approval_usd` count them, the run's own `budget` does not.
 """
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from config.errors import CostError
 from costs.ledger.budget import Cost
 from costs.planning.retraining import CONTEST, EXAMINE, plan_cycle
-from tasks.planning.prepared import Prepared
+from tasks.planning.prepared import Planned, Prepared, Unplannable
 
 
-def with_cycle(prepared: Prepared, examined: bool = False) -> Prepared:
+def with_cycle(prepared: Planned | Unplannable, examined: bool = False) -> Planned | Unplannable:
     """The run with the contest that follows it, and unless that has been done the examination
     before it; where these cannot be planned, `fault` says why and there is no plan of either.
 
     Raises CostError instead where there is an approval threshold.
     """
-    if prepared.plan is None or prepared.aim is None:
+    if not isinstance(prepared, Planned):
         return prepared
     try:
         plan = plan_cycle(prepared.plan, prepared.params, prepared.aim, examined)
     except CostError as error:
         if prepared.params.budget.approval_usd is not None:
             raise
-        return replace(prepared, plan=None, fault=str(error), ahead={})
+        facts = {field.name: getattr(prepared, field.name) for field in fields(Prepared)}
+        return Unplannable(**facts, fault=str(error))
     own = {
         stage.stage: Cost(stage.usd.expected, stage.seconds)
         for stage in plan.stages

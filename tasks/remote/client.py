@@ -15,8 +15,8 @@ from config import jsonl
 from config.errors import EnvironmentFault, StageStopped, UserError
 from config.records import AttemptRow
 from config.sections.where import LOCAL
-from tasks.dvc.pull import fetch, inputs_of, is_unchanged_elsewhere, remote_of, small_outputs
-from tasks.dvc.status import send_outputs
+from tasks.dvc.pull import inputs_of, is_unchanged_elsewhere, remote_of, small_outputs
+from tasks.dvc.transfers import fetch, send_outputs
 from tasks.planning.placement_check import on_volumes
 from tasks.remote import heartbeat
 from tasks.remote.heartbeat import PIPELINE, Heartbeat

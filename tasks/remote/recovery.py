@@ -10,12 +10,11 @@ import logging
 import time
 from pathlib import Path
 
-from config import jsonl
 from config.atomic_file import write_atomically
 from config.errors import EnvironmentFault
-from config.records import PipelineRow
+from config.workspace.rows import pipeline_rows
 from tasks.dvc.pull import remote_of
-from tasks.dvc.status import default_remote, note_pushed
+from tasks.dvc.transfers import default_remote, note_pushed
 from tasks.remote.heartbeat import CONTAINER, GONE_SECONDS, HeartbeatMonitor
 from tasks.remote.worker import STOP, Reply
 from tasks.run.exchange import REPLY, REQUEST, Exchange, Receiver
@@ -97,7 +96,7 @@ def _exchanges(run: Run) -> list[tuple[Exchange, str]]:
 
 
 def _earlier_runs(run: Run) -> set[str]:
-    rows = jsonl.read(run.root / "runs" / "pipeline.jsonl", PipelineRow).rows
+    rows = pipeline_rows(run.root)
     return {
         row.run_id for row in rows if row.event == "end" and row.state in ("killed", "failed")
     } - {run.run_id}

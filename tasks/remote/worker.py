@@ -24,8 +24,8 @@ from config.load import load
 from config.names import inner_name
 from config.records import CHANGED_CODE_VARIABLE
 from config.workspace.at_work import locked
-from tasks.dvc.pull import fetch, inputs_of
-from tasks.dvc.status import send_outputs
+from tasks.dvc.pull import inputs_of
+from tasks.dvc.transfers import fetch, send_outputs
 from tasks.remote import heartbeat
 from tasks.remote.checkpoints import CheckpointStore
 from tasks.remote.heartbeat import heartbeats

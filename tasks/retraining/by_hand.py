@@ -6,10 +6,9 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 
-from config import jsonl
 from config.errors import EnvironmentFault
-from config.records import PipelineRow
 from config.schema import Params
+from config.workspace.rows import pipeline_rows
 from tasks.champions.registry import promote, update_mlflow
 from tasks.stage.progress import Display
 from tasks.ui.events import model_event
@@ -31,7 +30,7 @@ def promote_by_hand(params: Params, pipeline_flow_run: str, why: str) -> str:
 
 
 def _run_of(root: Path, pipeline_flow_run: str) -> str:
-    rows: list[PipelineRow] = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
+    rows = pipeline_rows(root)
     found = (
         row.run_id
         for row in reversed(rows)

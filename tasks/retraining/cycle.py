@@ -25,7 +25,6 @@ from config import jsonl
 from config.errors import EnvironmentFault
 from config.load import write
 from config.locks import lock_file
-from config.records import PipelineRow
 from config.schema import Params
 from config.workspace.at_work import locked
 from config.workspace.champions import Champion
@@ -36,6 +35,7 @@ from config.workspace.retraining import (
     Examination,
     RetrainRow,
 )
+from config.workspace.rows import pipeline_rows
 from costs.planning.retraining import CONTEST
 from tasks.champions.files import check_champion, gathered
 from tasks.champions.promotion_gate import Verdict, in_a_line, promotion_verdict
@@ -43,7 +43,7 @@ from tasks.champions.registry import promote, require_champion, update_mlflow
 from tasks.dvc.data_key import key_now
 from tasks.dvc.status import forget
 from tasks.planning.gate import approval
-from tasks.planning.prepared import Prepared, prepare
+from tasks.planning.prepared import Planned, Unplannable, prepare
 from tasks.planning.retraining import with_cycle
 from tasks.retraining.decision import Decision, decide
 from tasks.retraining.page import Page, markdown
@@ -71,8 +71,8 @@ class Cycle:
         self.champion: Champion | None = None
         self.data_key: str | None = None
         self.examination: Examination | None = None
-        self.prepared: Prepared | None = None
-        """The plan of the training that was decided on, and of the contest."""
+        self.prepared: Planned | Unplannable | None = None
+        """The plan of the training that was decided on."""
         self.decision: Decision | None = None
         self.run_id: str | None = None
         self.contest: Contest | None = None
@@ -170,15 +170,16 @@ def is_due(cycle: Cycle, force: bool) -> bool:
     cycle.examination = _examined(cycle, champion_folder)
     if cycle.data_key is None and cycle.examination.changed_rows:
         forget(root, "data")  # DVC cannot see that a URL or a dataset of the hub has changed
-    cycle.prepared = prepared = with_cycle(prepare(root, params), examined=True)
-    planned_usd = prepared.ahead_total.usd if prepared.plan is not None else None
+    cycle.prepared = prepare(root, params)
+    whole = with_cycle(cycle.prepared, examined=True)
+    planned_usd = whole.ahead_total.usd if isinstance(whole, Planned) else None
     cycle.decision = decide(
         cycle.examination, planned_usd, month(root, params, time.time()), params.retrain, force
     )
     if not cycle.decision.train:
         cycle.end("skipped", cycle.decision.reasons[0])
         return False
-    if contest := prepared.ahead.get(CONTEST):
+    if isinstance(whole, Planned) and (contest := whole.ahead.get(CONTEST)):
         cycle.record("reserved", usd=contest.usd)
     cycle.display.say("retrain: " + "; ".join(cycle.decision.reasons))
     return True
@@ -199,7 +200,7 @@ def wait_for_approval(cycle: Cycle) -> None:
     when it is started by itself.
     """
     assert cycle.prepared is not None
-    approval(cycle.prepared)
+    approval(with_cycle(cycle.prepared, examined=True))
 
 
 def is_trained(cycle: Cycle, state: State[Any]) -> bool:
@@ -298,7 +299,7 @@ def _workspace_is_taken(root: Path) -> str | None:
 
 def _run_of(cycle: Cycle) -> str | None:
     """The pipeline run that this cycle started."""
-    rows: list[PipelineRow] = jsonl.read(cycle.root / "runs" / "pipeline.jsonl", PipelineRow).rows
+    rows = pipeline_rows(cycle.root)
     own = (
         row.run_id
         for row in reversed(rows)

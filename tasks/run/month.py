@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from config import jsonl
 from config.errors import RlhfError
-from config.records import PipelineRow
 from config.schema import Params
 from config.workspace.kept import kept_params
 from config.workspace.retraining import RETRAIN_ROWS, RetrainRow
+from config.workspace.rows import pipeline_rows
 from costs.ledger.ledger import ledger
 
 PURPOSE = "retrain"
@@ -46,7 +46,7 @@ def month_of(time: float) -> str:
 def month(root: Path, params: Params, now: float) -> Month:
     """What this month's cycles have cost so far, and what they may. Every run at its own prices."""
     name = month_of(now)
-    rows = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
+    rows = pipeline_rows(root)
     runs = {
         row.run_id
         for row in rows

@@ -17,7 +17,6 @@ from typing import Any
 
 import yaml
 
-from config import jsonl
 from config.atomic_file import keep_copy, write_atomically
 from config.differences import Difference, differences
 from config.dvc_stages import dvc_name
@@ -26,6 +25,7 @@ from config.load import load, read, says, write
 from config.records import PipelineRow, kept_folder
 from config.schema import Params
 from config.workspace.kept import completed_stages
+from config.workspace.rows import add_pipeline_row, last_sign_of_life, pipeline_rows
 
 MOST_NAME_CHARS = 60
 STATE_FOLDER = ".rlhf"
@@ -48,7 +48,7 @@ class Run:
         row = PipelineRow.model_validate(
             {"time": time.time(), "run_id": self.run_id, "event": event, **fields}
         )
-        jsonl.append(self.root / "runs" / "pipeline.jsonl", row)
+        add_pipeline_row(self.root, row)
 
 
 def new_run_id(name: str | None) -> str:
@@ -105,7 +105,7 @@ def put_params_back(run: Run, before: bytes | None) -> list[Difference]:
     edited the file since.
     """
     path = run.root / "params.yaml"
-    rows: list[PipelineRow] = jsonl.read(run.root / "runs" / "pipeline.jsonl", PipelineRow).rows
+    rows = pipeline_rows(run.root)
     passed = any(row.run_id == run.run_id and row.event == "stage" for row in rows)
     if before is None or passed or path.read_bytes() == before or load(path) != run.params:
         return []
@@ -114,16 +114,14 @@ def put_params_back(run: Run, before: bytes | None) -> list[Difference]:
 
 
 def end_left_open(root: Path) -> None:
-    """Write the end of runs that were killed; whoever holds the workspace knows that none of them
-    is alive.
+    """Write the end of runs that were killed: the time of their last row. Whoever holds the
+    workspace knows that none of them is alive.
     """
-    path = root / "runs" / "pipeline.jsonl"
-    rows: list[PipelineRow] = jsonl.read(path, PipelineRow).rows
+    rows = pipeline_rows(root)
     ended = {row.run_id for row in rows if row.event == "end"}
     for run_id in dict.fromkeys(row.run_id for row in rows if row.run_id not in ended):
-        jsonl.append(
-            path, PipelineRow(time=time.time(), run_id=run_id, event="end", state="killed")
-        )
+        died = last_sign_of_life(root, run_id)
+        add_pipeline_row(root, PipelineRow(time=died, run_id=run_id, event="end", state="killed"))
 
 
 def keep_copies(run: Run, report: Path | None = None) -> None:

@@ -9,7 +9,6 @@ and is started again from its checkpoint as often as any that crashes.
 import errno
 import logging
 import random
-import re
 import time
 from collections.abc import Callable
 from typing import Literal, TypeVar
@@ -26,18 +25,6 @@ LOOK_SECONDS = 0.5
 Kind = Literal["transient", "mistake", "unknown"]
 Result = TypeVar("Result")
 
-_PASSING_ERRORS = {
-    "EndpointConnectionError",
-    "HTTPClientError",
-    "ConnectionError",
-    "TimeoutError",
-    "ClientConnectionError",
-    "ClientPayloadError",
-    "TransportError",
-    "ResponseStreamingError",
-    "IncompleteReadError",
-}
-"""Names of classes, and of their bases, in botocore, aiohttp, httpx and Python itself."""
 _PASSING_NUMBERS = {
     errno.EAGAIN,
     errno.EBUSY,
@@ -65,27 +52,6 @@ _MISTAKEN_NUMBERS = {
     errno.ENOTDIR,
     errno.EEXIST,
 }
-_MISTAKES = re.compile(
-    r"does not exist|NoSuchKey|NoSuchBucket|No such file|Forbidden|\(403\)|Access "
-    r"?Denied|Permission denied|credentials"
-    r"|InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|token .*expired|No space left|Disk "
-    r"quota|Read-only file system|Not a directory"
-    r"|File exists",
-    re.IGNORECASE,
-)
-_PASSING = re.compile(
-    r"could not connect|failed to connect|connection|timed? ?out|name resolution|name or service "
-    r"not known|slow ?down|request rate|throttl"
-    r"|service ?unavailable|internal ?error|internal server error|bad "
-    r"gateway|\(50\d\)|\(429\)|broken pipe|disconnected"
-    r"|input/output error|stale file|busy",
-    re.IGNORECASE,
-)
-"""DVC's error messages: it passes on only text."""
-_ABSENT = re.compile(
-    r"checkout failed|missing cache|no output or stage|did not find", re.IGNORECASE
-)
-"""What DVC says at its end, of data that exists nowhere as of data that it could not reach."""
 _PASSING_STATUS = {408, 425, 429, 500, 502, 503, 504}
 """Of an answer by HTTP."""
 
@@ -98,34 +64,39 @@ class UnknownFault(EnvironmentFault):
     """Neither known to be transient nor a known mistake."""
 
 
-def kind_of(error: BaseException | str) -> Kind:
-    """Whether what a library raised, or what a command printed, passes by itself."""
-    if isinstance(error, str):
-        if _MISTAKES.search(error):
-            return "mistake"
-        return (
-            "transient" if _PASSING.search(error) else "mistake" if lacks_data(error) else "unknown"
-        )
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    if status is not None:
-        return "transient" if status in _PASSING_STATUS else "mistake"
-    number = error.errno if isinstance(error, OSError) else None
-    if number in _MISTAKEN_NUMBERS or isinstance(error, PermissionError | FileNotFoundError):
+def kind_of(*errors: Exception) -> Kind:
+    """Whether what libraries raised passes by itself: a mistake does not, whatever else failed."""
+    kinds = {_kind(error) for error in errors}
+    return "mistake" if "mistake" in kinds else "transient" if "transient" in kinds else "unknown"
+
+
+def _kind(error: Exception) -> Kind:
+    import aiohttp
+    import httpx
+    from botocore import exceptions as s3  # type: ignore[import-untyped]
+    from dvc.exceptions import CheckoutError
+
+    if isinstance(error, CheckoutError | s3.NoCredentialsError | s3.PartialCredentialsError):
         return "mistake"
-    if number in _PASSING_NUMBERS or any(
-        kind.__name__ in _PASSING_ERRORS for kind in type(error).__mro__
-    ):
-        return "transient"
-    return "unknown" if number is not None else kind_of(str(error))
-
-
-def lacks_data(message: str) -> bool:
-    """Whether DVC ended because data exists nowhere, and named no other reason."""
-    return (
-        bool(_ABSENT.search(message))
-        and not _MISTAKES.search(message)
-        and not _PASSING.search(message)
+    answer = getattr(error, "response", None)  # of httpx an object, of botocore a dictionary
+    if isinstance(answer, dict):
+        answer = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    status = getattr(answer, "status_code", answer)
+    if isinstance(status, int):
+        return "transient" if status in _PASSING_STATUS else "mistake"
+    if isinstance(error, PermissionError | FileNotFoundError):
+        return "mistake"
+    number = error.errno if isinstance(error, OSError) else None
+    if number in _MISTAKEN_NUMBERS:
+        return "mistake"
+    passing = (
+        *(ConnectionError, TimeoutError, EOFError, httpx.TransportError),
+        *(s3.HTTPClientError, s3.ConnectionError, s3.IncompleteReadError),
+        *(aiohttp.ClientConnectionError, aiohttp.ClientPayloadError),
     )
+    if number in _PASSING_NUMBERS or isinstance(error, passing):
+        return "transient"
+    return _kind(error.__cause__) if isinstance(error.__cause__, Exception) else "unknown"
 
 
 def fault(kind: Kind, message: str) -> EnvironmentFault:

@@ -13,9 +13,8 @@ from prefect.context import FlowRunContext
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Cancelled, Completed
 
-from config import jsonl
 from config.errors import RlhfError
-from config.records import PipelineRow
+from config.workspace.rows import pipeline_rows
 from tasks.run.stop import OVER_BUDGET, STOPPED
 
 ANSWER_SECONDS = 5.0
@@ -51,7 +50,7 @@ def recorded_state(root: Path, since: float) -> State | None:
     """The end that a run begun after `since` recorded here, None if it recorded none. Raises
     RlhfError if it failed.
     """
-    rows: list[PipelineRow] = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
+    rows = pipeline_rows(root)
     end = next((row for row in reversed(rows) if row.event == "end" and row.time >= since), None)
     if end is None:
         return None

@@ -14,9 +14,9 @@ from tasks.servers.prefect_settings import api_key, home, own_server, settings, 
 
 POLL_SECONDS = 2
 """Seconds between the worker's polls for runs."""
-HEARTBEAT_SECONDS = 30
-"""Between two heartbeats of a run, which the automation on zombies waits for; Prefect takes no
-less.
+POOL, PROJECT_POOL = "cpu", "project"
+"""Work pools of processes: of pipelines, and in the stack of containers of what needs the
+project's own folder.
 """
 WORKER, SERVE = "worker", "serve"
 OWN_TRACKING_URI = "sqlite:///mlflow.db"
@@ -114,14 +114,9 @@ def is_postgresql(uri: str) -> bool:
     return uri.startswith(("postgresql:", "postgresql+"))
 
 
-def worker_name(pool: str) -> str:
-    """What Prefect calls the worker of this machine."""
-    return f"{pool} on {socket.gethostname()}"
-
-
-def worker_plan(root: Path, api: str, pool: str) -> Plan:
-    """A worker that starts the runs of a work pool as processes in this checkout; its health is
-    asked for on any free port.
+def worker_plan(root: Path, api: str) -> Plan:
+    """A worker that starts the runs of POOL as processes in this checkout; its health is asked for
+    on any free port.
     """
     port = free_port()
     environment = {
@@ -130,7 +125,6 @@ def worker_plan(root: Path, api: str, pool: str) -> Plan:
         "PREFECT_HOME": str(home(root)),
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO",
         "PREFECT_WORKER_QUERY_SECONDS": str(POLL_SECONDS),
-        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
         "PREFECT_WORKER_WEBSERVER_HOST": HOST,
         "PREFECT_WORKER_WEBSERVER_PORT": str(port),
     }
@@ -141,11 +135,11 @@ def worker_plan(root: Path, api: str, pool: str) -> Plan:
         "worker",
         "start",
         "--pool",
-        pool,
+        POOL,
         "--type",
         "process",
         "--name",
-        worker_name(pool),
+        f"{POOL} on {socket.gethostname()}",
         "--install-policy",
         "never",
         "--with-healthcheck",

@@ -16,6 +16,11 @@ from config.errors import EnvironmentFault
 from config.workspace.login import key
 from tasks.run.run import STATE_FOLDER
 
+HEARTBEAT_SECONDS = 30
+"""Between two heartbeats of a flow run, by which the server knows that it lives; Prefect takes no
+less.
+"""
+
 
 def home(root: Path) -> Path:
     """PREFECT_HOME, made if need be: results and the database, shared by the temporary server and
@@ -58,6 +63,7 @@ def settings(root: Path, api_url: str | None) -> dict[str, str]:
         "PREFECT_HOME": str(home(root)),
         # Prefect's own temporary server lets everybody in; ours is in tasks/servers/processes.py
         "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
         "PREFECT_LOGGING_EXTRA_LOGGERS": "tasks,tracking",
         # we print one line without a traceback ourselves
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",

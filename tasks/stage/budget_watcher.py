@@ -2,10 +2,10 @@
 
 import time
 
-from config import jsonl
 from config.alive import now
 from config.errors import OverBudget
-from config.records import STAGES, PipelineRow
+from config.records import STAGES
+from config.workspace.rows import pipeline_rows
 from costs.ledger.attempts import read_attempts
 from costs.ledger.budget import Limit, TimeLeft, must_stop, time_left, total
 from costs.tables.price import stage_price
@@ -26,7 +26,7 @@ class BudgetWatch:
         """
         self._run, self._stage, self._local = run, stage, local
         self._price = stage_price(run.params, stage)
-        rows: list[PipelineRow] = jsonl.read(run.root / "runs" / "pipeline.jsonl", PipelineRow).rows
+        rows = pipeline_rows(run.root)
         self._spent = spent_by_runs(run.root, run.params, rows, run.run_id)
         self._processes = run.params.where.of(stage).processes
         self._began_at = now()

@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from config import jsonl
 from config.differences import Watched, in_a_line
 from config.dvc_stages import defined
 from config.errors import ParamsError, StageStopped
-from config.records import CHANGED_CODE_VARIABLE, RUN_ID_VARIABLE, PipelineRow
+from config.records import CHANGED_CODE_VARIABLE, RUN_ID_VARIABLE
+from config.workspace.rows import pipeline_rows
 from reporting.row_digests import PREPARED, keep_row_digests
 from tasks.dvc.recording import command_of, record_outputs, restore_outputs
 from tasks.dvc.status import digests, is_unchanged
@@ -104,7 +104,7 @@ def maker(root: Path, stage: str, outs: dict[str, str]) -> int | None:
     """The newest attempt whose outputs had these digests in an earlier pipeline run, None if none
     is recorded.
     """
-    rows = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
+    rows = pipeline_rows(root)
     made = [
         row
         for row in rows

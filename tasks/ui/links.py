@@ -3,10 +3,9 @@
 import os
 from pathlib import Path
 
-from config import jsonl
 from config.ports import HOST
-from config.records import PipelineRow
 from config.schema import Params
+from config.workspace.rows import pipeline_rows
 from tasks.servers.processes import Server
 from tracking.cursor import cursor_path, load
 from tracking.runs_view import LINK_QUERY
@@ -35,7 +34,7 @@ def pages(
     `report` is there where MLflow knows the run: the report among its artifacts, once it was
     shipped.
     """
-    rows: list[PipelineRow] = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
+    rows = pipeline_rows(root)
     start = next(
         (row for row in reversed(rows) if row.event == "start" and run_id in (None, row.run_id)),
         None,

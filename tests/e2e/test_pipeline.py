@@ -26,6 +26,7 @@ from config.records import AttemptRow, PipelineRow, stages_of
 from config.schema import Params
 from config.workspace.benchmarked import read_benchmarked
 from config.workspace.champions import read_record
+from config.workspace.rows import pipeline_rows
 from tasks.servers.plans import prefect_plan
 from tasks.servers.prefect_settings import api_key
 from tasks.servers.processes import prefect_api, start, stop
@@ -93,7 +94,7 @@ class Checkout(NamedTuple):
         return jsonl.read(self.root / "runs" / stage / "attempts.jsonl", AttemptRow).rows
 
     def rows(self) -> list[PipelineRow]:
-        return jsonl.read(self.root / "runs" / "pipeline.jsonl", PipelineRow).rows
+        return pipeline_rows(self.root)
 
     def starts(self) -> int:
         """Stage processes so far."""

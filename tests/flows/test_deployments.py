@@ -13,11 +13,10 @@ import pytest
 import yaml
 from prefect.client.schemas.objects import WorkPoolStatus
 
-from config import jsonl
 from config.errors import ParamsError
 from config.load import load
-from config.records import PipelineRow
 from config.workspace.at_work import locked
+from config.workspace.rows import pipeline_rows
 from tasks.servers.prefect_settings import api_key
 from tasks.servers.processes import servers
 from tests.conftest import ROOT
@@ -137,7 +136,7 @@ def test_training_runs_go_one_at_a_time_in_the_order_they_came(up: Stack) -> Non
     assert first.end_time is not None
     assert second.start_time is not None
     assert second.start_time >= first.end_time
-    rows = jsonl.read(up.root / "runs" / "pipeline.jsonl", PipelineRow).rows
+    rows = pipeline_rows(up.root)
     assert [row.state for row in rows if row.event == "end"] == ["completed", "completed"]
     assert [row.cached for row in rows if row.event == "stage"] == [False] * 5 + [True] * 5
 

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
@@ -17,12 +18,12 @@ import psutil
 import pytest
 from mlflow import MlflowClient
 from prefect.client.schemas.objects import StateType
-from prefect.events import emit_event
-from prefect.states import Cancelling, Running
+from prefect.states import Cancelling, Pending
 
 from config import jsonl
-from config.records import AttemptRow, MetricRow, PipelineRow, stages_of
-from tasks.deployment.automations import NOTICES, zombie_automation
+from config.records import AttemptRow, MetricRow, stages_of
+from config.workspace.rows import pipeline_rows
+from tasks.deployment.automations import NOTICES, silent_automation, unstarted_automation
 from tasks.servers.processes import servers
 from tests.flows.stack import PATIENCE_SECONDS, Stack, stack
 from tracking.rows import PREFIXES
@@ -34,6 +35,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Prefect's own clients
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
+
+
+FOLLOWING = ("rlhf: living runs", "rlhf: runs that never started", "rlhf: zombie runs")
 
 
 @pytest.fixture(scope="module")
@@ -91,11 +95,7 @@ def await_true(condition: Any, up: Stack) -> None:
 
 
 def ends(up: Stack) -> list[str]:
-    return [
-        row.state
-        for row in jsonl.read(up.root / "runs" / "pipeline.jsonl", PipelineRow).rows
-        if row.event == "end"
-    ]
+    return [row.state for row in pipeline_rows(up.root) if row.event == "end"]
 
 
 def test_a_run_that_finishes_is_told_with_its_cost(
@@ -149,41 +149,51 @@ def test_a_killed_run_is_ended_and_the_next_one_goes_on(
     )
 
 
-def test_a_run_killed_with_its_worker_is_a_zombie_until_somebody_looks(up: Stack) -> None:
+@contextmanager
+def impatient(up: Stack) -> Iterator[None]:
+    """Have the server wait 10 s for a sign of life, less than the time between two heartbeats."""
+    for wanted in (silent_automation(), unstarted_automation()):
+        (found,) = up.client.read_automations_by_name(wanted.name)
+        trigger = wanted.trigger.model_copy(update={"within": timedelta(seconds=10)})
+        up.client.update_automation(found.id, wanted.model_copy(update={"trigger": trigger}))
+    try:
+        yield
+    finally:
+        up.up()
+    (restored,) = up.client.read_automations_by_name(silent_automation().name)
+    assert restored.trigger.model_dump()["within"] == timedelta(seconds=120)
+
+
+def test_a_run_killed_with_its_worker_is_ended_by_the_server(up: Stack) -> None:
     up.behave("long")
-    killed, waiting = up.start(), up.start()
-    process = at_work(up, killed)
-    os.kill(up.server("worker").pid, signal.SIGKILL)
-    process.kill()
-    assert up.run(killed).state_name == "Running", "nobody is left who could tell"
-    assert up.run(killed).name in up.rlhf("status")
-    zombie = up.run(killed)
-    assert (zombie.state_name, zombie.state_type) == ("Zombie", StateType.CRASHED)
-    assert f"process {process.pid} is gone" in str(zombie.state and zombie.state.message)
-    assert up.run(waiting).state_type == StateType.SCHEDULED
+    with impatient(up):
+        killed, waiting, taken = up.start(), up.start(), up.start()
+        process = at_work(up, killed)
+        os.kill(up.server("worker").pid, signal.SIGKILL)
+        process.kill()
+        up.client.set_flow_run_state(taken, Pending(), force=True)  # as the worker leaves it
+        assert up.run(killed).state_name == "Running", "nobody is left who could tell"
+        for run, reason in ((killed, "No heartbeat for"), (taken, "Pending for")):
+            ended = up.await_end(run)
+            assert (ended.state_name, ended.state_type) == ("Zombie", StateType.CRASHED)
+            assert str(ended.state and ended.state.message).startswith(reason)
+        assert up.run(waiting).state_type == StateType.SCHEDULED
+        assert "killed" in up.rlhf("status")
+    assert ends(up)[-1] == "killed"
     up.behave_from_now("")
     up.up()
     assert up.await_end(waiting).state_name == "Completed"
 
 
-def test_a_run_without_a_sign_of_life_is_ended_by_the_server(up: Stack) -> None:
-    (automation,) = up.client.read_automations_by_name(zombie_automation().name)
-    wanted = zombie_automation()
-    impatient = wanted.trigger.model_copy(update={"within": timedelta(seconds=10)})
-    up.client.update_automation(automation.id, wanted.model_copy(update={"trigger": impatient}))
-    try:
-        silent = up.start("label-import/label-import")
-        up.await_end(silent)  # a run of its own, which the events below report as running
-        up.client.set_flow_run_state(silent, Running(), force=True)
-        emit_event(
-            "prefect.flow-run.heartbeat", {"prefect.resource.id": f"prefect.flow-run.{silent}"}
-        )
-        ended = up.await_end(silent)
-        assert (ended.state_name, ended.state_type) == ("Zombie", StateType.CRASHED)
-    finally:
-        up.up()
-    (restored,) = up.client.read_automations_by_name(zombie_automation().name)
-    assert restored.trigger.model_dump()["within"] == timedelta(seconds=120)
+def test_a_live_run_that_was_taken_for_a_zombie_is_set_back_to_running(up: Stack) -> None:
+    up.behave("long")
+    with impatient(up):
+        run = up.start()
+        at_work(up, run)
+        assert up.await_end(run).state_name == "Zombie", "it was silent for 10 s"
+        await_true(lambda: up.run(run).state_name == "Running", up)
+    up.behave_from_now("")
+    assert up.await_end(run).state_name == "Completed"
 
 
 def test_a_cancelled_run_checkpoints(up: Stack) -> None:
@@ -211,11 +221,7 @@ def test_servers_that_restart_in_the_middle_of_a_run_lose_nothing(up: Stack) -> 
     up.rlhf("report", "--sync")
     name = up.run(run).name
     client = MlflowClient(up.server("mlflow").url)
-    run_id = next(
-        row.run_id
-        for row in jsonl.read(up.root / "runs" / "pipeline.jsonl", PipelineRow).rows
-        if row.run_id.endswith(name)
-    )
+    run_id = next(row.run_id for row in pipeline_rows(up.root) if row.run_id.endswith(name))
     children = {
         each.data.tags["rlhf.stage"]: each
         for each in client.search_runs(["1"])
@@ -241,4 +247,4 @@ def test_servers_that_restart_in_the_middle_of_a_run_lose_nothing(up: Stack) -> 
 def test_every_notice_is_an_automation_and_none_is_doubled(up: Stack) -> None:
     up.up()
     names = [automation.name for automation in up.client.read_automations()]
-    assert sorted(names) == sorted([zombie_automation().name, *(notice.name for notice in NOTICES)])
+    assert sorted(names) == sorted([*FOLLOWING, *(notice.name for notice in NOTICES)])

@@ -24,7 +24,7 @@ from prefect.testing.utilities import prefect_test_harness
 from config import jsonl
 from config.errors import EnvironmentFault, UserError
 from config.load import load, write
-from config.records import PipelineRow, UsageRow, stages_of
+from config.records import UsageRow, stages_of
 from config.workspace.champions import champion_folder, read_record
 from config.workspace.retraining import (
     RETRAIN_FOLDER,
@@ -34,6 +34,7 @@ from config.workspace.retraining import (
     Safety,
     Share,
 )
+from config.workspace.rows import pipeline_rows
 from flows.label_import import label_import
 from flows.promote import promote as promote_flow
 from flows.retrain import retrain
@@ -160,7 +161,7 @@ def end(root: Path) -> RetrainRow:
 
 
 def runs(root: Path) -> list[str]:
-    found = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
+    found = pipeline_rows(root)
     return [row.run_id for row in found if row.event == "start"]
 
 

@@ -24,15 +24,15 @@ from prefect.client.schemas.filters import (
     TaskRunFilterFlowRunId,
 )
 from prefect.settings import PREFECT_API_URL
-from prefect.states import Crashed
 from prefect.testing.utilities import prefect_test_harness
 
 from config import jsonl
 from config.errors import CostError, UserError
 from config.load import load
-from config.records import AttemptRow, PipelineRow, stages_of
+from config.records import AttemptRow, stages_of
+from config.workspace.rows import pipeline_rows
 from flows.rlhf import rlhf
-from tasks.servers.zombies import ZOMBIE
+from tasks.planning.prepared import known_plan, prepare
 from tests.conftest import ROOT
 from tests.support.stage_project import make_project
 
@@ -78,11 +78,7 @@ def task_states(state: Any) -> dict[str, tuple[str, int]]:
 
 
 def ends(root: Path) -> list[str]:
-    return [
-        row.state
-        for row in jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
-        if row.event == "end"
-    ]
+    return [row.state for row in pipeline_rows(root) if row.event == "end"]
 
 
 def test_every_stage_is_a_task_and_an_unchanged_one_is_cached(project: Path) -> None:
@@ -224,14 +220,21 @@ def test_a_run_that_reaches_its_budget_ends_over_budget_and_goes_on_when_it_is_r
     rows = jsonl.read(project / "runs" / "data" / "attempts.jsonl", AttemptRow).rows
     assert [row.event for row in rows] == ["start", "end", "start", "resume", "end"]
     assert [row.exit_code for row in rows if row.event == "end"] == [75, 0]
-    first, second = (
-        row
-        for row in jsonl.read(project / "runs" / "pipeline.jsonl", PipelineRow).rows
-        if row.event == "start"
-    )
+    first, second = (row for row in pipeline_rows(project) if row.event == "start")
     assert second.detail["continues"] == first.run_id
     kept = json.loads((project / "runs" / "pipeline" / second.run_id / "plan.json").read_text())
     assert kept["spent"]["data"]["usd"] >= 0.004
+
+
+def test_a_run_that_was_planned_before_it_started_is_not_planned_again(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "behaviour.txt").write_text("bad input")
+    prepared = prepare(project, load(project / "params.yaml", ["seed=99"]))
+    monkeypatch.setattr("tasks.planning.gate.prepare", lambda *_: pytest.fail("planned twice"))
+    with known_plan(prepared):
+        state = run(project, "seed=99")
+    assert task_states(state) == {"plan": ("Completed", 1), "data": ("Failed", 1)}
 
 
 def test_a_run_that_a_server_starts_above_the_threshold_waits_until_somebody_resumes_it(
@@ -253,30 +256,6 @@ def test_a_run_that_a_server_starts_above_the_threshold_waits_until_somebody_res
         assert [plan.key for plan in plans] == ["plan"]
         assert "| ppo |" in plans[0].data
         client.resume_flow_run(flow_run.id)
-        await_state(client, flow_run.id, "Completed")
-    assert ends(project) == ["completed"]
-
-
-@pytest.mark.slow
-def test_a_live_run_that_was_taken_for_a_zombie_says_that_it_is_alive(project: Path) -> None:
-    (project / "behaviour.txt").write_text("long")
-    with served(project), get_client(sync_client=True) as client:
-        params = load(project / "params.yaml").model_dump(mode="json")
-        deployment = client.read_deployment_by_name("rlhf/tested")
-        flow_run = client.create_flow_run_from_deployment(
-            deployment.id, parameters={"params": params}
-        )
-        deadline = time.monotonic() + 180
-        while not (project / "runs" / "data" / "usage.jsonl").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.3)
-        client.set_flow_run_state(flow_run.id, Crashed(name=ZOMBIE), force=True)
-        while (state := client.read_flow_run(flow_run.id).state) is None or state.name == ZOMBIE:
-            assert time.monotonic() < deadline, "it was left for dead"
-            time.sleep(0.3)
-        assert state.name == "Running"
-        assert ends(project) == [], "it is running"
-        (project / "behaviour.txt").write_text("")
         await_state(client, flow_run.id, "Completed")
     assert ends(project) == ["completed"]
 

@@ -18,6 +18,7 @@ import pytest
 from config import jsonl
 from config.ports import free_port
 from config.records import AttemptRow, PipelineRow, stages_of
+from config.workspace.rows import pipeline_rows
 from tasks.servers.flow_runs import is_run
 from tasks.servers.plans import prefect_plan
 from tasks.servers.processes import Server, start, stop
@@ -70,7 +71,7 @@ def rlhf_run(root: Path, until: str, output: int | None = None) -> Iterator[subp
 
 
 def last_row(root: Path) -> PipelineRow:
-    rows: list[PipelineRow] = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
+    rows = pipeline_rows(root)
     return rows[-1]
 
 

@@ -72,7 +72,7 @@ class Checkpoints:
         self._root = root
         self._fingerprint = fingerprint
         self._keep = keep
-        self._code = code or {}
+        self._code = dict(code or {})
         self._passed_over: list[Path] = []
         """Rejected by `latest`, as damaged or of other code: they do not count among the
         checkpoints to keep.
@@ -156,7 +156,7 @@ class Checkpoints:
         digest = fingerprint({}, [self._root / output for output in outputs], self._root)
         record = {
             "fingerprint": self._fingerprint,
-            "code": code_digest(),
+            "code": self._code,
             "step": step,
             "outputs": list(outputs),
             "digest": digest,
@@ -170,7 +170,7 @@ class Checkpoints:
         """
         try:
             record = json.loads(_text(self.folder.parent / DONE))
-            if (record["fingerprint"], record["code"]) != (self._fingerprint, code_digest()):
+            if (record["fingerprint"], record["code"]) != (self._fingerprint, self._code):
                 return None
             digest = fingerprint(
                 {}, [self._root / output for output in record["outputs"]], self._root
@@ -183,13 +183,6 @@ class Checkpoints:
             TypeError,
         ):  # never written, truncated, or an output is gone: the stage has to run
             return None
-
-
-def code_digest() -> str:
-    """Digest of every module of this package: outputs of other code do not count as done."""
-    return fingerprint(
-        {}, sorted(Path(__file__).parents[1].rglob("*.py")), Path(__file__).parents[1]
-    )
 
 
 @contextmanager

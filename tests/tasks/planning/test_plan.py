@@ -21,7 +21,7 @@ from costs.planning.target import target
 from tasks.dvc.status import StageAtWork, is_unchanged, stale_stages
 from tasks.planning.budget_gate import gate, needs_approval
 from tasks.planning.plan_text import markdown, summary
-from tasks.planning.prepared import Prepared, done_share, keep, prepare
+from tasks.planning.prepared import Prepared, Unplannable, done_share, keep, prepare
 from tasks.planning.retraining import with_cycle
 from tasks.run.run import Run, begin
 from tasks.run.stop import StopRequest
@@ -266,7 +266,7 @@ def test_a_gate_that_warns_lets_the_run_start(project: Path) -> None:
 def test_an_unknown_model_can_be_run_without_a_budget_and_not_with_one(project: Path) -> None:
     unknown = ("model.path=someone/unheard-of", "model.random=null")
     prepared = prepare(project, params(project, *unknown))
-    assert (prepared.plan, prepared.ahead) == (None, {})
+    assert isinstance(prepared, Unplannable)
     assert "unheard-of" in summary(prepared)[0]
     for limit in ("budget.max_usd=5", "budget.approval_usd=5"):
         with pytest.raises(CostError, match="unheard-of"):

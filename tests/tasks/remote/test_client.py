@@ -15,7 +15,7 @@ from config.errors import EnvironmentFault, OverBudget, StageStopped
 from config.load import load
 from config.records import UsageRow
 from costs.ledger.ledger import ledger
-from tasks.dvc import status
+from tasks.dvc import transfers
 from tasks.remote import client
 from tasks.remote.client import check_placement, run_here, run_remote
 from tasks.run.exchange import REPLY, Exchange, Receiver
@@ -80,11 +80,11 @@ def test_a_stage_elsewhere_is_killed_goes_on_is_preempted_and_is_then_unchanged(
     assert not (run.root / "data" / "prepared").exists(), "data stays in the store"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            status,
-            "environment",
-            lambda: pytest.fail("dvc was asked to push what the container had pushed"),
+            transfers,
+            "transfer",
+            lambda *_: pytest.fail("dvc was asked to push what the container had pushed"),
         )
-        assert status.push(run.root) is None
+        assert transfers.push(run.root) is None
 
     killer = when_checkpoint_arrives(tmp_path, lambda: pool.strike(signal.SIGKILL))
     with pytest.raises(StageCrashed, match="on work pool gpus ended as Crashed without a reply"):

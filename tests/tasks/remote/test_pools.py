@@ -21,7 +21,7 @@ from prefect.states import Pending
 
 from config.errors import EnvironmentFault
 from config.ports import HOST, free_port
-from tasks.deployment.automations import end_silent_runs, zombie_automation
+from tasks.deployment.automations import follow_lives
 from tasks.remote.pools import FLOW, PARAMETERS, require_served, state_of, submit, withdraw
 from tasks.servers.plans import prefect_plan
 from tasks.servers.prefect_settings import api_key
@@ -162,12 +162,16 @@ def test_an_engine_that_is_not_there_is_why_the_check_ends(
     assert flow_run.parameters == {"request": "/request"}
 
 
-def test_the_server_ends_silent_runs_once_it_was_told_and_no_second_time(
+def test_the_automations_that_follow_runs_are_made_once(
     server: str, client: SyncPrefectClient
 ) -> None:
     for _ in range(2):
-        end_silent_runs(client)
-    assert [found.name for found in client.read_automations()] == [zombie_automation().name]
+        follow_lives(client)
+    assert sorted(found.name for found in client.read_automations()) == [
+        "rlhf: living runs",
+        "rlhf: runs that never started",
+        "rlhf: zombie runs",
+    ]
 
 
 def test_a_stage_that_no_worker_has_begun_is_withdrawn(

@@ -9,8 +9,9 @@ import yaml
 from config import jsonl
 from config.errors import EnvironmentFault
 from config.load import dump, load, write
-from config.records import PipelineRow
+from config.records import UsageRow
 from config.workspace.at_work import locked
+from config.workspace.rows import pipeline_rows
 from tasks.run.run import (
     Run,
     begin,
@@ -49,7 +50,7 @@ def test_the_lock_of_a_killed_run_is_free(tmp_path: Path) -> None:
 def test_a_run_begins_with_complete_params_and_a_row(tmp_path: Path) -> None:
     run = begin(tmp_path, "r1", PARAMS, {"git.commit": "abc"})
     assert load(tmp_path / "params.yaml") == PARAMS == load(run.folder / "params.yaml")
-    (row,) = jsonl.read(tmp_path / "runs" / "pipeline.jsonl", PipelineRow).rows
+    (row,) = pipeline_rows(tmp_path)
     assert (row.run_id, row.event, row.detail) == ("r1", "start", {"git.commit": "abc"})
 
 
@@ -110,11 +111,26 @@ def test_runs_that_were_killed_get_an_end_and_others_no_second_one(tmp_path: Pat
     begin(tmp_path, "r2", PARAMS, {}).record("stage", stage="data")
     for _ in range(2):
         end_left_open(tmp_path)
-    rows = jsonl.read(tmp_path / "runs" / "pipeline.jsonl", PipelineRow).rows
+    rows = pipeline_rows(tmp_path)
     assert [(row.run_id, row.state) for row in rows if row.event == "end"] == [
         ("r1", "completed"),
         ("r2", "killed"),
     ]
+
+
+def test_a_killed_run_ended_with_the_last_row_of_its_stages(tmp_path: Path) -> None:
+    """Not when somebody looked."""
+    begin(tmp_path, "r1", PARAMS, {})
+    began = pipeline_rows(tmp_path)[0].time
+    row = UsageRow(
+        time=began + 34.0, run_id="r1", attempt=1, step=3, phase="update", seconds=1.0, tokens=1,
+        sequences=1, peak_bytes=1, device="cpu", world_size=1,
+    )  # fmt: skip
+    jsonl.append(tmp_path / "runs/ppo/usage.jsonl", row)
+    later = row.model_copy(update={"run_id": "by-hand", "time": began + 99.0})
+    jsonl.append(tmp_path / "runs/ppo/usage.jsonl", later)
+    end_left_open(tmp_path)
+    assert pipeline_rows(tmp_path)[-1].time == began + 34.0
 
 
 def test_a_run_keeps_what_a_later_one_replaces(tmp_path: Path) -> None:

@@ -1,11 +1,21 @@
-"""Faults that pass and faults that do not, on what the libraries really raise and print."""
+"""Faults that pass and faults that do not, on what the libraries really raise."""
 
 import errno
 import os
 from collections.abc import Callable
+from typing import get_args
 
+import aiohttp
 import httpx
 import pytest
+from botocore.exceptions import (
+    ClientError,
+    ConnectionClosedError,
+    EndpointConnectionError,
+    NoCredentialsError,
+    ReadTimeoutError,
+)
+from dvc.exceptions import CheckoutError, DownloadError, DvcException, UploadError
 from prefect.exceptions import PrefectHTTPStatusError
 
 from config.errors import EnvironmentFault
@@ -20,6 +30,10 @@ def by_http(status: int) -> Exception:
     return PrefectHTTPStatusError(
         "answer", request=REQUEST, response=httpx.Response(status, request=REQUEST)
     )
+
+
+def by_s3(status: int) -> Exception:
+    return ClientError({"ResponseMetadata": {"HTTPStatusCode": status}}, "PutObject")
 
 
 @pytest.mark.parametrize(
@@ -40,6 +54,11 @@ def by_http(status: int) -> Exception:
         (FileNotFoundError("The specified bucket does not exist"), "mistake"),
         (OSError(errno.EINVAL, "The specified bucket is not valid."), "unknown"),
         (KeyError("md5"), "unknown"),
+        (NoCredentialsError(), "mistake"),
+        (ConnectionClosedError(endpoint_url="s3"), "transient"),
+        (aiohttp.ClientPayloadError("cut off"), "transient"),
+        (by_s3(503), "transient"),
+        (by_s3(403), "mistake"),
     ],
 )
 def test_what_libraries_raise(error: Exception, kind: Kind) -> None:
@@ -47,57 +66,28 @@ def test_what_libraries_raise(error: Exception, kind: Kind) -> None:
 
 
 @pytest.mark.parametrize(
-    ("printed", "kind"),
+    ("errors", "kind"),
     [
-        (
-            "ERROR: unexpected error - Could not connect to the endpoint URL: "
-            '"http://127.0.0.1:9/store"',
-            "transient",
-        ),
-        (
-            "ERROR: failed to connect to s3 (store/dvc/files/md5) - Could not connect\nERROR: "
-            "failed to pull data from the cloud",
-            "transient",
-        ),
-        (
-            "ERROR: failed to transfer 'a' - An error occurred (503) when calling "
-            "PutObject\nERROR: failed to push data",
-            "transient",
-        ),
-        (
-            "ERROR: unexpected error - The specified bucket does not exist: An error occurred "
-            "(NoSuchBucket)",
-            "mistake",
-        ),
-        (
-            "ERROR: unexpected error - Forbidden: An error occurred (403) when calling the "
-            "HeadObject operation",
-            "mistake",
-        ),
-        (
-            "ERROR: failed to transfer 'a' - The specified key does not exist.\nERROR: failed to "
-            "pull data from the cloud",
-            "mistake",
-        ),
-        (
-            "ERROR: failed to pull data from the cloud - Checkout failed for following "
-            "targets:\ndata/prepared",
-            "mistake",
-        ),
-        (
-            "ERROR: failed to connect to s3 (a) - Could not connect\nERROR: Checkout failed for "
-            "following targets:\na",
-            "transient",
-        ),
-        ("ERROR: unexpected error - 'NoneType' object has no attribute 'oid'", "unknown"),
+        ((DownloadError(2), EndpointConnectionError(endpoint_url="s3")), "transient"),
+        ((EndpointConnectionError(endpoint_url="s3"), PermissionError("Forbidden")), "mistake"),
+        ((CheckoutError(["models/sft"], {}),), "mistake"),
+        ((UploadError(1),), "unknown"),
     ],
 )
-def test_what_dvc_prints(printed: str, kind: Kind) -> None:
-    assert kind_of(printed) == kind
-    assert (
-        type(fault(kind, printed))
-        is {"transient": TransientFault, "mistake": EnvironmentFault, "unknown": UnknownFault}[kind]
-    )
+def test_what_dvc_met(errors: tuple[Exception, ...], kind: Kind) -> None:
+    assert kind_of(*errors) == kind
+
+
+def test_the_reason_behind_an_error_counts() -> None:
+    error = DvcException("failed to read the remote")
+    error.__cause__ = ReadTimeoutError(endpoint_url="s3")
+    assert kind_of(error) == "transient"
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_each_kind_has_its_exception(kind: Kind) -> None:
+    expected = {"transient": TransientFault, "mistake": EnvironmentFault, "unknown": UnknownFault}
+    assert type(fault(kind, "met")) is expected[kind]
 
 
 def test_a_store_that_is_away_passes_and_a_missing_bucket_does_not(

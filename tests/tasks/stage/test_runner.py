@@ -16,14 +16,14 @@ import pytest
 import yaml
 
 from benchmarks.projects.checkouts import point_remote
-from config import jsonl
 from config.dvc_stages import dvc_name
 from config.errors import EnvironmentFault, ParamsError, StageStopped, UserError
 from config.load import load
-from config.records import PipelineRow
 from config.workspace.at_work import locked
+from config.workspace.rows import pipeline_rows
 from reporting.row_digests import Change, data_version, read_row_digests, row_change
-from tasks.dvc.status import digests, environment, forget, is_unchanged, push, stale_stages
+from tasks.dvc.status import digests, environment, forget, is_unchanged, stale_stages
+from tasks.dvc.transfers import push
 from tasks.remote.client import run_here
 from tasks.run.run import Run, begin
 from tasks.run.stop import StopRequest
@@ -56,11 +56,7 @@ def test_a_stage_runs_once_and_is_then_unchanged(project: Path, new_run: NewRun)
     assert bring_up(new_run(), seen=again) == Outcome(cached=True, attempt=1)
     assert again == [], "an unchanged stage starts no process, not even that of dvc"
     assert len([row for row in attempts(project, "sft") if row.event == "start"]) == 1
-    rows = [
-        row
-        for row in jsonl.read(project / "runs" / "pipeline.jsonl", PipelineRow).rows
-        if row.event == "stage"
-    ]
+    rows = [row for row in pipeline_rows(project) if row.event == "stage"]
     assert [(row.run_id, row.cached, row.attempt) for row in rows] == [
         ("run-0", False, 1),
         ("run-1", True, 1),

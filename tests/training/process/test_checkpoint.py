@@ -205,12 +205,10 @@ def test_outputs_that_were_touched_are_not_taken_for_done(tmp_path: Path) -> Non
     assert checkpoints.finished() is None
 
 
-def test_what_other_code_made_is_not_taken_for_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checkpoints = done(tmp_path)
-    monkeypatch.setattr("training.process.checkpoint.code_digest", lambda: "other")
-    assert checkpoints.finished() is None
+def test_what_other_code_made_is_not_taken_for_done(tmp_path: Path) -> None:
+    done(tmp_path)
+    assert Checkpoints(tmp_path, "ppo", "f").finished() == 7
+    assert Checkpoints(tmp_path, "ppo", "f", code={"training/ppo.py": "other"}).finished() is None
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"fingerprint": "f"}', "null"])
