@@ -104,7 +104,12 @@ def same_results(first: Params, second: Params) -> bool:
 
 
 def results_key(params: Params) -> str:
-    """Digest of everything results depend on: equal for params for which `same_results` is true."""
+    """Digest of everything results depend on: equal for params for which `same_results` is true.
+
+    It stands for a whole run, and is known before its first stage: outputs and code, which a
+    stage's fingerprint includes, would make a run of its own of each that is continued with
+    corrected code, with a budget of its own.
+    """
     return hashlib.sha256(json.dumps(_results(params), sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -2,7 +2,8 @@
 not be read to tell.
 
 sha256 of seed, section data, and the digests of the local files behind it (data/inputs/data.json,
-as dvc.lock remembers it).
+as dvc.lock remembers it). Not the fingerprint of the data stage: that includes its code, and
+retraining asks whether there are new rows, which a changed line of code does not bring.
 """
 
 import hashlib

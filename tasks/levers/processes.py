@@ -14,7 +14,6 @@ from config.errors import (
     EXIT_DIVERGED,
     EXIT_DONE,
     EXIT_RESUMABLE,
-    EnvironmentFault,
     StageStopped,
 )
 from config.methods.registry import stage_module
@@ -30,7 +29,7 @@ from costs.ledger.ledger import StageCost, ledger
 from costs.tables.price import stage_price
 from tasks.run.code_version import HOME
 from tasks.run.stop import StopRequest
-from tasks.stage.process import Ended, last_line, run_process
+from tasks.stage.process import Ended, last_line, require_done, run_process
 from tasks.stage.progress import Progress, Watch, attempts
 
 STATE = "state.json"
@@ -78,17 +77,11 @@ def run_stage(
 
 
 def run_helper(folder: Path, module: str, arguments: Sequence[str], stop: StopRequest) -> None:
-    """Run a module that is not a stage. Raises StageStopped, or EnvironmentFault with its last
-    line.
-    """
+    """Run a module that is not a stage. Raises StageStopped, and what `require_done` raises."""
     done = _run(folder, [module, *arguments], stop, lambda: None)
     if stop.made:
         raise StageStopped("asked to stop: the same command resumes there.")
-    if done.code:
-        raise EnvironmentFault(
-            f"{module} ended with exit code {done.code}: {last_line(done.output)} "
-            f"The full output is in {folder / LOG}."
-        )
+    require_done(module, done, folder / LOG)
 
 
 def _run(

@@ -167,8 +167,9 @@ def inputs_digest(root: Path, stage: str) -> str:
     """Digest (16 hex digits) of the parameters that dvc.yaml names for `stage`, and of what it
     reads: outputs by dvc.lock, other data as it is.
 
-    Two attempts with one digest have one fingerprint, unless the sections that make it differ; a
-    checkpoint that does not fit is passed over.
+    Not the fingerprint itself: a pipeline that places a stage has not pulled what the stage reads,
+    and knows it by DVC's digests alone. Two attempts with one digest have one fingerprint, unless
+    the sections that make it differ; a checkpoint that does not fit is passed over.
     """
     lock, params = (yaml_of(root / name) for name in ("dvc.lock", "params.yaml"))
     made = {

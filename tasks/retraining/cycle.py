@@ -8,6 +8,7 @@ runs/retrain/<cycle>/      examination.json, contest.json, replies.jsonl, cycle.
 """
 
 import json
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed
 
 from config import jsonl
+from config.alive import now
 from config.errors import EnvironmentFault
 from config.load import write
 from config.locks import lock_file
@@ -37,6 +39,7 @@ from config.workspace.retraining import (
 )
 from config.workspace.rows import pipeline_rows
 from costs.planning.retraining import CONTEST
+from costs.tables.price import stage_price
 from tasks.champions.files import check_champion, gathered
 from tasks.champions.promotion_gate import Verdict, in_a_line, promotion_verdict
 from tasks.champions.registry import promote, require_champion, update_mlflow
@@ -47,10 +50,10 @@ from tasks.planning.prepared import Planned, Unplannable, prepare
 from tasks.planning.retraining import with_cycle
 from tasks.retraining.decision import Decision, decide
 from tasks.retraining.page import Page, markdown
-from tasks.retraining.process import run_helper
 from tasks.run.month import PURPOSE, month, run_usd
 from tasks.run.run import STATE_FOLDER, new_run_id
-from tasks.run.stop import as_interrupts
+from tasks.run.stop import StopRequest, as_interrupts
+from tasks.stage.process import require_done, run_process
 from tasks.stage.progress import Display
 from tasks.ui.events import model_event
 
@@ -94,15 +97,19 @@ class Cycle:
         jsonl.append(self.root / RETRAIN_ROWS, row)
 
     def helper(self, name: str, *arguments: str) -> None:
-        """Run `python -m training.<name>`, and put what it cost down. Raises UserError with the
-        process's own line.
-        """
+        """Run `python -m training.retraining.<name>`, and record what it cost, however it ends.
 
-        def charge(usd: float) -> None:
+        Raises what `tasks.stage.process.require_done` raises.
+        """
+        module, log, began = f"training.retraining.{name}", self.folder / "log.txt", now()
+        try:
+            command = [sys.executable, "-m", module, *arguments]
+            ended = run_process(command, self.root, log, StopRequest())
+        finally:
+            usd = stage_price(self.params).usd(now() - began)
             self.usd += usd
             self.record("cost", usd=usd, detail={"process": name})
-
-        run_helper(self.root, self.params, name, arguments, self.folder / "log.txt", charge)
+        require_done(module, ended, log)
 
     def end(self, outcome: str, said: str, state: State[Any] | None = None) -> None:
         """Record the outcome: as a line, a row, and an artifact in the Prefect UI."""

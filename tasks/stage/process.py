@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from config.alive import created, now
+from config.errors import EXIT_BAD_INPUT, RlhfError, UserError
 from config.locks import CHECKPOINT_SECONDS
 from config.records import PIPELINE_VARIABLE
 from tasks.dvc.status import environment
@@ -73,6 +74,19 @@ def run_process(
         file.seek(start)
         output = file.read().decode(errors="replace")
     return Ended(process.pid, code, lived, output)
+
+
+def require_done(module: str, ended: Ended, log: Path) -> None:
+    """Raise UserError with the last line of a module that refused its input, and RlhfError for any
+    other end but a good one.
+    """
+    if ended.code == EXIT_BAD_INPUT:
+        raise UserError(last_line(ended.output))
+    if ended.code:
+        raise RlhfError(
+            f"{module} ended with exit code {ended.code}: {last_line(ended.output)} All it printed "
+            f"is in {log}."
+        )
 
 
 def _wait(

@@ -1,23 +1,24 @@
 """An hour of a stage costs the same wherever it is shown, charged or bounded."""
 
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
+from config import jsonl
 from config.load import load
 from config.records import UsageRow, stages_of
 from config.schema import Params
+from config.workspace.retraining import RETRAIN_ROWS, RetrainRow
 from costs.ledger.ledger import ledger
 from costs.tables.price import stage_price
 from tasks.planning.prepared import spent_by_stage
-from tasks.retraining.process import run_helper
+from tasks.retraining import cycle
 from tasks.run.changed_code import changed_since_checkpoint
 from tasks.run.month import run_usd
 from tasks.run.run import Run
 from tasks.stage import progress
 from tasks.stage.budget_watcher import BudgetWatch
+from tasks.stage.process import Ended
 from tests.conftest import ROOT
 from tests.support.clock import FINGERPRINT, Clock
 from tracking.rows import usage_metrics
@@ -82,11 +83,11 @@ def test_an_hour_of_the_contest_costs_what_an_hour_of_the_machine_costs(
 ) -> None:
     params = load(recipe)
     moments = iter([0.0, HOUR])
-    monkeypatch.setattr(time, "monotonic", lambda: next(moments))
-    done = subprocess.CompletedProcess([], 0, "", "")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
-    charged: list[float] = []
-    run_helper(tmp_path, params, "contest", [], tmp_path / "log.txt", charged.append)
+    monkeypatch.setattr(cycle, "now", lambda: next(moments))
+    monkeypatch.setattr(cycle, "run_process", lambda *_: Ended(1, 0, HOUR, ""))
+    retraining = cycle.Cycle(tmp_path, params, None)
+    retraining.helper("contest")
+    (row,) = jsonl.read(tmp_path / RETRAIN_ROWS, RetrainRow).rows
     devices = max(params.where.of(stage).processes for stage in stages_of(params.align.method))
     hour = stage_price(params).usd_per_device_hour
-    assert charged == pytest.approx([devices * hour])
+    assert row.usd == retraining.usd == pytest.approx(devices * hour)

@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from tasks.retraining import cycle as retrain
 from tasks.retraining.cycle import Cycle
 from tasks.run.run import begin, keep_copies
 from tasks.stage.outcome import Outcome
+from tasks.stage.process import Ended
 from tasks.stage.runner import record
 from tests.conftest import ROOT, git
 from tests.tasks.champions.test_promotion_gate import WINNER
@@ -352,15 +353,8 @@ def test_a_contest_judges_the_run_it_is_about_whatever_the_checkout_holds_by_the
 ) -> None:
     judged = {}
 
-    def run_helper(
-        root: Path,
-        params: object,
-        name: str,
-        arguments: Sequence[str],
-        log: Path,
-        charge: Callable[[float], None],
-    ) -> None:
-        given = dict(zip(arguments[::2], map(Path, arguments[1::2]), strict=True))
+    def run_process(command: Sequence[str], *_: object) -> Ended:
+        given = dict(zip(command[3::2], map(Path, command[4::2]), strict=True))
         judged.update(
             {
                 side: (given[f"--{side}"] / "models/ppo/x.txt").read_text()
@@ -368,8 +362,9 @@ def test_a_contest_judges_the_run_it_is_about_whatever_the_checkout_holds_by_the
             }
         )
         given["--out"].write_text(WINNER.model_dump_json())
+        return Ended(1, 0, 1.0, "")
 
-    monkeypatch.setattr(retrain, "run_helper", run_helper)
+    monkeypatch.setattr(retrain, "run_process", run_process)
     cycle = a_cycle(project, "run-1")
     assert retrain.wins.fn(cycle), "the evaluation of the run itself found no reward hacking"
     assert (project / "models/ppo/x.txt").read_text() == "3 models/ppo"
