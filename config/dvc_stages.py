@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from config.methods.registry import METHODS
+from config.yaml_text import yaml_content
 
 ALIGN = "align"
 
@@ -33,15 +34,13 @@ def locked(lock: Mapping[str, Any], stage: str) -> dict[str, Any]:
 
 def defined(root: Path) -> dict[str, dict[str, Any]]:
     """The stages of dvc.yaml by our names; `align` is expanded for each method."""
-    stages: dict[str, dict[str, Any]] = yaml.safe_load(
+    stages: dict[str, dict[str, Any]] = yaml_content(
         (root / "dvc.yaml").read_text(encoding="utf-8")
     )["stages"]
     align = stages.pop(ALIGN, None)
     if align is not None:
         template = yaml.safe_dump(align["do"])
-        stages |= {
-            method: yaml.safe_load(template.replace("${item}", method)) for method in METHODS
-        }
+        stages |= {method: yaml_content(template.replace("${item}", method)) for method in METHODS}
     return stages
 
 
@@ -49,7 +48,7 @@ def out_digest(lock: Path, stage: str, path: str) -> str | None:
     """DVC's digest of an output in a dvc.lock, None if it has none."""
     if not lock.exists():
         return None
-    content: dict[str, Any] = yaml.safe_load(lock.read_text(encoding="utf-8"))
+    content: dict[str, Any] = yaml_content(lock.read_text(encoding="utf-8"))
     return next(
         (out.get("md5") for out in locked(content, stage).get("outs", []) if out["path"] == path),
         None,

@@ -12,9 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from config.records import LOOPS
+from config.yaml_text import yaml_content
 from costs.formulas.setting import Setting
 from costs.planning.plans import Interval, Plan
 
@@ -46,10 +45,9 @@ class Grade:
 @cache
 def checked() -> Mapping[str, Mapping[str, Any]]:
     """Kind -> interval and domain."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     found: dict[str, Mapping[str, Any]] = {}
     for name in CHECKED:
-        found |= yaml.load((TABLES / name).read_text(encoding="utf-8"), loader)
+        found |= yaml_content((TABLES / name).read_text(encoding="utf-8"))
     return found
 
 

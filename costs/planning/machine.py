@@ -24,6 +24,7 @@ from config.workspace.machine import (
     Trunk,
     Vocabulary,
 )
+from config.yaml_text import yaml_content
 from costs.formulas.calibrated import calibrated_decode, calibrated_pass
 from costs.formulas.counts import forward_attention_flops, forward_matmul_flops, pointwise_bytes
 from costs.formulas.ppo import ppo_phases
@@ -61,8 +62,7 @@ def calibration(path: Path, kind: type[M]) -> M | None:
     that cannot be read.
     """
     try:
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        return kind.model_validate(yaml.load(path.read_text(encoding="utf-8"), loader))
+        return kind.model_validate(yaml_content(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError, yaml.YAMLError, ValidationError) as error:

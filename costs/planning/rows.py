@@ -16,6 +16,7 @@ from config.schema import Params
 from config.sections.base import Section
 from config.sections.data import FileSource, HelpdeskSource, Source
 from config.sections.online import Online
+from config.yaml_text import yaml_content
 
 UNKNOWN_ROWS = 1000
 """Assumed rows of a source that cannot be read."""
@@ -72,7 +73,7 @@ def _measured(params: Params, root: Path) -> Rows | None:
     """
     try:
         metrics = json.loads((root / "metrics" / "data.json").read_text(encoding="utf-8"))
-        lock = yaml.safe_load((root / "dvc.lock").read_text(encoding="utf-8"))
+        lock = yaml_content((root / "dvc.lock").read_text(encoding="utf-8"))
         made_with = lock["stages"]["data"]["params"]["params.yaml"]["data"]
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
         return None

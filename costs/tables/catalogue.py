@@ -13,14 +13,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from config.errors import CostError
+from config.yaml_text import yaml_content
 from costs.tables.measured import Measured
 from costs.tables.shapes import ModelShape, from_config
 
 _FOLDER = Path(__file__).parent
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 GIB = 2**30
 HIGHEST_PRICE = 1000.0
 """US dollars per device-hour above which a price is taken for a mistake; the schema of params.yaml
@@ -83,7 +81,7 @@ class Price:
 
 @cache
 def _table(name: str) -> dict[str, Any]:
-    content = yaml.load((_FOLDER / name).read_text(encoding="utf-8"), _LOADER)
+    content = yaml_content((_FOLDER / name).read_text(encoding="utf-8"))
     return dict(content)
 
 

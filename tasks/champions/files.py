@@ -22,6 +22,7 @@ from config.inputs import MODEL_DIGESTS, digest_files
 from config.records import kept_folder
 from config.workspace.champions import CHAMPIONS, FILES, champion_folder
 from config.workspace.kept import kept_params
+from config.yaml_text import yaml_content
 from tasks.run.exchange import inside
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -70,9 +71,7 @@ def _kept_lock(root: Path, run_id: str) -> dict[str, Any]:
     kept = kept_folder(root, run_id)
     try:
         return {
-            "stages": dict(
-                yaml.safe_load((kept / "dvc.lock").read_text(encoding="utf-8"))["stages"]
-            )
+            "stages": dict(yaml_content((kept / "dvc.lock").read_text(encoding="utf-8"))["stages"])
         }
     except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError):
         raise ModelError(

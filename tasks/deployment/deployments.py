@@ -26,6 +26,7 @@ from prefect.workers.process import ProcessWorker
 from config.errors import EnvironmentFault
 from config.load import load
 from config.schema import Params
+from config.yaml_text import yaml_content
 from tasks.deployment.automations import automate
 from tasks.servers.plans import POOL
 
@@ -118,7 +119,7 @@ def prefect_file(root: Path) -> dict[str, Any]:
     """The content of prefect.yaml. Raises EnvironmentFault if it cannot be read."""
     path = root / PREFECT_FILE
     try:
-        return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+        return dict(yaml_content(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
         raise EnvironmentFault(
             f"{path} cannot be read: {' '.join(str(error).split())}. Fix it, or take it back from "

@@ -10,16 +10,15 @@ import hashlib
 import json
 from pathlib import Path
 
-import yaml
-
 from config.inputs import DATA_DIGESTS, digest_files
 from config.records import kept_folder
 from config.schema import Params
+from config.yaml_text import yaml_content
 
 
 def key_of_run(root: Path, run_id: str, params: Params) -> str:
     """The key of the data that a run with these params used."""
-    lock = yaml.safe_load((kept_folder(root, run_id) / "dvc.lock").read_text(encoding="utf-8"))
+    lock = yaml_content((kept_folder(root, run_id) / "dvc.lock").read_text(encoding="utf-8"))
     deps = lock.get("stages", {}).get("data", {}).get("deps", [])
     return _key(
         params, next((str(dep.get("md5")) for dep in deps if dep["path"] == str(DATA_DIGESTS)), "")

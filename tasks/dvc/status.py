@@ -17,6 +17,7 @@ from config.inputs import outdated_digests
 from config.records import STAGES
 from config.schema import Params
 from config.sections.where import LOCAL
+from config.yaml_text import yaml_content
 from tasks.dvc.lock_digests import changes_by_lock, dvc_stage
 
 
@@ -197,7 +198,7 @@ def digests(root: Path, stage: str) -> Digests:
 def yaml_of(path: Path) -> dict[str, Any]:
     """A YAML mapping, empty without the file."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml_content(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     return content if isinstance(content, dict) else {}

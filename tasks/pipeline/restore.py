@@ -15,6 +15,7 @@ from config.records import kept_folder
 from config.schema import Params
 from config.workspace.at_work import locked
 from config.workspace.kept import completed_stages, kept_params
+from config.yaml_text import yaml_content
 from tasks.dvc.light_stages import do_light_stages
 from tasks.dvc.transfers import default_remote, reason, transfer
 
@@ -82,14 +83,14 @@ def _lock(root: Path, run_id: str, stages: tuple[str, ...]) -> dict[str, Any]:
         raise UserError(
             f"run {run_id} cannot be brought back: {kept.relative_to(root)} is gone. Name another."
         )
-    theirs = yaml.safe_load(kept.read_text(encoding="utf-8"))
+    theirs = yaml_content(kept.read_text(encoding="utf-8"))
     absent = [stage for stage in stages if not entry_of(theirs, stage)]
     if absent:
         raise UserError(
             f"run {run_id} cannot be brought back: its dvc.lock has no {', '.join(absent)}. Name "
             "another."
         )
-    ours = yaml.safe_load(content) if (content := _bytes(root / LOCK)) else {}
+    ours = yaml_content(content) if (content := _bytes(root / LOCK)) else {}
     return {**theirs, "stages": {**ours.get("stages", {}), **theirs["stages"]}}
 
 

@@ -26,6 +26,7 @@ from config.records import PipelineRow, kept_folder
 from config.schema import Params
 from config.workspace.kept import completed_stages
 from config.workspace.rows import add_pipeline_row, last_sign_of_life, pipeline_rows
+from config.yaml_text import yaml_content
 
 MOST_NAME_CHARS = 60
 STATE_FOLDER = ".rlhf"
@@ -160,7 +161,7 @@ def _keep_lock(run: Run, foreign: set[str]) -> None:
     if not lock.is_file():
         return
     text = lock.read_text(encoding="utf-8")
-    content = yaml.safe_load(text)
+    content = yaml_content(text)
     if foreign & content.get("stages", {}).keys():
         content["stages"] = {
             stage: entry for stage, entry in content["stages"].items() if stage not in foreign

@@ -1,0 +1,12 @@
+"""YAML that other programs write: dvc.yaml, dvc.lock, tables."""
+
+from typing import Any
+
+import yaml
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def yaml_content(text: str | bytes) -> Any:
+    """What `yaml.safe_load` gives, ten times as fast where PyYAML was built with libyaml."""
+    return yaml.load(text, _LOADER)
