@@ -58,9 +58,9 @@ def expected_files(root: Path, params: Params) -> dict[str, str]:
     votes yet.
     """
     return {
-        f"data.{section}.path": path
-        for section, path in params.data.local_paths().items()
-        if section != "vote_source" or (root / path).exists()
+        setting: path
+        for setting, path in params.data.local_paths().items()
+        if setting != "data.vote_source.path" or (root / path).exists()
     }
 
 

@@ -8,13 +8,12 @@ import pytest
 
 from config.load import load
 from tests.conftest import ROOT
+from tests.support.parsed_rows import read_as
 from training.modeling.tokenizer import SPECIAL_TOKENS
 from training.preparation.cleaning import TextRules
-from training.preparation.formats import column_names, parse_rows
 from training.preparation.helpdesk import gold_score
-from training.preparation.sources import SourceRow, Table
+from training.preparation.layouts import LAYOUTS
 from training.preparation.splits import split_of
-from training.preparation.trees import parse_trees
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FORMATS = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
@@ -36,24 +35,30 @@ def test_the_map_of_the_readme_has_every_package_and_no_other_path() -> None:
 
 @pytest.mark.parametrize(
     ("form", "pairs", "completions"),
-    [("pairs", 2, 2), ("votes", 2, 2), ("trees", 2, 2), ("instructions", 0, 2), ("prompts", 0, 0)],
+    [
+        ("pairs", 2, 2),
+        ("votes", 2, 2),
+        ("ranked", 2, 2),
+        ("rated", 2, 2),
+        ("trees", 2, 2),
+        ("instructions", 0, 2),
+        ("prompts", 0, 0),
+    ],
 )
 def test_the_example_of_every_format_is_accepted(form: str, pairs: int, completions: int) -> None:
     example = re.search(rf"^`{form}`:\n```jsonl\n(.*?)```", FORMATS, re.MULTILINE | re.DOTALL)
     assert example, form
-    rows = [
-        SourceRow(i, json.loads(line)) for i, line in enumerate(example[1].splitlines(), start=1)
-    ]
-    table, columns = Table("docs/data.md", "line", rows), column_names(form, {}, "data.source")
-    parsed = (
-        parse_trees(table, columns, RULES)
-        if form == "trees"
-        else parse_rows(table, form, columns, RULES)
-    )
+    rows = map(json.loads, example[1].splitlines())
+    parsed = read_as(form, *rows, rules=RULES)
     assert parsed.refusals == []
     assert len(parsed.examples) == 2
     assert sum(len(found.pairs) for found in parsed.examples) == pairs
     assert sum(len(found.completions) for found in parsed.examples) == completions
+
+
+def test_every_published_layout_is_in_the_documentation() -> None:
+    rows = [f"| [{each.name}]({each.card}) | `{each.form}` | {each.about} |" for each in LAYOUTS]
+    assert [row for row in rows if row not in FORMATS.splitlines()] == []
 
 
 def documents() -> list[Path]:

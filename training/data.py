@@ -22,6 +22,7 @@ from training.modeling.tokenizer import (
     encode_prompts,
     encode_responses,
     pretrained_tokenizer,
+    special_tokens,
 )
 from training.preparation import helpdesk
 from training.preparation.cleaning import TextRules
@@ -41,9 +42,8 @@ from training.preparation.rows import (
     each,
     in_one_form,
     make_dataset,
-    no_room,
-    prompt_tokens,
     refuse_empty_splits,
+    with_room,
     write_prepared,
 )
 from training.preparation.sources import local_files
@@ -57,6 +57,7 @@ from training.preparation.summary import (
     length_histogram,
     reply_pairs,
     row_counts,
+    side_by_side,
     source_metrics,
     token_lengths,
 )
@@ -96,17 +97,11 @@ def data(stage: Stage) -> None:
     with stage.meter.phase("tokenise", 0) as work:
         examples = [example for part in parsed for example in part.examples]
         tokenizer = base or tokenizer_of_world(needs, parsed, params)
-        tokens = prompt_tokens(tokenizer, examples)
-        crowded = {
-            example: no_room(example, tokens[example], params.model.context_length)
-            for example in examples
-        }
-        refusals += [refusal for refusal in crowded.values() if refusal is not None]
+        tokens, without_room = with_room(tokenizer, examples, params.model.context_length)
+        refusals += without_room
         refuse_if_too_many(refusals, parsed, params.data, root)
         by_use = {
-            use: [
-                example for example in examples_for(use, needs, parsed) if crowded[example] is None
-            ]
+            use: [example for example in examples_for(use, needs, parsed) if example in tokens]
             for use in USES
         }
         datasets = {
@@ -156,6 +151,8 @@ def data(stage: Stage) -> None:
             "plots/data_lengths.csv",
             "plots/data_baselines.csv",
         )
+    for line in side_by_side(by_use["preference"]):
+        logger.info("%s", line)
     counts = ", ".join(f"{len(rows)} {name}/{split}" for name, split, rows in each(datasets))
     logger.info("%d of %d rows refused; prepared %s", len(refusals), metrics["rows_read"], counts)
 
@@ -167,9 +164,11 @@ def clean(
 
     Raises DataError if too many are refused, or if conversations and plain prompts are mixed.
     """
-    special_tokens = SPECIAL_TOKENS if base is None else tuple(base.all_special_tokens)
-    rules = TextRules(params.data.max_prompt_chars, params.data.max_response_chars, special_tokens)
+    special = SPECIAL_TOKENS if base is None else special_tokens(base)
+    rules = TextRules(params.data.max_prompt_chars, params.data.max_response_chars, special)
     parsed = [parse(need, rules) for need in needs]
+    for warning in (warning for part in parsed for warning in part.warnings):
+        logger.warning("%s", warning)
     refusals = [refusal for part in parsed for refusal in part.refusals]
     refuse_if_too_many(refusals, parsed, params.data, root)
     formed = in_one_form(

@@ -18,6 +18,20 @@ LENGTHS = {"prompt": "prompts", "reply": "replies"}
 CUT_AT = 200
 """Characters of a prompt or reply shown."""
 
+VoteOption = Annotated[
+    str | None,
+    typer.Option(
+        help="What a winner's number means: index0, index1, negative-first or positive-first."
+    ),
+]
+ReaderOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE.py:FUNCTION",
+        help="A function of your own that reads the file: see docs/data.md.",
+    ),
+]
+
 
 @app.callback()
 def data() -> None:
@@ -26,11 +40,14 @@ def data() -> None:
 
 @app.command()
 def check(
-    file: Annotated[str, typer.Argument(help="A jsonl, json, csv or parquet file, or its URL.")],
+    file: Annotated[
+        str,
+        typer.Argument(help="A jsonl, json, csv or parquet file, also .gz or .zst, or its URL."),
+    ],
     form: Annotated[
         str | None,
         typer.Option(
-            "--format", help="pairs, votes, trees, instructions or prompts; else the columns say."
+            "--format", help="pairs, votes ... or a layout of published data; else the columns say."
         ),
     ] = None,
     column: Annotated[
@@ -41,6 +58,8 @@ def check(
             help="Column of the file that holds prompt, chosen ...; repeatable.",
         ),
     ] = None,
+    vote: VoteOption = None,
+    reader: ReaderOption = None,
     recipe: Annotated[
         Path,
         typer.Option(
@@ -58,7 +77,7 @@ def check(
     path = None if "://" in file else typed_path(file)
     root = project_root()
     named = file if path is None else _from_root(root, path.resolve())
-    found = inspected(root, named, form, column or [], recipe)
+    found = inspected(root, named, form, column or [], recipe, vote, reader)
     typer.echo(json.dumps(found, indent=2) if as_json else "\n".join(lines(found, str(recipe))))
     if found["fit"] is not None and found["fit"]["fault"]:
         raise DataError(f"a run on {file} with {recipe} would fail: {found['fit']['fault']}")
@@ -69,17 +88,40 @@ def _from_root(root: Path, path: Path) -> str:
     return str(path.relative_to(root) if path.is_relative_to(root) else path)
 
 
+class UnknownLayout(DataError):
+    """A file that is in no known layout."""
+
+    def __init__(self, message: str, first: Any) -> None:
+        super().__init__(message)
+        self.first = first
+        """Its first row."""
+
+
 def inspected(
-    root: Path, file: str, form: str | None, columns: list[str], recipe: Path = Path("params.yaml")
+    root: Path,
+    file: str,
+    form: str | None,
+    columns: list[str],
+    recipe: Path = Path("params.yaml"),
+    vote: str | None = None,
+    reader: str | None = None,
 ) -> dict[str, Any]:
-    """Inspect a file in a separate process, with the code of the data stage."""
+    """Inspect a file in a separate process, with the code of the data stage.
+
+    Raises UnknownLayout, or RlhfError with the line of the process.
+    """
     command = [sys.executable, "-m", "training.preparation.inspection", file]
     command += ["--params", str(root / recipe)]
     command += ["--format", form] if form else []
     command += [item for column in columns for item in ("--columns", column)]
+    command += ["--vote", vote] if vote else []
+    command += ["--reader", reader] if reader else []
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     if done.returncode:
-        fault = RlhfError(done.stderr.strip().splitlines()[-1])
+        said = done.stderr.strip().splitlines()[-1]
+        if done.stdout:
+            raise UnknownLayout(said, json.loads(done.stdout)["first"])
+        fault = RlhfError(said)
         fault.exit_code = done.returncode
         raise fault
     return dict(json.loads(done.stdout))
@@ -99,7 +141,8 @@ def lines(found: dict[str, Any], recipe: str) -> list[str]:
         ],
         *_labels(found),
         *([f"not read      {', '.join(found['unread'])}"] if found["unread"] else []),
-        "",
+        *[f"warning       {warning}" for warning in found["warnings"]],
+        *(["", "The first pairs:", *found["side_by_side"]] if found["side_by_side"] else [""]),
         *_fit(found, recipe),
         "",
         "As a model will see it:",
@@ -166,6 +209,13 @@ def _fit(found: dict[str, Any], recipe: str) -> list[str]:
             "To keep 95%, raise it and"
         )
         lines.append(f"              model.context_length to {sequence['p95']}.")
+    lost = [(fit["cut"], "cut"), (fit["dropped"], "left out")]
+    if any(count for count, _ in lost):
+        what = " and ".join(f"{count:,} {said}" for count, said in lost if count)
+        lines.append(
+            f"SFT           {what} of {fit['demonstrations']:,} demonstrations: over "
+            f"sft.max_length={fit['sft_max_length']}"
+        )
     return lines
 
 

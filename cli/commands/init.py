@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.commands.data import inspected
+from cli.commands.data import ReaderOption, UnknownLayout, VoteOption, inspected
 from cli.project import project_root, typed_path
 from config.errors import CostError, DataError, EnvironmentFault, ParamsError
 from config.methods.registry import METHODS
@@ -62,9 +62,11 @@ def init(
         list[str] | None,
         typer.Option("--column", metavar="OURS=THEIRS", help="As of rlhf data check; repeatable."),
     ] = None,
+    vote: VoteOption = None,
+    reader: ReaderOption = None,
 ) -> None:
     """Write a recipe for your data, model and hardware that fits, and show its plan. It asks
-    nothing and replaces no file.
+    nothing and replaces no file. For a file in no known layout it writes a reader to fill in.
     """
     from cli.commands.plan import show
     from config.atomic_file import write_atomically
@@ -73,7 +75,10 @@ def init(
 
     root = project_root()
     path = new_recipe(root, name)
-    found = inspected(root, str(file), form, column or [])
+    try:
+        found = inspected(root, str(file), form, column or [], vote=vote, reader=reader)
+    except UnknownLayout as error:
+        raise DataError(_with_reader(root, name, file, error)) from None
     here = gpu_here()
     if hardware is not None and not elsewhere:
         require_here(hardware, here)
@@ -87,6 +92,53 @@ def init(
     show(plan(params, aim, params.stages), as_json=False, html=None, title=path.name)
     typer.echo(f"{path.relative_to(root)}: {note} {model_note}")
     typer.echo(f"Train it: rlhf run --recipe {path.relative_to(root)}")
+
+
+def _with_reader(root: Path, name: str, file: Path, error: UnknownLayout) -> str:
+    """Write a reader to fill in, unless there is one; returns what to do with it."""
+    from config.atomic_file import write_atomically
+
+    path = Path("readers") / f"{name}.py"
+    how = f"rlhf init {name} --data {file} --reader {path}:read"
+    if (root / path).exists():
+        return f"{error} {path} exists and is not replaced: {how}"
+    row = json.dumps(error.first, ensure_ascii=False, indent=1)
+    (root / path).parent.mkdir(exist_ok=True)
+    first = "\n".join(f"#   {line[:100]}" for line in row.splitlines()[:READER_LINES])
+    write_atomically(root / path, READER.format(file=file.name, first=first))
+    return f"{file} is in no known layout. {path} has its first row: fill it in, then {how}"
+
+
+READER_LINES = 60
+READER = '''"""Reads {file}: each row that `read` yields is checked like any other.
+
+prompt, chosen, rejected               a pair
+prompt, replies, ranks                 several replies, rank 0 the best
+prompt, response1, response2, votes    votes: 1, 2, or 0 for a tie
+prompt, completion                     a demonstration
+prompt                                 a prompt alone
+
+Prompts are texts, or lists of messages with role and content.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from training.preparation.sources import rows_in
+
+# The first row:
+{first}
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    for row in rows_in(path):
+        yield {{
+            "prompt": row["..."],
+            "chosen": row["..."],
+            "rejected": row["..."],
+        }}
+'''
 
 
 def _model_note(params: "Params", model: str | None, device: str | None) -> str:
@@ -120,7 +172,8 @@ def lengths_fitted(root: Path, params: "Params", file: str, found: Mapping[str, 
     LONGEST allow, and a quarantine limit above the share that is too long. Unchanged if the
     tokenizer is not available.
     """
-    form = found["format"]
+    source = found["source"]
+    form, reader = (None, source["path"]) if source["kind"] == "python" else (found["format"], None)
     columns = [f"{ours}={theirs}" for ours, theirs in found["columns"].items()]
 
     def fit_of(params: "Params") -> Mapping[str, Any] | None:
@@ -130,7 +183,8 @@ def lengths_fitted(root: Path, params: "Params", file: str, found: Mapping[str, 
         temporary.parent.mkdir(exist_ok=True)
         try:
             write(params, temporary)
-            seen = inspected(root, file, form, columns, temporary.relative_to(root))
+            recipe = temporary.relative_to(root)
+            seen = inspected(root, file, form, columns, recipe, source.get("vote"), reader)
         finally:
             temporary.unlink(missing_ok=True)
         return dict(seen["fit"]) if seen["fit"] else None

@@ -89,20 +89,39 @@ class HelpdeskSource(Sparse):
     )
 
 
-class FileSource(Section):
-    """A local file or URL in one of the known formats."""
+Format = Literal[
+    "pairs", "votes", "ranked", "rated", "trees", "instructions", "prompts",
+    "nectar", "arena-table", "oasst-messages",
+]  # fmt: skip
+"""The formats of training/preparation/layouts.py."""
+
+Vote = Literal["index0", "index1", "negative-first", "positive-first"]
+
+
+class FileSource(Sparse):
+    """A local file or URL in one of the known layouts."""
 
     kind: Literal["file"]
-    path: str = Field(description="Local path or URL of a jsonl, json, csv or parquet file.")
-    format: Literal["pairs", "votes", "trees", "instructions", "prompts"] = Field(
-        description="pairs: prompt, chosen, rejected. votes: two responses and several annotators. "
-        "trees: ranked replies. "
-        "instructions: prompt, completion. prompts: prompt only."
+    path: str = Field(
+        description="Local path or URL of a jsonl, json, csv or parquet file, also one compressed "
+        "as .gz or .zst."
+    )
+    format: Format = Field(
+        description="pairs: prompt, chosen, rejected. votes: two responses and who won. ranked: "
+        "replies with ranks or scores. rated: a reply and its score. trees: conversations with "
+        "ranked replies. instructions: prompt, completion. prompts: prompt only. The others are "
+        "layouts of published data. rlhf data check recognises all of them: docs/data.md."
     )
     columns: dict[str, str] = Field(
         description="Our column name -> the file's, where they differ. The votes format takes "
         "annotators as a comma-separated list of columns; "
         "one vote a line, as rlhf label writes them, needs none."
+    )
+    vote: Vote | None = Field(
+        default=None,
+        description="What a winner's number means, where its values do not say it. index0: 0 is "
+        "the first response, 1 the second. index1: 1 is the first, 2 the second, 0 a tie. "
+        "negative-first, positive-first: the sign says it.",
     )
 
     @property
@@ -111,7 +130,25 @@ class FileSource(Section):
         return "://" in self.path
 
 
-class HubSource(Section):
+class PythonSource(Section):
+    """A function of one's own that yields rows in our formats; each is checked like any other."""
+
+    kind: Literal["python"]
+    path: Annotated[str, Field(pattern=r"^[^:]+\.py:[A-Za-z_]\w*$")] = Field(
+        description="File and function, as in readers/mine.py:read. It runs in the data stage."
+    )
+    files: list[str] = Field(
+        description="Files that the function is called with, as paths; the data stage runs again "
+        "when they change."
+    )
+
+    @property
+    def script(self) -> str:
+        """The file of the function."""
+        return self.path.rpartition(":")[0]
+
+
+class HubSource(Sparse):
     """A Hugging Face dataset."""
 
     kind: Literal["hub"]
@@ -121,15 +158,16 @@ class HubSource(Section):
     )
     config: str | None = Field(description="Dataset configuration; null for the default.")
     split: str = Field(description="Split to read.")
-    format: Literal["pairs", "votes", "trees", "instructions", "prompts"] = Field(
-        description="As for a file source."
-    )
+    format: Format = Field(description="As for a file source.")
     columns: dict[str, str] = Field(
         description="Our column name -> the dataset's, where they differ."
     )
+    vote: Vote | None = Field(default=None, description="As for a file source.")
 
 
-Source = Annotated[HelpdeskSource | FileSource | HubSource, Field(discriminator="kind")]
+Source = Annotated[
+    HelpdeskSource | FileSource | PythonSource | HubSource, Field(discriminator="kind")
+]
 
 
 class Data(Section):
@@ -174,12 +212,16 @@ class Data(Section):
         return {setting: source for setting, source in named.items() if source is not None}
 
     def local_paths(self) -> dict[str, str]:
-        """Setting -> path, of the sources that are local files, existing or not."""
-        return {
-            setting: source.path
-            for setting, source in self.sources().items()
-            if isinstance(source, FileSource) and not source.is_url
-        }
+        """Parameter -> path, of the local files that sources name, existing or not."""
+        found: dict[str, str] = {}
+        for setting, source in self.sources().items():
+            if isinstance(source, FileSource) and not source.is_url:
+                found[f"data.{setting}.path"] = source.path
+            elif isinstance(source, PythonSource):
+                found[f"data.{setting}.path"] = source.script
+                for number, path in enumerate(source.files):
+                    found[f"data.{setting}.files[{number}]"] = path
+        return found
 
     def urls(self) -> dict[str, str]:
         """Setting -> URL, of the sources that are URLs."""
@@ -198,15 +240,10 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _votes(self) -> "Data":
-        if self.vote_source is not None and self.vote_source.format not in (
-            "votes",
-            "pairs",
-            "trees",
-        ):
+        if self.vote_source is not None and self.vote_source.format in ("instructions", "prompts"):
             raise ParamsError(
-                f"data.vote_source.format={self.vote_source.format} has no preferences, which need "
-                "one of votes, pairs, trees. "
-                "Change it in params.yaml."
+                f"data.vote_source.format={self.vote_source.format} has no preferences, as votes "
+                "or pairs have. Change it in params.yaml."
             )
         return self
 

@@ -14,7 +14,7 @@ import yaml
 
 from config.schema import Params
 from config.sections.base import Section
-from config.sections.data import FileSource, HelpdeskSource, Source
+from config.sections.data import FileSource, HelpdeskSource, PythonSource, Source
 from config.sections.online import Online
 from config.yaml_text import yaml_content
 
@@ -204,7 +204,8 @@ def source_rows(source: Source, root: Path, name: str) -> tuple[dict[str, float]
             f"{UNKNOWN_ROWS} rows assumed"
         )
         return dict.fromkeys(("sft", "preference", "prompts"), float(UNKNOWN_ROWS)), (note,)
-    if source.format == "trees":
+    assert not isinstance(source, PythonSource)
+    if source.format in ("trees", "oasst-messages"):
         # a tree of some eleven messages (OpenAssistant, arXiv 2304.07327 section 3) holds about as
         # many ranked pairs
         return {"sft": 4.0 * found, "preference": 10.0 * found, "prompts": 4.0 * found}, (

@@ -6,7 +6,7 @@ from markupsafe import Markup
 
 from config.methods.registry import RECORDS
 from config.schema import Params
-from config.sections.data import FileSource, HubSource
+from config.sections.data import FileSource, HubSource, PythonSource
 from costs.ledger.ledger import Ledger
 from reporting import parts
 from reporting.inputs import NO_RUN, Findings
@@ -137,6 +137,8 @@ def model_name(params: Params, parameters: float | None) -> str:
 def source_name(params: Params) -> str:
     """The sources of the preference data."""
     source = params.data.source
+    if isinstance(source, PythonSource):
+        return source.path
     if isinstance(source, FileSource | HubSource):
         return f"{source.path} ({source.format})"
     return f"embedded helpdesk world, {count(source.preference_rows)} preference pairs"

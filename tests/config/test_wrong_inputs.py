@@ -70,15 +70,17 @@ TOLD = {
         "params.yaml."
     ),
     "data.source.kind=csv": (
-        "data.source.kind='csv' from --set: input should be one of 'helpdesk', 'file', 'hub'."
+        "data.source.kind='csv' from --set: input should be one of 'helpdesk', 'file', 'python', "
+        "'hub'."
     ),
     "data.source={kind: file, path: x.jsonl}": (
         "data.source.format is missing from --set; every parameter must be given, "
         "recipes/base.yaml has them all. (1 more)"
     ),
     "data.source={kind: file, path: x, format: pair, columns: {}}": (
-        "data.source.format='pair' from --set: input should be 'pairs', 'votes', 'trees',"
-        " 'instructions' or 'prompts'."
+        "data.source.format='pair' from --set: input should be 'pairs', 'votes', 'ranked',"
+        " 'rated', 'trees', 'instructions', 'prompts', 'nectar', 'arena-table' or "
+        "'oasst-messages'."
     ),
     "data.test_fraction=1.0": "data.test_fraction=1.0 from --set: input should be less than 1.",
     "data.prompt_template=hello": (

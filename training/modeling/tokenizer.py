@@ -7,9 +7,11 @@ rows, reports and gold scores see the bare prompt.
 """
 
 import logging
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from jinja2 import TemplateError
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -224,12 +226,23 @@ def _first_line(error: Exception) -> str:
 def render_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> str:
     """The text the model continues: a plain prompt in the prompt template, a conversation in the
     chat template.
+
+    Raises TemplateRefusal for a conversation that the chat template refuses.
     """
     if isinstance(prompt, str):
         return str(tokenizer.init_kwargs.get("prompt_template", PLAIN_TEMPLATE)).replace(
             "{prompt}", prompt
         )
-    return str(tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True))
+    try:
+        return str(
+            tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+        )
+    except (TemplateError, TypeError, ValueError, KeyError) as error:
+        raise TemplateRefusal(_first_line(error)) from error
+
+
+class TemplateRefusal(ValueError):
+    """A chat template that cannot be put around a conversation, with its own words."""
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
@@ -274,13 +287,29 @@ def encode_responses(
 
 
 def decode_response(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    """The text of generated token ids up to the first EOS, without special tokens or outer white
-    space.
+    """The text of generated token ids up to the first EOS, without special tokens, as `trimmed`
+    leaves it.
     """
     ids = list(ids)
     if tokenizer.eos_token_id in ids:
         ids = ids[: ids.index(tokenizer.eos_token_id)]
-    return str(tokenizer.decode(ids, skip_special_tokens=True)).strip()
+    return trimmed(str(tokenizer.decode(ids, skip_special_tokens=True)))
+
+
+_BEFORE_TEXT = re.compile(r"\A(?:\s*\n)? ?(?=\S)|\A\s*\n")
+
+
+def trimmed(text: str) -> str:
+    """`text` without empty lines before it, and without white space at its end. Its indentation is
+    content; a single space is none, as tokenizers put one before a text themselves.
+    """
+    return _BEFORE_TEXT.sub("", text.rstrip())
+
+
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """Every special token, also those that have no role of their own, such as <|im_start|>."""
+    added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    return tuple(dict.fromkeys([*tokenizer.all_special_tokens, *added]))
 
 
 def response_text(response: Response) -> str:

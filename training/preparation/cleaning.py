@@ -5,7 +5,6 @@ file.
 """
 
 import json
-import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from config.errors import DataError
-from training.modeling.tokenizer import Prompt, prompt_text
+from training.modeling.tokenizer import Prompt, prompt_text, trimmed
 from training.process.artifacts import replacing
 
 
@@ -64,14 +63,14 @@ class TextRules:
     """Spelt out in a text they would end or start a sequence within it."""
 
     def clean(self, value: Any, column: str) -> str:
-        """`value` in Unicode normal form C, with plain line ends and stripped of white space.
+        """`value` in Unicode normal form C, with plain line ends, as `trimmed` leaves it.
 
         Raises Refused if it is not text, empty, not valid Unicode, or spells out a special token.
         """
         if not isinstance(value, str):
-            raise Refused("wrong_type", column, f"{_type_name(value)} where text is expected")
+            raise Refused("wrong_type", column, f"{type_name(value)} where text is expected")
         text = value if value.isascii() else unicodedata.normalize("NFC", value)
-        text = text.replace("\r\n", "\n").replace("\r", "\n").strip()
+        text = trimmed(text.replace("\r\n", "\n").replace("\r", "\n"))
         if not text:
             raise Refused("empty", column, "empty text")
         if not text.isascii():
@@ -107,35 +106,23 @@ class TextRules:
             )
 
 
-def _type_name(value: Any) -> str:
+def type_name(value: Any) -> str:
     names = {"NoneType": "null", "bool": f"boolean {value}", "dict": "object"}
     kind = type(value).__name__
     return names.get(kind, f"{kind} {value}" if isinstance(value, (int, float)) else kind)
 
 
-_WHITE_SPACE = re.compile(r"\s+")
-
-
-def same_text_key(text: str) -> str:
-    """Key under which equal texts coincide: Unicode normal form C, runs of white space as one
-    space.
-    """
-    return _WHITE_SPACE.sub(
-        " ", text if text.isascii() else unicodedata.normalize("NFC", text)
-    ).strip()
-
-
 def same_prompt_key(prompt: Prompt) -> str:
-    """As `same_text_key`, for prompts; a conversation of one user message is the same as its plain
-    text.
+    """Key under which equal prompts coincide: a conversation of one user message is the same as its
+    plain text.
     """
     if not isinstance(prompt, str) and len(prompt) == 1 and prompt[0]["role"] == "user":
         prompt = prompt[0]["content"]
-    return same_text_key(prompt_text(prompt))
+    return prompt_text(prompt)
 
 
 def contradictory_pairs(pairs: Iterable[tuple[str, str, str]]) -> int:
-    """Number of (prompt, chosen, rejected) keys whose opposite also occurs; both are counted."""
+    """Number of (prompt, chosen, rejected) whose opposite also occurs; both are counted."""
     seen = set(pairs)
     return sum((prompt, rejected, chosen) in seen for prompt, chosen, rejected in seen)
 

@@ -8,19 +8,30 @@ from typing import NamedTuple
 
 from config.errors import DataError, ParamsError
 from config.schema import Params
-from config.sections.data import Data, FileSource, HelpdeskSource, HubSource, Source
+from config.sections.data import (
+    Data,
+    FileSource,
+    HelpdeskSource,
+    HubSource,
+    PythonSource,
+    Source,
+)
 from training.preparation import helpdesk
 from training.preparation.cleaning import (
+    Origin,
     Refusal,
+    Refused,
     TextRules,
     check_quarantine_fraction,
     write_quarantine,
 )
-from training.preparation.formats import Example, Parsed, check_columns, column_names, parse_rows
-from training.preparation.layouts import in_format
+from training.preparation.columns import COLUMNS, check_columns, column_names
+from training.preparation.doubts import doubts
+from training.preparation.formats import Example, Parsed, example_of
+from training.preparation.layouts import FORMATS, PYTHON
 from training.preparation.rows import USES
-from training.preparation.sources import SourceRow, Table, read_file, read_hub
-from training.preparation.trees import parse_trees
+from training.preparation.sources import SourceRow, Table, read_file, read_hub, read_python
+from training.preparation.trees import parse_tree
 from training.preparation.votes import read_vote_lines
 
 QUARANTINE_OF_FAILED_ATTEMPT = "runs/data/quarantine.jsonl"
@@ -33,6 +44,8 @@ class Need(NamedTuple):
     form: str
     columns: Mapping[str, str]
     uses: tuple[str, ...]
+    vote: str | None = None
+    """The convention of its winners, if the user names it."""
     refused: tuple[Refusal, ...] = ()
     """Lines that are not rows."""
     teaches_tokens: bool = True
@@ -42,9 +55,9 @@ class Need(NamedTuple):
 HELPDESK_FORMATS = {"sft": "instructions", "preference": "pairs", "prompts": "prompts"}
 
 SERVING_FORMATS = {
-    "sft": ("pairs", "votes", "trees", "instructions"),
-    "preference": ("pairs", "votes", "trees"),
-    "prompts": ("pairs", "votes", "trees", "instructions", "prompts"),
+    "sft": ("pairs", "ranked", "votes", "trees", "instructions"),
+    "preference": ("pairs", "ranked", "votes", "trees"),
+    "prompts": ("pairs", "ranked", "votes", "trees", "instructions", "prompts"),
 }
 
 
@@ -76,10 +89,17 @@ def _vote_needs(source: FileSource, root: Path) -> list[Need]:
     table, refused = read_vote_lines(source, root, setting)
     columns = column_names(source.format, source.columns, setting)
     if table.rows:
-        table, columns = in_format(table, source.format, columns)
         check_columns(table, source.format, columns, setting)
     return [
-        Need(table, source.format, columns, ("preference",), tuple(refused), teaches_tokens=False)
+        Need(
+            table,
+            source.format,
+            columns,
+            ("preference",),
+            source.vote,
+            tuple(refused),
+            teaches_tokens=False,
+        )
     ]
 
 
@@ -89,8 +109,10 @@ def _needs(
     if isinstance(source, HelpdeskSource):
         world = helpdesk.generate(source, seed)._asdict()
         return [_helpdesk_need(use, world[use], setting, seed) for use in uses]
+    if isinstance(source, PythonSource):
+        return [Need(read_python(source, root, setting), PYTHON, {}, uses)]
     for use in uses:
-        if source.format not in SERVING_FORMATS[use]:
+        if FORMATS[source.format][0] not in SERVING_FORMATS[use]:
             raise ParamsError(
                 f"{setting}.format={source.format} has no rows for the {use} data, which needs one "
                 "of "
@@ -103,9 +125,8 @@ def _needs(
         if isinstance(source, HubSource)
         else read_file(source, root, setting)
     )
-    table, columns = in_format(table, source.format, columns)
     check_columns(table, source.format, columns, setting)
-    return [Need(table, source.format, columns, uses)]
+    return [Need(table, source.format, columns, uses, source.vote)]
 
 
 def _helpdesk_need(use: str, rows: Sequence[Mapping[str, str]], setting: str, seed: int) -> Need:
@@ -118,16 +139,43 @@ def _helpdesk_need(use: str, rows: Sequence[Mapping[str, str]], setting: str, se
     return Need(table, form, column_names(form, {}, setting), (use,))
 
 
-def parse_table(table: Table, form: str, columns: Mapping[str, str], rules: TextRules) -> Parsed:
-    """The examples of a table and the rows that were refused, whatever its format."""
-    if form == "trees":
-        return parse_trees(table, columns, rules)
-    return parse_rows(table, form, columns, rules)
+def parse_table(
+    table: Table, form: str, columns: Mapping[str, str], vote: str | None, rules: TextRules
+) -> Parsed:
+    """The examples of a table and the rows that were refused, whatever its layout.
+
+    Raises DataError if it has winners that can be read in two ways.
+    """
+    gives, reader = FORMATS[form]
+    names = columns or COLUMNS.get(gives, {})
+    examples: list[Example] = []
+    refusals: list[Refusal] = []
+    rows_read = unranked = trees = 0
+    for row, made in reader(table, names, vote):
+        try:
+            if isinstance(made, Refused):
+                raise made
+            if gives == "trees":
+                part = parse_tree(table, row, made["prompt"], names, rules)
+                examples += part.examples
+                refusals += part.refusals
+                rows_read += part.rows_read - 1
+                unranked += part.replies_unranked
+                trees += 1
+            else:
+                origin = Origin(table.place, table.unit, row.number, "", row.content)
+                examples.append(example_of(made, names, rules, origin))
+        except Refused as refused:
+            origin = Origin(table.place, table.unit, row.number, refused.column, row.content)
+            refusals.append(Refusal(refused.reason, refused.detail, origin))
+        rows_read += 1
+    ties = sum(not example.pairs for example in examples) if gives == "votes" else 0
+    return Parsed(rows_read, examples, refusals, ties, unranked, trees, doubts(table, examples))
 
 
 def parse(need: Need, rules: TextRules) -> Parsed:
     """The same for a table already read, with its lines that are not rows."""
-    found = parse_table(need.table, need.form, need.columns, rules)
+    found = parse_table(need.table, need.form, need.columns, need.vote, rules)
     return found._replace(
         rows_read=found.rows_read + len(need.refused), refusals=[*need.refused, *found.refusals]
     )

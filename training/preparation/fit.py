@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from statistics import quantiles
 from typing import NamedTuple
 
-from config.errors import ModelError
+from transformers import PreTrainedTokenizerBase
+
 from config.schema import Params
 from training.modeling.tokenizer import encode_responses
 from training.preparation.formats import Example, Parsed
-from training.preparation.rows import in_one_form, no_room, prompt_tokens
+from training.preparation.rows import in_one_form, with_room
 from training.preparation.splits import SPLITS, split_of
-from training.preparation.vocabulary import tokenizer_for
+from training.preparation.vocabulary import train_tokenizer
 
 
 class Fit(NamedTuple):
@@ -32,6 +33,12 @@ class Fit(NamedTuple):
     too_long: int
     """Pairs with a sequence over `max_length`, which are left out."""
     pairs: int
+    sft_max_length: int
+    cut: int
+    """Demonstrations whose reply loses its end at sft.max_length."""
+    dropped: int
+    """Demonstrations whose prompt alone is as long."""
+    demonstrations: int
     prompt_tokens: Mapping[str, int]
     """p95 and maximum; of prompts and of full sequences."""
     sequence_tokens: Mapping[str, int]
@@ -41,17 +48,20 @@ class Fit(NamedTuple):
     """A data.max_quarantine_fraction that lets these rows pass, if the current one does not."""
 
 
-def fit(parsed: Parsed, params: Params) -> Fit | str:
-    """The fit of one source's examples, or why it is unknown. Examples whose prompt leaves no room
-    for a reply are refused, pairs that are too long are left out.
+def fit(parsed: Parsed, base: PreTrainedTokenizerBase | None, params: Params) -> tuple[Parsed, Fit]:
+    """How one source's examples fit, and the same without those that the chat template refuses.
+    Examples whose prompt leaves no room for a reply are refused by a run, pairs that are too long
+    left out.
+
+    base  tokenizer of `model.path`; without it, one is trained on the examples, as a run does
     """
     [examples] = in_one_form([parsed.examples], [False])
-    try:
-        tokenizer = tokenizer_for(examples, params)
-    except ModelError as error:
-        return str(error)
-    context, prompts = params.model.context_length, prompt_tokens(tokenizer, examples)
-    crowded = {each for each in examples if no_room(each, prompts[each], context)}
+    tokenizer = base or train_tokenizer(examples, params)
+    context = params.model.context_length
+    prompts, without_room = with_room(tokenizer, examples, context)
+    crowded = [each for each in without_room if each.reason == "prompt_fills_context"]
+    by_template = [each for each in without_room if each.reason == "chat_template"]
+    examples = list(prompts)
     texts = list(dict.fromkeys(text for each in examples for text in _replies(each)))
     replies = dict(zip(texts, map(len, encode_responses(tokenizer, texts)), strict=True))
     pairs = [
@@ -65,12 +75,15 @@ def fit(parsed: Parsed, params: Params) -> Fit | str:
     ]
     setting = "dpo" if params.align.method == "dpo" else "reward"
     max_length = params.section(setting).max_length
-    refused = len(parsed.refusals) + len(crowded)
+    refused = len(parsed.refusals) + len(without_room)
     limit = params.data.max_quarantine_fraction
     share = refused / max(1, parsed.rows_read)
     enough = min(1.0, math.ceil(100 * share) / 100) if share > limit else None
     spread = _spread(list(prompts.values()))
-    return Fit(
+    demonstrations = [(prompts[each], replies[text]) for each in examples
+                      for text in each.completions]  # fmt: skip
+    longest = params.sft.max_length
+    found = Fit(
         context_length=context,
         max_length=max_length,
         setting=f"{setting}.max_length",
@@ -79,12 +92,19 @@ def fit(parsed: Parsed, params: Params) -> Fit | str:
         limit=limit,
         too_long=sum(length > max_length for length in pairs),
         pairs=len(pairs),
+        sft_max_length=longest,
+        cut=sum(prompt < longest < prompt + reply for prompt, reply in demonstrations),
+        dropped=sum(prompt >= longest for prompt, _ in demonstrations),
+        demonstrations=len(demonstrations),
         prompt_tokens=spread,
         sequence_tokens=_spread(sequences),
         fault=_fault(refused, parsed.rows_read, limit, enough, len(crowded), context, spread["p95"])
-        or _empty(set(examples) - crowded, params),
+        or _empty(examples, params),
         enough=enough,
     )
+    places = {id(refusal.origin) for refusal in by_template}
+    kept = [each for each in parsed.examples if id(each.origin) not in places]
+    return parsed._replace(examples=kept, refusals=[*parsed.refusals, *by_template]), found
 
 
 def _replies(example: Example) -> list[str]:
@@ -121,7 +141,7 @@ def _fault(
     )
 
 
-def _empty(examples: set[Example], params: Params) -> str | None:
+def _empty(examples: Sequence[Example], params: Params) -> str | None:
     """Both splits need prompts."""
     found = {split_of(each.prompt, params.data.test_fraction) for each in examples}
     missing = next((split for split in SPLITS if split not in found), None)

@@ -8,18 +8,22 @@ python -m training.preparation.inspection FILE [--format F] [--columns NAME=COLU
 import argparse
 import json
 import logging
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, quantiles
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
-from config.errors import DataError, ParamsError
+from config.errors import ModelError, ParamsError
 from config.load import load
 from config.schema import Params
-from config.sections.data import FileSource
-from training.modeling.tokenizer import SPECIAL_TOKENS, prompt_text
+from config.sections.data import FileSource, PythonSource, Vote
+from training.modeling.tokenizer import (
+    SPECIAL_TOKENS,
+    pretrained_tokenizer,
+    prompt_text,
+    special_tokens,
+)
 from training.preparation.baselines import ReplyPair, bag_of_words, longer_wins
 from training.preparation.cleaning import (
     Refusal,
@@ -27,31 +31,26 @@ from training.preparation.cleaning import (
     contradictory_pairs,
     reasons,
     same_prompt_key,
-    same_text_key,
+)
+from training.preparation.columns import (
+    BEFORE,
+    COLUMNS,
+    NoLayout,
+    check_columns,
+    column_names,
+    names_of,
+    recognised,
 )
 from training.preparation.examples import parse_table
 from training.preparation.fit import Fit, fit
-from training.preparation.formats import COLUMNS, Example, check_columns, column_names
-from training.preparation.layouts import MESSAGES, holds_prompt, holds_ranked_replies, in_format
-from training.preparation.sources import Table, csv_delimiter, read_file
+from training.preparation.formats import Example
+from training.preparation.layouts import FORMATS, MESSAGES, ORDERS, PYTHON, REPLIES
+from training.preparation.sources import csv_delimiter, read_file, read_python
 from training.preparation.splits import split_of
+from training.preparation.summary import side_by_side
 from training.preparation.votes import ANNOTATOR, VOTE
 from training.process.command import run_command
 
-SYNONYMS: Mapping[str, tuple[str, ...]] = {
-    "prompt": ("prompt", "instruction", "question", "query", "context", "user", "input", "text"),
-    "chosen": ("chosen", "preferred", "accepted", "chosen_response", "response_chosen", "better"),
-    "rejected": ("rejected", "dispreferred", "rejected_response", "response_rejected", "worse"),
-    "response1": ("response1", "response_1", "response_a", "answer_a", "output_1", "reply_a"),
-    "response2": ("response2", "response_2", "response_b", "answer_b", "output_2", "reply_b"),
-    "completion": ("completion", "response", "answer", "output", "reply", "solution"),
-}
-"""Our column -> common names in files, likeliest first."""
-
-ANNOTATORS = re.compile(r"(annotator|vote|label|rater|judge)[ _]?\d+$", re.IGNORECASE)
-WINNER_COLUMNS = ("winner", "vote", "preference", "preferred", "choice", "label")
-"""Names of a column with the preferred one of two replies."""
-ROWS_LOOKED_AT = 1000
 FEWEST_PAIRS = 20
 """Fewest pairs to train or test on for a meaningful baseline."""
 
@@ -59,6 +58,8 @@ FEWEST_PAIRS = 20
 class Inspection(NamedTuple):
     file: str
     format: str
+    layout: str | None
+    """Name of the published layout, if it is one."""
     delimiter: str | None
     """Delimiter of a local csv file."""
     columns: dict[str, str]
@@ -69,6 +70,8 @@ class Inspection(NamedTuple):
     """Rows read; of trees, messages."""
     refused: dict[str, dict[str, Any]]
     """Reason -> its count, with the first place and detail."""
+    warnings: list[str]
+    """What may be wrong with the rows as a whole."""
     prompts: int
     """Distinct prompts, and the number held out for tests."""
     test_prompts: int
@@ -86,6 +89,8 @@ class Inspection(NamedTuple):
     """Accuracy on held-out pairs with its 95% interval."""
     samples: list[tuple[str, str]]
     """Rows as a model sees them: the context and the reply."""
+    side_by_side: list[str]
+    """Two pairs, in lines."""
     source: dict[str, Any]
     """The data.source block."""
     fit: dict[str, Any] | None
@@ -95,34 +100,68 @@ class Inspection(NamedTuple):
 
 
 def inspect(
-    path: str, root: Path, params: Params, form: str | None, columns: Mapping[str, str]
+    path: str,
+    root: Path,
+    params: Params,
+    form: str | None,
+    columns: Mapping[str, str],
+    vote: str | None = None,
+    reader: str | None = None,
 ) -> Inspection:
-    """Inspect a local file or URL; `form` and `columns` override what is detected.
+    """Inspect a local file or URL; `form`, `columns` and `vote` override what is detected, and a
+    `reader` of one's own reads it.
 
-    Raises DataError if it cannot be read or its format cannot be detected, ParamsError for a column
-    that the format does not have.
+    Raises DataError if it cannot be read or is in no known layout, ParamsError for a column that
+    the format does not have.
     """
-    source = FileSource(kind="file", path=path, format="pairs", columns={})
-    table = read_file(source, root, "data.source")
-    form, named = recognised(table, form, columns)
-    given = {ours: theirs for ours, theirs in named.items() if COLUMNS[form].get(ours) != theirs}
-    readable = column_names(form, given, "data.source")
-    seen = _columns(table)
-    table, readable = in_format(table, form, readable)
-    check_columns(table, form, readable, "data.source")
-    special = SPECIAL_TOKENS if params.model.path is None else ()
+    source: FileSource | PythonSource
+    if reader is not None:
+        source = PythonSource(kind="python", path=reader, files=[path])
+        table, form, given = read_python(source, root, "data.source"), PYTHON, {}
+        readable: Mapping[str, str] = {}
+        name = None
+    else:
+        source = FileSource(kind="file", path=path, format="pairs", columns={})
+        table = read_file(source, root, "data.source")
+        found = recognised(table, form, columns)
+        form, vote, name = found.form, vote or found.vote, found.name
+        usual, present = COLUMNS.get(form, {}), names_of(table)
+        given = {
+            ours: theirs
+            for ours, theirs in found.columns.items()
+            if usual.get(ours) != theirs and not (name and ours in BEFORE and theirs not in present)
+        }
+        readable = column_names(form, given, "data.source")
+        check_columns(table, form, readable, "data.source")
+        update = {"format": form, "columns": given, "vote": vote}
+        source = source.model_copy(update=update)
+    try:
+        base = (
+            None
+            if params.model.path is None
+            else pretrained_tokenizer(params.model, params.data.prompt_template)
+        )
+        unknown = None
+    except ModelError as error:
+        base, unknown = None, str(error)
+    special = SPECIAL_TOKENS if params.model.path is None else special_tokens(base) if base else ()
     rules = TextRules(params.data.max_prompt_chars, params.data.max_response_chars, special)
-    parsed = parse_table(table, form, readable, rules)
+    parsed = parse_table(table, form, readable, vote, rules)
+    fits: Fit | str = unknown or "no row can be read."
+    if parsed.examples and unknown is None:
+        parsed, fits = fit(parsed, base, params)
     pairs = _unique_pairs(parsed.examples)
-    fits = fit(parsed, params) if parsed.examples else "no row can be read."
+    all_columns = form not in COLUMNS or form == "trees"
     return Inspection(
         file=path,
         format=form,
+        layout=name,
         delimiter=_delimiter(root / path),
         columns=given,
-        unread=[] if form == "trees" else _unread(seen, readable, gathered=form == "votes"),
+        unread=[] if all_columns else _unread(names_of(table), form, readable),
         rows=parsed.rows_read,
         refused=_refused(parsed.refusals),
+        warnings=list(parsed.warnings),
         prompts=len({same_prompt_key(example.prompt) for example in parsed.examples}),
         test_prompts=_held_out(parsed.examples, params),
         pairs=sum(len(example.pairs) for example in parsed.examples),
@@ -137,116 +176,27 @@ def inspect(
         chosen_first=_chosen_first(parsed.examples),
         baselines=_baselines(parsed.examples, params),
         samples=[_as_seen(example, params) for example in parsed.examples[:3]],
-        source={"kind": "file", "path": path, "format": form, "columns": given},
+        side_by_side=side_by_side(parsed.examples),
+        source=source.model_dump(mode="json"),
         fit=fits._asdict() if isinstance(fits, Fit) else None,
         fit_unknown=fits if isinstance(fits, str) else None,
     )
 
 
-# ---------------------------------------------------------------- format and columns
-
-
-def recognised(
-    table: Table, form: str | None, columns: Mapping[str, str]
-) -> tuple[str, dict[str, str]]:
-    """Format and columns (ours -> the file's) of a table, detected from column names and types.
-
-    Raises DataError with the existing columns and what each format needs.
-    """
-    if form is None and any(isinstance(row.content, str) for row in table.rows[:ROWS_LOOKED_AT]):
-        return "prompts", dict(columns)
-    present = _columns(table)
-    forms = [form] if form else ["trees", "votes", "pairs", "instructions", "prompts"]
-    for candidate in forms:
-        found = _mapping(candidate, present, table, columns)
-        if found is not None:
-            return candidate, {**found, **columns}
-    if form is not None:  # given by the user: check_columns reports what is missing
-        return form, dict(columns)
-    needs = "; ".join(f"{name}: {', '.join(ours)}" for name, ours in COLUMNS.items())
-    raise DataError(
-        f"{table.place}: its columns ({', '.join(present) or 'none: its rows are no objects'}) fit "
-        f"no format. What they need: {needs}. Name them: --format pairs --column "
-        "prompt=COLUMN --column chosen=COLUMN --column rejected=COLUMN."
-    )
-
-
-def _mapping(
-    form: str, present: Sequence[str], table: Table, columns: Mapping[str, str]
-) -> dict[str, str] | None:
-    """Our columns -> the file's, None for missing ones."""
-    lower = {name.lower(): name for name in reversed(present)}
-    found = {
-        ours: columns.get(ours) or _synonym(ours, lower)
-        for ours in COLUMNS[form]
-        if ours in SYNONYMS and not (form == "trees" and ours != "prompt")
-    }
-    if form == "pairs" and found["prompt"] is None and None not in list(found.values())[1:]:
-        own = [
-            holds_prompt(row, str(found["chosen"]), str(found["rejected"]))
-            for row in _objects(table)
-        ]
-        found["prompt"] = "prompt" if own and sum(own) > len(own) / 2 else None
-    if form == "instructions" and set(MESSAGES) & set(present) and "prompt" not in columns:
-        return {}
-    if None in found.values():
-        return None
-    named = {ours: theirs for ours, theirs in found.items() if theirs is not None}
-    if form == "trees" and not _holds_replies(table, named["prompt"]):
-        return None
-    one_vote = {columns.get(ANNOTATOR, ANNOTATOR), columns.get(VOTE, VOTE)}
-    if form == "votes" and not one_vote <= set(present):
-        annotators = (
-            columns.get("annotators")
-            or columns.get("vote")
-            or ", ".join(filter(ANNOTATORS.match, present))
-            or next((lower[name] for name in WINNER_COLUMNS if name in lower), "")
-        )
-        if not annotators:
-            return None
-        named["annotators"] = annotators
-    if form in ("votes", "instructions", "prompts") and "input" in columns:
-        named["input"] = columns["input"]
-    elif named["prompt"] in ("instruction", "question") and "input" in present:
-        named["input"] = "input"
-    return named
-
-
-def _synonym(ours: str, lower: Mapping[str, str]) -> str | None:
-    return next((lower[name] for name in SYNONYMS[ours] if name in lower), None)
-
-
-def _holds_replies(table: Table, column: str) -> bool:
-    return any(
-        (isinstance(row.get(column), dict) and "replies" in row[column])
-        or holds_ranked_replies(row)
-        for row in _objects(table)
-    )
-
-
-def _objects(table: Table) -> list[dict[str, Any]]:
-    """The rows used for detection: those that are objects."""
-    return [row.content for row in table.rows[:ROWS_LOOKED_AT] if isinstance(row.content, dict)]
-
-
-def _columns(table: Table) -> list[str]:
-    return list(dict.fromkeys(name for row in _objects(table) for name in row if name is not None))
-
-
 def _delimiter(path: Path) -> str | None:
-    if path.suffix.lower() != ".csv" or not path.is_file():
+    if path.suffix.lower() != ".csv" or not path.is_file():  # not of a compressed one
         return None
     with path.open(encoding="utf-8-sig") as file:
         return csv_delimiter(file.read(100_000))
 
 
-def _unread(present: Iterable[str], columns: Mapping[str, str], gathered: bool) -> list[str]:
+def _unread(present: Iterable[str], form: str, columns: Mapping[str, str]) -> list[str]:
+    """The columns that no reader looks at."""
     read = {name.strip() for theirs in columns.values() for name in theirs.split(",")}
-    return [
-        name
-        for name in present
-        if name not in read and not (gathered and name in (ANNOTATOR, VOTE))
-    ]
+    read |= {"votes": {ANNOTATOR, VOTE}, "ranked": {*REPLIES, *ORDERS}}.get(form, set())
+    if form == "instructions" and columns["prompt"] not in present:
+        read |= set(MESSAGES)
+    return [name for name in present if name not in read]
 
 
 # ---------------------------------------------------------------- rows
@@ -280,8 +230,8 @@ def _unique_pairs(examples: Iterable[Example]) -> list[tuple[str, str, str]]:
         dict.fromkeys(
             (
                 same_prompt_key(example.prompt),
-                same_text_key(pair.chosen),
-                same_text_key(pair.rejected),
+                pair.chosen,
+                pair.rejected,
             )
             for example in examples
             for pair in example.pairs
@@ -294,7 +244,7 @@ def _duplicates(examples: Sequence[Example]) -> int:
         replies: list[tuple[str, ...]] = [pair[:2] for pair in example.pairs]
         replies = replies or [(text,) for text in example.completions]
         prompt = same_prompt_key(example.prompt)
-        return [(prompt, *map(same_text_key, texts)) for texts in replies] or [(prompt,)]
+        return [(prompt, *texts) for texts in replies] or [(prompt,)]
 
     found = [key for example in examples for key in keys(example)]
     return len(found) - len(set(found))
@@ -369,14 +319,25 @@ def main() -> None:
     parser.add_argument("--params", type=Path, required=True)
     parser.add_argument("--format")
     parser.add_argument("--columns", action="append", default=[], metavar="NAME=COLUMN")
+    parser.add_argument("--vote")
+    parser.add_argument("--reader")
     given = parser.parse_args()
     for item in given.columns:
         if "=" not in item:
             raise ParamsError(f"--column {item}: write OURS=THEIRS, such as prompt=question.")
-    if given.format is not None and given.format not in COLUMNS:
-        raise ParamsError(f"--format {given.format} is not one of {', '.join(COLUMNS)}.")
+    for option, value, known in (
+        ("--format", given.format, list(FORMATS)[:-1]),
+        ("--vote", given.vote, get_args(Vote)),
+    ):
+        if value is not None and value not in known:
+            raise ParamsError(f"{option} {value} is not one of {', '.join(known)}.")
     columns = dict(item.split("=", 1) for item in given.columns)
-    found = inspect(given.file, Path.cwd(), load(given.params), given.format, columns)
+    params = load(given.params)
+    try:
+        found = inspect(given.file, Path(), params, given.format, columns, given.vote, given.reader)
+    except NoLayout as error:  # for rlhf init, which writes a reader with the row in it
+        json.dump({"first": error.first}, sys.stdout, default=str)
+        raise
     json.dump(found._asdict(), sys.stdout)
 
 

@@ -1,170 +1,533 @@
-"""Converts other layouts to the five formats, row by row, before any check.
+"""The layouts of published data, as records: how each is recognised, and the function that turns
+its rows into ours (training/preparation/formats.py).
 
-pairs         chosen and rejected hold the prompt: as messages, or as text with turns that begin
-              with "Human:" and "Assistant:" (hh-rlhf)    -> prompt, chosen, rejected
-pairs         rejected is a list of texts                  -> a row for each: best against rest
-instructions  messages, or conversations with from/value   -> prompt, completion
-trees         prompt, responses, and ranks or scores       -> prompt with ranked replies: all pairs
-votes         a winner: A, model_b, tie ...                -> 1, 2, 0; one vote a line is gathered
-
-A row that is in none of its layouts stays as it is, for the checks to refuse.
+What fits no record is read by a function of one's own: `kind: python` in data.source.
 """
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from training.modeling.tokenizer import Message
+from training.preparation.cleaning import Refused, type_name
+from training.preparation.conversations import (
+    is_conversation,
+    last_reply,
+    parsed,
+    same_turns,
+    transcript,
+    turns,
+)
+from training.preparation.formats import Row
 from training.preparation.sources import SourceRow, Table
-from training.preparation.votes import gather
+from training.preparation.votes import annotator_columns, gather, in_own_layout
+from training.preparation.winners import convention_of, winner
 
-TURN = re.compile(r"(?:\A|\n\n)\s*(Human|Assistant):[ \t]*")
-SPEAKERS = {"Human": "user", "Assistant": "assistant", "gpt": "assistant", "human": "user"}
+Columns = Mapping[str, str]
+"""Our columns -> the source's."""
+Read = tuple[SourceRow, "Row | Refused"]
+"""A row of the source with one of ours, or why it gives none."""
+Reader = Callable[[Table, Columns, "str | None"], Iterator[Read]]
+"""Table, columns, and the convention of its winners if the user names it."""
+Test = Callable[[Any], bool]
+
 MESSAGES = ("messages", "conversations", "conversation")
-RESPONSES = ("responses", "completions", "replies", "answers")
-ORDERS = ("ranks", "ranking", "rank", "scores", "score", "ratings")
-"""Columns, or fields of a response, that order responses: ranks from lowest, others from
-highest.
+REPLIES = ("responses", "completions", "replies", "answers", "outputs", "generations")
+ORDERS = ("ranks", "ranking", "rank", "scores", "score", "ratings", "rating",
+          "overall_score", "fine-grained_score")  # fmt: skip
+"""Columns, or fields of a reply, that order replies: ranks from lowest, others from highest."""
+TEXTS = ("text", "content", "response", "answer", "completion", "output")
+"""Fields of a reply with its text."""
+
+
+class Layout(NamedTuple):
+    """A published layout: a format with names for its columns."""
+
+    name: str
+    card: str
+    """Where it is described."""
+    about: str
+    form: str
+    needs: Mapping[str, Test]
+    """Columns that every table of this layout has -> whether a value is of it."""
+    columns: Columns
+    vote: str | None = None
+
+
+# ---------------------------------------------------------------- readers
+
+
+def by_row(change: Callable[[Row, Columns], Iterable[Row]]) -> Reader:
+    """A reader that takes every row by itself."""
+
+    def read(table: Table, columns: Columns, vote: str | None = None) -> Iterator[Read]:
+        for row in table.rows:
+            try:
+                yield from ((row, made) for made in change(_object(row.content), columns))
+            except Refused as refused:
+                yield row, refused
+
+    return read
+
+
+def _object(content: Any) -> Row:
+    if not isinstance(content, dict):
+        raise Refused("wrong_type", "", f"{type_name(content)} where an object with columns is "
+                      "expected")  # fmt: skip
+    if None in content:
+        raise Refused("field_count", "", content[None])
+    return content
+
+
+def cell(row: Row, name: str) -> Any:
+    """Raises Refused if the row has no such column."""
+    if name not in row:
+        raise Refused("missing_column", name, "this row has no such column")
+    return row[name]
+
+
+def prompt_of(row: Row, columns: Columns) -> Any:
+    """The prompt, with the system turn, earlier turns and input of columns that are named."""
+    value = cell(row, columns["prompt"])
+    if is_conversation(value):
+        return [*_before(row, columns), *turns(value, columns["prompt"])]
+    more = row.get(columns.get("input", ""))
+    if isinstance(value, str) and isinstance(more, str) and more.strip():
+        value = f"{value.rstrip()}\n\n{more}"
+    before = _before(row, columns)
+    return [*before, {"role": "user", "content": value}] if before else value
+
+
+def _before(row: Row, columns: Columns) -> list[Message]:
+    said = row.get(columns.get("system", ""))
+    found = [] if said is None or said == "" else [{"role": "system", "content": said}]
+    name = columns.get("history", "")
+    for each in parsed(row.get(name), name) or []:
+        if not isinstance(each, list | tuple) or len(each) != 2:
+            raise Refused("wrong_type", name, "a turn that is not a question with its answer")
+        roles = ("user", "assistant")
+        found += [{"role": r, "content": text} for r, text in zip(roles, each, strict=True)]
+    return found
+
+
+def _pair(row: Row, columns: Columns) -> Iterator[Row]:
+    names = (columns["chosen"], columns["rejected"])
+    prompt = prompt_of(row, columns) if columns["prompt"] in row else None
+    chosen, rejected = (cell(row, name) for name in names)
+    if names[0] == names[1]:  # both in a list, the better one first
+        if not isinstance(chosen, list) or len(chosen) != 2:
+            raise Refused("wrong_type", names[0], "not a list of two replies")
+        chosen, rejected = chosen
+    yield from pair(prompt, chosen, rejected, names)
+
+
+def pair(
+    prompt: Any, chosen: Any, rejected: Any, names: Sequence[str] = ("chosen", "rejected")
+) -> Iterator[Row]:
+    """A row for a pair, or for each of several rejected texts. Both sides are texts or end with the
+    reply; without `prompt` one of them repeats it, as messages, or both as transcripts.
+    """
+    if isinstance(rejected, list) and rejected and all(isinstance(r, str) for r in rejected):
+        for text in rejected:
+            yield from pair(prompt, chosen, text, names)
+        return
+    alone = prompt is None and not (is_conversation(chosen) or is_conversation(rejected))
+    before, good = _side(chosen, names[0], alone)
+    other, bad = _side(rejected, names[1], alone)
+    if before and other and not same_turns(before, other):
+        parts = sum(same_turns([a], [b]) for a, b in zip(before, other, strict=False))
+        raise Refused(
+            "conversations_part", names[1], f"the two conversations part at turn {parts + 1}, "
+            "before the last reply",
+        )  # fmt: skip
+    yield {"prompt": _shared(prompt, before or other, names[0]), "chosen": good, "rejected": bad}
+
+
+def _side(value: Any, column: str, holds_prompt: bool) -> tuple[list[Message], Any]:
+    """The conversation before a reply, and its text."""
+    if is_conversation(value):
+        return last_reply(turns(value, column), column)
+    if holds_prompt and isinstance(value, str):
+        return last_reply(transcript(value, column), column)
+    return [], value
+
+
+def _shared(prompt: Any, before: list[Message], column: str) -> Any:
+    """The prompt, or the conversation that the replies repeat, which holds it."""
+    if not before:
+        if prompt is None:
+            raise Refused("no_prompt", column, "there is nothing before the reply")
+        return prompt
+    asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or before
+    if same_turns(asked, before):
+        return before if prompt is None else prompt
+    if any(same_turns(asked, before[i : i + len(asked)]) for i in range(len(before))):
+        return before
+    raise Refused("other_prompt", column, "the conversation before the reply is not the prompt")
+
+
+def _demonstration(row: Row, columns: Columns) -> Iterator[Row]:
+    name = next((name for name in MESSAGES if name in row), None)
+    if columns["prompt"] not in row and name is not None:
+        before, last = last_reply(turns(row[name], name), name)
+        if not before:
+            raise Refused("no_prompt", name, "there is nothing before the reply")
+        yield {"prompt": before, "completion": last}
+        return
+    prompt, name = prompt_of(row, columns), columns["completion"]
+    before, last = _side(cell(row, name), name, False)
+    yield {"prompt": _shared(prompt, before, name), "completion": last}
+
+
+def _prompts(table: Table, columns: Columns, vote: str | None = None) -> Iterator[Read]:
+    bare = [
+        row._replace(content={columns["prompt"]: row.content})
+        if isinstance(row.content, str)
+        else row
+        for row in table.rows
+    ]
+    change = by_row(lambda row, columns: [{"prompt": prompt_of(row, columns)}])
+    return change(table._replace(rows=bare), columns, vote)
+
+
+def _votes(table: Table, columns: Columns, vote: str | None = None) -> Iterator[Read]:
+    own = in_own_layout(table, columns)
+    table, columns = gather(table, columns)
+    names, voters = (columns["response1"], columns["response2"]), annotator_columns(columns)
+
+    def said(row: Row, name: str) -> tuple[Any, ...]:
+        value = cell(row, name)
+        return value if isinstance(value, tuple) else (value,)
+
+    def replies(row: Row) -> list[Any]:
+        return [cell(row, name) for name in names]
+
+    found = [
+        (value, replies(row.content))
+        for row in table.rows
+        if isinstance(row.content, dict) and {*names, *voters} <= row.content.keys()
+        for name in voters
+        for value in said(row.content, name)
+    ]
+    convention = vote or (
+        "index1" if own else convention_of(found, names, table.place, ", ".join(voters))
+    )
+
+    def change(row: Row, columns: Columns) -> Iterator[Row]:
+        texts, won = replies(row), []
+        for name in voters:
+            try:
+                won += [winner(value, convention, names, texts) for value in said(row, name)]
+            except Refused as refused:
+                raise Refused(refused.reason, name, refused.detail) from None
+        prompt = prompt_of(row, columns) if columns["prompt"] in row else None
+        yield _voted(prompt, texts, won, names)
+
+    return by_row(change)(table, columns, vote)
+
+
+def _voted(prompt: Any, texts: Sequence[Any], votes: list[int], names: Sequence[str]) -> Row:
+    """A row of votes on two replies, which may be whole conversations."""
+    first, second = texts
+    made = next(pair(prompt, first, second, names))
+    return {"prompt": made["prompt"], "response1": made["chosen"], "response2": made["rejected"],
+            "votes": votes}  # fmt: skip
+
+
+def _trees(row: Row, columns: Columns) -> Iterator[Row]:
+    root = row.get(columns["prompt"])
+    if root is None:
+        raise Refused("missing_column", "", f"this row has no {columns['prompt']!r} with the "
+                      "tree's first message")  # fmt: skip
+    yield {"prompt": root}
+
+
+def _ranked(row: Row, columns: Columns) -> Iterator[Row]:
+    name = next((name for name in REPLIES if name in row), None)
+    if name is None:
+        raise Refused("missing_column", REPLIES[0], "this row has no such column")
+    yield ranked(prompt_of(row, columns), row, name)
+
+
+def ranked(prompt: Any, row: Row, name: str, orders: Sequence[str] = ORDERS) -> Row:
+    """A row with the replies of column `name` and their ranks, 0 the best. Raises Refused."""
+    replies = parsed(row[name], name)
+    if not isinstance(replies, list) or not replies:
+        raise Refused("wrong_type", name, f"{type_name(replies)} where replies are expected")
+    for order in orders:
+        values = parsed(row.get(order), order)
+        if not isinstance(values, list):
+            values = [each.get(order) if isinstance(each, dict) else None for each in replies]
+        if any(value is not None for value in values):
+            break
+    else:
+        raise Refused("no_order", name, f"nothing orders them: none of {', '.join(orders)}")
+    if len(values) != len(replies):
+        raise Refused("no_order", order, f"{len(values)} for {len(replies)} replies")
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+            raise Refused("not_a_number", order, f"{value!r} orders no replies")
+    sign = 1 if order.startswith("rank") else -1
+    places = sorted({sign * value for value in values})
+    texts = [
+        next((each[field] for field in TEXTS if field in each), None)
+        if isinstance(each, dict)
+        else each
+        for each in replies
+    ]
+    return {"prompt": prompt, "replies": texts, "ranks": [places.index(sign * v) for v in values]}
+
+
+def _arena_table(row: Row, columns: Columns) -> Iterator[Row]:
+    """Lists of turns spelt as text, and a column of 0 and 1 for each result."""
+    asked, *said = (
+        parsed(cell(row, name), name) for name in ("prompt", "response_a", "response_b")
+    )
+    results = [str(row.get(f"winner_{name}")) in ("1", "1.0", "True", "true")
+               for name in ("tie", "model_a", "model_b")]  # fmt: skip
+    if sum(results) != 1:
+        raise Refused("not_a_vote", "winner_model_a", f"{sum(results)} of the three results hold")
+    talks = [
+        [
+            {"role": role, "content": text}
+            for turn in zip(asked, replies, strict=False)
+            for role, text in zip(("user", "assistant"), turn, strict=True)
+        ]
+        if isinstance(asked, list) and isinstance(replies, list)
+        else [{"role": "user", "content": asked}, {"role": "assistant", "content": replies}]
+        for replies in said
+    ]
+    yield _voted(None, talks, [results.index(True)], ("response_a", "response_b"))
+
+
+def _nectar(row: Row, columns: Columns) -> Iterator[Row]:
+    asked = transcript(str(row["prompt"]), "prompt")
+    if not asked[-1]["content"].strip():
+        asked = asked[:-1]
+    yield ranked(asked, row, "answers", ("rank",))
+
+
+def _rated(table: Table, columns: Columns, vote: str | None = None) -> Iterator[Read]:
+    """Replies to one prompt may be in any rows."""
+    groups: dict[str, list[SourceRow]] = {}
+    for row in table.rows:
+        asked = row.content.get(columns["prompt"]) if isinstance(row.content, dict) else row.number
+        groups.setdefault(repr(asked), []).append(row)
+    for rows in groups.values():
+        try:
+            contents = [_object(row.content) for row in rows]
+            scores = [cell(row, columns["score"]) for row in contents]
+            found = [_side(cell(row, columns["completion"]), columns["completion"], False)
+                     for row in contents]  # fmt: skip
+            prompt = _shared(prompt_of(contents[0], columns), found[0][0], columns["completion"])
+            texts = [text for _, text in found]
+            if all(isinstance(score, bool) for score in scores) and len(set(scores)) == 1:
+                made: list[Row] = [{"prompt": prompt, "completion": each} for each in texts]
+                yield from (
+                    (rows[0], each) for each in (made if scores[0] else [{"prompt": prompt}])
+                )
+            elif len(texts) == 1:
+                yield rows[0], {"prompt": prompt}
+            else:
+                known = {"replies": texts, "scores": [+score for score in scores]}
+                yield rows[0], ranked(prompt, known, "replies")
+        except Refused as refused:
+            yield rows[0], refused
+
+
+def _flat_trees(table: Table, columns: Columns, vote: str | None = None) -> Iterator[Read]:
+    rows = [row for row in table.rows if isinstance(row.content, dict)]
+    nodes = {row.content.get("message_id"): {**row.content, "replies": []} for row in rows}
+    for node in nodes.values():
+        if (parent := nodes.get(node.get("parent_id"))) is not None:
+            parent["replies"].append(node)
+    for row in table.rows:
+        try:
+            node = nodes[cell(_object(row.content), "message_id")]
+        except Refused as refused:
+            yield row, refused
+            continue
+        parent_id = node.get("parent_id")
+        if parent_id is None:
+            yield row, {"prompt": node}
+        elif parent_id not in nodes:
+            yield row, Refused("no_parent", "parent_id", f"{parent_id!r} is not in this file")
+
+
+def _canonical(row: Row, columns: Columns) -> Iterator[Row]:
+    """A row that a reader of one's own gives, in the format whose columns it has."""
+    fields, own = row.keys() - {"prompt"}, {name: name for name in row}
+    if "prompt" in row and fields == {"response1", "response2", "votes"}:
+        names = ("response1", "response2")
+        votes = [winner(value, "index1", names, ()) for value in row["votes"]]
+        yield _voted(prompt_of(row, own), [row[name] for name in names], votes, names)
+    elif "prompt" in row and fields == {"replies", "ranks"}:
+        yield ranked(prompt_of(row, own), row, "replies", ("ranks",))
+    elif fields == {"chosen", "rejected"}:
+        yield from _pair(row, {**own, "prompt": "prompt"})
+    elif "prompt" in row and fields == {"completion"}:
+        yield from _demonstration(row, own)
+    elif "prompt" in row and not fields:
+        yield {"prompt": prompt_of(row, own)}
+    else:
+        raise Refused(
+            "other_columns",
+            "",
+            f"{', '.join(sorted(map(str, row))) or 'none'} are not the columns of a row: prompt "
+            "with chosen and rejected, with replies and ranks, with response1, response2 and "
+            "votes, with completion, or alone",
+        )
+
+
+# ---------------------------------------------------------------- the records
+
+PYTHON = "python"
+FORMATS: Mapping[str, tuple[str, Reader]] = {
+    "pairs": ("pairs", by_row(_pair)),
+    "votes": ("votes", _votes),
+    "ranked": ("ranked", by_row(_ranked)),
+    "rated": ("ranked", _rated),
+    "trees": ("trees", by_row(_trees)),
+    "instructions": ("instructions", by_row(_demonstration)),
+    "prompts": ("prompts", _prompts),
+    "nectar": ("ranked", by_row(_nectar)),
+    "arena-table": ("votes", by_row(_arena_table)),
+    "oasst-messages": ("trees", _flat_trees),
+    PYTHON: ("any", by_row(_canonical)),
+}
+"""Values of `format` -> what their rows are once read (training/preparation/formats.py), and the
+reader.
 """
 
-Row = Mapping[str, Any]
+
+def text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
-def in_format(table: Table, form: str, columns: Mapping[str, str]) -> tuple[Table, dict[str, str]]:
-    """The table with its rows in the layout of `form`, and the columns to read them with."""
-    if form == "votes":
-        return gather(table, columns)
-    present = {name for row in table.rows if isinstance(row.content, dict) for name in row.content}
-    if form == "pairs":
-        change, extra = _pair_rows(columns, columns["prompt"] not in present), {}
-    elif form == "instructions" and columns["prompt"] not in present:
-        name = next((name for name in MESSAGES if name in present), None)
-        if name is None:
-            return table, dict(columns)
-        change, extra = _demonstration(name), {"prompt": "prompt", "completion": "completion"}
-    elif form == "trees" and (name := next((n for n in RESPONSES if n in present), None)):
-        change, extra = _tree(columns, name), {}
-    else:
-        return table, dict(columns)
-    rows = [
-        SourceRow(row.number, content)
-        for row in table.rows
-        for content in (change(row.content) if isinstance(row.content, dict) else [row.content])
-    ]
-    return table._replace(rows=rows), {**columns, **extra}
+def messages(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
 
 
-def holds_prompt(row: Row, chosen: str, rejected: str) -> bool:
-    """Whether two replies of a row include their prompt."""
-    return all(_turns(row.get(name)) is not None for name in (chosen, rejected))
-
-
-def holds_ranked_replies(row: Row) -> bool:
-    """Whether a row has several replies and an order for them."""
-    return any(_ranks(row, row.get(name)) is not None for name in RESPONSES)
-
-
-def _pair_rows(columns: Mapping[str, str], no_prompt: bool) -> Callable[[Row], Iterator[Row]]:
-    def change(row: Row) -> Iterator[Row]:
-        chosen, rejected = row.get(columns["chosen"]), row.get(columns["rejected"])
-        if no_prompt:
-            before = _common(_turns(chosen) or [], _turns(rejected) or [])
-            if before is not None:
-                yield {**row, columns["prompt"]: before[0], columns["chosen"]: before[1],
-                       columns["rejected"]: before[2]}  # fmt: skip
-                return
-        if isinstance(rejected, list) and rejected and all(isinstance(r, str) for r in rejected):
-            yield from ({**row, columns["rejected"]: each} for each in rejected)
-            return
-        yield row
-
-    return change
-
-
-def _common(chosen: Sequence[Row], rejected: Sequence[Row]) -> tuple[list[Row], str, str] | None:
-    """The conversation before the last assistant messages of two conversations, and their texts;
-    None if they differ earlier.
-    """
-    *before, last = chosen or [{}]
-    *other, worse = rejected or [{}]
-    speakers = {last.get("role"), worse.get("role")}
-    if not before or before != other or speakers != {"assistant"}:
-        return None
-    return before, last["content"], worse["content"]
-
-
-def _turns(value: Any) -> list[Row] | None:
-    """Messages from a list or from a text of turns; None for anything else."""
-    if isinstance(value, list):
-        messages = [_message(item) for item in value]
-        return None if None in messages or not messages else [m for m in messages if m is not None]
-    if not isinstance(value, str):
-        return None
-    _, *parts = TURN.split(value)
-    return [
-        {"role": SPEAKERS[who], "content": text.strip()}
-        for who, text in zip(parts[::2], parts[1::2], strict=True)
-    ] or None
-
-
-def _message(item: Any) -> Row | None:
-    if not isinstance(item, dict):
-        return None
-    if {"role", "content"} <= item.keys():
-        return item
-    if {"from", "value"} <= item.keys():
-        return {"role": SPEAKERS.get(item["from"], item["from"]), "content": item["value"]}
-    return None
-
-
-def _demonstration(name: str) -> Callable[[Row], Iterator[Row]]:
-    def change(row: Row) -> Iterator[Row]:
-        *before, last = _turns(row.get(name)) or [{}]
-        if before and last.get("role") == "assistant":
-            yield {"prompt": before, "completion": last["content"]}
-        else:
-            yield row
-
-    return change
-
-
-def _tree(columns: Mapping[str, str], responses: str) -> Callable[[Row], Iterator[Row]]:
-    def change(row: Row) -> Iterator[Row]:
-        prompt, replies = row.get(columns["prompt"]), row.get(responses)
-        ranks = _ranks(row, replies)
-        if not isinstance(prompt, str) or ranks is None:
-            yield row
-            return
-        assert isinstance(replies, list)
-        below = [
-            {columns["text"]: _text(reply), columns["role"]: "assistant", columns["rank"]: rank}
-            for reply, rank in zip(replies, ranks, strict=True)
-        ]
-        root = {columns["text"]: prompt, columns["role"]: "user", columns["replies"]: below}
-        yield {columns["prompt"]: root}
-
-    return change
-
-
-def _ranks(row: Row, replies: Any) -> list[int] | None:
-    """The rank of each reply, 0 the best, ties equal; None without a complete order."""
-    if not isinstance(replies, list):
-        return None
-    for name in ORDERS:
-        values = row.get(name)
-        if not isinstance(values, list):
-            values = [reply.get(name) if isinstance(reply, dict) else None for reply in replies]
-        if len(values) == len(replies) and all(_is_number(value) for value in values):
-            sign = 1 if name.startswith("rank") else -1
-            order = sorted({sign * value for value in values})
-            return [order.index(sign * value) for value in values]
-    return None
-
-
-def _is_number(value: Any) -> bool:
+def number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _text(reply: Any) -> Any:
-    if not isinstance(reply, dict):
-        return reply
-    return next((reply[name] for name in ("text", "content", "response") if name in reply), None)
+def anything(value: Any) -> bool:
+    return True
+
+
+def one_of(*values: Any) -> Test:
+    return lambda value: value in values
+
+
+def two_texts(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(text, value))
+
+
+def objects_with(*fields: str) -> Test:
+    """A list of objects with these fields."""
+    return lambda value: messages(value) and set(fields) <= value[0].keys()
+
+
+HUB = "https://huggingface.co/datasets/"
+SWIFT = "https://swift.readthedocs.io/en/latest/Customization/Custom-dataset.html"
+
+LAYOUTS = (
+    Layout(
+        "PKU-SafeRLHF", f"{HUB}PKU-Alignment/PKU-SafeRLHF",
+        "`better_response_id` is the number of the reply, 0 or 1", "votes",
+        {"response_0": text, "response_1": text, "better_response_id": one_of(0, 1)},
+        {"response1": "response_0", "response2": "response_1", "annotators": "better_response_id"},
+        "index0",
+    ),
+    Layout(
+        "SHP", f"{HUB}stanfordnlp/SHP", "`labels` is 1 where `human_ref_A` is preferred", "votes",
+        {"history": text, "human_ref_A": text, "human_ref_B": text, "labels": one_of(0, 1)},
+        {"prompt": "history", "response1": "human_ref_B", "response2": "human_ref_A",
+         "annotators": "labels"}, "index0",
+    ),
+    Layout(
+        "Chatbot Arena", f"{HUB}lmsys/chatbot_arena_conversations",
+        "two conversations and a winner; those that part before the last reply are refused",
+        "votes", {"conversation_a": messages, "conversation_b": messages, "winner": text},
+        {"response1": "conversation_a", "response2": "conversation_b", "annotators": "winner"},
+    ),
+    Layout(
+        "Chatbot Arena, as a table", f"{HUB}lmsys/lmsys-arena-human-preference-55k",
+        "lists of turns in cells, and a column for each result", "arena-table",
+        {"prompt": text, "response_a": text, "winner_model_a": anything, "winner_tie": anything},
+        {},
+    ),
+    Layout(
+        "HelpSteer3", f"{HUB}nvidia/HelpSteer3", "a preference below 0 is for the first reply",
+        "votes", {"context": messages, "response1": text, "overall_preference": number},
+        {"prompt": "context", "annotators": "overall_preference"}, "negative-first",
+    ),
+    Layout(
+        "HelpSteer2, preferences", f"{HUB}nvidia/HelpSteer2",
+        "a strength below 0 is for the first reply", "votes",
+        {"response_1": text, "response_2": text, "preference_strength": number},
+        {"response1": "response_1", "response2": "response_2",
+         "annotators": "preference_strength"}, "negative-first",
+    ),
+    Layout(
+        "HelpSteer2", f"{HUB}nvidia/HelpSteer2",
+        "the replies to one prompt, ranked by `helpfulness`", "rated",
+        {"prompt": text, "response": text, "helpfulness": number, "verbosity": number},
+        {"completion": "response", "score": "helpfulness"},
+    ),
+    Layout(
+        "UltraFeedback", f"{HUB}openbmb/UltraFeedback", "replies ranked by `overall_score`",
+        "ranked", {"instruction": text, "completions": objects_with("response", "overall_score")},
+        {"prompt": "instruction"},
+    ),
+    Layout(
+        "Nectar", f"{HUB}berkeley-nest/Nectar",
+        "replies with ranks from 1, and a prompt of Human: and Assistant: turns", "nectar",
+        {"prompt": text, "answers": objects_with("answer", "rank")}, {},
+    ),
+    Layout(
+        "ms-swift", SWIFT, "`messages` end with the reply that `rejected_response` is worse than",
+        "pairs", {"messages": messages, "rejected_response": anything},
+        {"chosen": "messages", "rejected": "rejected_response"},
+    ),
+    Layout(
+        "ms-swift, two conversations", SWIFT, "`messages` and `rejected_messages`", "pairs",
+        {"messages": messages, "rejected_messages": messages},
+        {"chosen": "messages", "rejected": "rejected_messages"},
+    ),
+    Layout(
+        "LLaMA-Factory's ranking", "https://github.com/hiyouga/LLaMA-Factory/blob/main/data/README.md",
+        "`output` is the better reply and the worse one", "pairs",
+        {"instruction": text, "output": two_texts},
+        {"prompt": "instruction", "chosen": "output", "rejected": "output", "input": "input",
+         "system": "system", "history": "history"},
+    ),
+    Layout(
+        "TRL, unpaired", "https://huggingface.co/docs/trl/dataset_formats",
+        "replies that are desirable or not: every two of one prompt are a pair", "rated",
+        {"completion": anything, "label": one_of(True, False)}, {"score": "label"},
+    ),
+    Layout(
+        "OpenAssistant, a message a row", f"{HUB}OpenAssistant/oasst1",
+        "`parent_id` says what a message answers", "oasst-messages",
+        {"message_id": text, "parent_id": anything, "text": text, "role": text}, {},
+    ),
+)  # fmt: skip
+
+LOOKED_AT = 1000
+"""Rows that a layout is recognised by."""
+
+
+def published(rows: Sequence[Any]) -> Layout | None:
+    """The published layout that most of these rows are in."""
+    some = [row for row in rows[:LOOKED_AT] if isinstance(row, dict)]
+
+    def fits(layout: Layout, row: Row) -> bool:
+        return layout.needs.keys() <= row.keys() and all(
+            test(row[column]) for column, test in layout.needs.items()
+        )
+
+    return next(
+        (one for one in LAYOUTS if 2 * sum(fits(one, row) for row in some) > len(some)), None
+    )

@@ -11,8 +11,15 @@ from transformers import PreTrainedTokenizerBase
 
 from config.errors import DataError
 from training.modeling.batching import shared_length
-from training.modeling.tokenizer import Message, Prompt, encode_prompts, encode_responses
-from training.preparation.cleaning import Refusal, same_prompt_key, same_text_key, write_quarantine
+from training.modeling.tokenizer import (
+    Message,
+    Prompt,
+    TemplateRefusal,
+    encode_prompts,
+    encode_responses,
+    render_prompt,
+)
+from training.preparation.cleaning import Refusal, same_prompt_key, write_quarantine
 from training.preparation.formats import Example
 from training.preparation.splits import SPLITS, split_of
 from training.process.artifacts import replacing, write_jsonl
@@ -43,23 +50,35 @@ REPLIES: Mapping[str, Callable[[Example], list[dict[str, str]]]] = {
 USES = tuple(REPLIES)
 
 
-def prompt_tokens(
-    tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]
-) -> dict[Example, int]:
-    """Tokens of every example's rendered prompt."""
-    encoded = encode_prompts(tokenizer, [example.prompt for example in examples])
-    return {example: len(ids) for example, ids in zip(examples, encoded, strict=True)}
-
-
-def no_room(example: Example, tokens: int, context_length: int) -> Refusal | None:
-    """A refusal if the prompt leaves no room for a response token."""
-    if tokens < context_length:
-        return None
-    detail = (
-        f"prompt of {tokens} tokens leaves no room for a reply in "
-        f"model.context_length={context_length}"
-    )
-    return Refusal("prompt_fills_context", detail, example.origin)
+def with_room(
+    tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], context_length: int
+) -> tuple[dict[Example, int], list[Refusal]]:
+    """Tokens of the rendered prompt of each example that leaves room for a reply; the others are
+    refused, as are those that the chat template refuses.
+    """
+    refusals: list[Refusal] = []
+    rendered = list(examples)
+    try:
+        encoded = encode_prompts(tokenizer, [example.prompt for example in rendered])
+    except TemplateRefusal:
+        rendered = []
+        for example in examples:
+            try:
+                render_prompt(tokenizer, example.prompt)
+                rendered.append(example)
+            except TemplateRefusal as refusal:
+                detail = f"the chat template says: {refusal}"
+                refusals.append(Refusal("chat_template", detail, example.origin))
+        encoded = encode_prompts(tokenizer, [example.prompt for example in rendered])
+    tokens = {example: len(ids) for example, ids in zip(rendered, encoded, strict=True)}
+    for example, count in tokens.items():
+        if count >= context_length:
+            detail = (
+                f"prompt of {count} tokens leaves no room for a reply in "
+                f"model.context_length={context_length}"
+            )
+            refusals.append(Refusal("prompt_fills_context", detail, example.origin))
+    return {each: count for each, count in tokens.items() if count < context_length}, refusals
 
 
 def make_dataset(
@@ -94,10 +113,7 @@ def _unique(use: str, examples: Sequence[Example]) -> list[tuple[Example, dict[s
     rows, seen = [], set()
     for example in examples:
         for replies in REPLIES[use](example):
-            key = (
-                same_prompt_key(example.prompt),
-                *(same_text_key(text) for text in replies.values()),
-            )
+            key = (same_prompt_key(example.prompt), *replies.values())
             if key not in seen:
                 seen.add(key)
                 rows.append((example, replies))

@@ -9,6 +9,8 @@ import hashlib
 import io
 import json
 import logging
+import runpy
+import traceback
 import urllib.parse
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import Any, NamedTuple
 
 from config.errors import DataError, EnvironmentFault
 from config.schema import Params
-from config.sections.data import FileSource, HubSource
+from config.sections.data import FileSource, HubSource, PythonSource
 from training.preparation.download import download
 
 logger = logging.getLogger(__name__)
@@ -53,16 +55,14 @@ def read_file(source: FileSource, root: Path, setting: str) -> Table:
     Raises DataError if the file is missing, empty, truncated, not UTF-8, or not of the type of its
     extension.
     """
-    suffix = Path(
-        urllib.parse.urlparse(source.path).path if "://" in source.path else source.path
-    ).suffix.lower()
-    if suffix not in READERS:
+    path = source.path
+    if suffix_of(path) not in READERS:
         raise DataError(
-            f"{setting}.path={source.path}: the name must end in {', '.join(READERS)}, which says "
-            "how to read it. "
+            f"{setting}.path={path}: the name must end in {', '.join(READERS)}, or in one of them "
+            f"with {' or '.join(COMPRESSIONS)}, which says how to read it. "
             "Rename or convert the file, or fix the path in params.yaml."
         )
-    content = read_bytes(source.path, root, setting)
+    content = unpacked(read_bytes(path, root, setting), path)
     if not content.strip():
         raise DataError(
             f"{source.path} is empty: no rows to train on. Fetch the file again, or fix "
@@ -71,14 +71,49 @@ def read_file(source: FileSource, root: Path, setting: str) -> Table:
     logger.info(
         "%s: %d bytes, sha256 %s", source.path, len(content), hashlib.sha256(content).hexdigest()
     )
-    unit, reader = READERS[suffix]
-    table = Table(source.path, unit, list(reader(content, source.path)))
+    unit, reader = READERS[suffix_of(path)]
+    table = Table(path, unit, list(reader(content, path)))
     if not table.rows:
         raise DataError(
             f"{source.path} has no rows. Fetch the file again, or fix {setting}.path in "
             "params.yaml."
         )
     return table
+
+
+def rows_in(path: Path) -> Iterator[Any]:
+    """The rows of a local file of a known kind, for a reader of one's own.
+
+    Raises DataError as `read_file` does.
+    """
+    source = FileSource(kind="file", path=str(path), format="pairs", columns={})
+    yield from (row.content for row in read_file(source, Path(), "data.source").rows)
+
+
+def read_python(source: PythonSource, root: Path, setting: str) -> Table:
+    """The rows that the user's function yields.
+
+    Raises DataError with the function's own words and line if it cannot be run.
+    """
+    script, _, name = source.path.rpartition(":")
+    read_bytes(script, root, setting)
+    try:
+        function = runpy.run_path(str(root / script)).get(name)
+        if not callable(function):
+            raise DataError(f"{setting}.path={source.path}: {script} has no function {name}.")
+        made = list(function(*(root / path for path in source.files)))
+    except DataError:
+        raise
+    except BaseException as error:
+        line = next((frame.lineno for frame in reversed(traceback.extract_tb(error.__traceback__))
+                     if frame.filename == str(root / script)), None)  # fmt: skip
+        raise DataError(
+            f"{setting}: {script}{f' line {line}' if line else ''} raised "
+            f"{type(error).__name__}: {one_line(error)}. Fix the reader."
+        ) from error
+    if not made:
+        raise DataError(f"{setting}.path={source.path}: {name} yields no rows. Fix the reader.")
+    return Table(source.path, "row", [SourceRow(i, row) for i, row in enumerate(made, start=1)])
 
 
 def read_hub(source: HubSource, setting: str) -> Table:
@@ -98,7 +133,7 @@ def read_hub(source: HubSource, setting: str) -> Table:
         raise DataError(
             f"{setting}: dataset {source.path} (config={source.config}, "
             f"revision={source.revision}, split={source.split}) "
-            f"cannot be loaded: {_one_line(error)}. Fix {setting} in params.yaml."
+            f"cannot be loaded: {one_line(error)}. Fix {setting} in params.yaml."
         ) from error
     if not rows:
         raise DataError(
@@ -140,8 +175,37 @@ def _local(path: Path, setting: str) -> bytes:
         ) from None
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
+COMPRESSIONS = (".gz", ".zst")
+
+
+def suffix_of(path: str) -> str:
+    """The ending of a path or URL that tells its kind, without that of a compression."""
+    name = Path(urllib.parse.urlparse(path).path if "://" in path else path)
+    name = name.with_suffix("") if name.suffix.lower() in COMPRESSIONS else name
+    return name.suffix.lower()
+
+
+def unpacked(content: bytes, path: str) -> bytes:
+    """The content of a file, decompressed if its name ends so. Raises DataError if it is cut or
+    damaged.
+    """
+    kind = next((kind for kind in COMPRESSIONS if path.lower().endswith(kind)), None)
+    if kind is None:
+        return content
+    import pyarrow  # type: ignore[import-untyped]
+
+    try:
+        return bytes(pyarrow.CompressedInputStream(
+            pyarrow.BufferReader(content), {".gz": "gzip", ".zst": "zstd"}[kind]
+        ).read())  # fmt: skip
+    except OSError as error:
+        raise DataError(
+            f"{path} is not a complete {kind} file ({one_line(error)}). Fetch it again."
+        ) from None
 
 
 def _text(content: bytes, place: str) -> str:
@@ -259,14 +323,14 @@ def _csv_header(fields: list[str], place: str) -> list[str]:
 
 
 def _parquet(content: bytes, place: str) -> Iterator[SourceRow]:
-    import pyarrow  # type: ignore[import-untyped]
+    import pyarrow
     import pyarrow.parquet  # type: ignore[import-untyped]
 
     try:
         rows = pyarrow.parquet.read_table(io.BytesIO(content)).to_pylist()
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise DataError(
-            f"{place} is not a complete Parquet file ({_one_line(error)}). Fetch it again, or give "
+            f"{place} is not a complete Parquet file ({one_line(error)}). Fetch it again, or give "
             "it the ending of its real kind."
         ) from error
     yield from (SourceRow(number, row) for number, row in enumerate(rows, start=1))

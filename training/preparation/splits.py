@@ -5,7 +5,6 @@ rows do not move old ones.
 import hashlib
 
 from training.modeling.tokenizer import Prompt
-from training.preparation.cleaning import same_text_key
 
 SPLITS = ("train", "test")
 
@@ -14,9 +13,10 @@ def split_of(prompt: Prompt, test_fraction: float) -> str:
     """`test` for a share `test_fraction` of all prompts, else `train`: a function of the prompt
     alone.
 
-    A conversation is split by its first user message, so that all its turns are in the same split.
+    A conversation is split by its first user message, so that all its turns are in the same split;
+    white space does not count, so that a prompt that was indented anew does not leak.
     """
-    digest = hashlib.sha256(same_text_key(_opening(prompt)).encode()).digest()
+    digest = hashlib.sha256(" ".join(_opening(prompt).split()).encode()).digest()
     return "test" if int.from_bytes(digest[:8]) < test_fraction * 2**64 else "train"
 
 

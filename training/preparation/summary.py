@@ -1,14 +1,16 @@
 """Statistics of the data stage: metrics/data.json and plots/data_*.csv."""
 
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
 from config.sections.data import Data, HelpdeskSource
 from training.evaluation.intervals import Proportion
-from training.modeling.tokenizer import response_text
+from training.modeling.tokenizer import prompt_text, response_text
 from training.preparation import helpdesk
 from training.preparation.baselines import ReplyPair, bag_of_words, longer_wins
 from training.preparation.cleaning import (
@@ -16,7 +18,6 @@ from training.preparation.cleaning import (
     contradictory_pairs,
     reasons,
     same_prompt_key,
-    same_text_key,
 )
 from training.preparation.formats import Example, Parsed
 from training.preparation.rows import REPLIES, USES, Datasets, Row, each
@@ -47,7 +48,7 @@ def duplicate_metrics(
     """Exact duplicates dropped per dataset, and contradicting pairs, which are kept."""
     made = {use: sum(len(REPLIES[use](example)) for example in by_use[use]) for use in USES}
     keys = [
-        (same_prompt_key(example.prompt), same_text_key(pair.chosen), same_text_key(pair.rejected))
+        (same_prompt_key(example.prompt), pair.chosen, pair.rejected)
         for example in by_use["preference"]
         for pair in example.pairs
     ]
@@ -168,3 +169,35 @@ def gold_metrics(datasets: Datasets, settings: Data, labels_known: bool) -> dict
                 demonstrations, world_of(settings.sft_source or settings.source)
             )
     return metrics
+
+
+def side_by_side(examples: Iterable[Example], count: int = 2) -> list[str]:
+    """The first pairs, in lines of at most 80 characters: the prompt, and below it the chosen reply
+    beside the rejected one.
+    """
+    found = [(each.prompt, pair) for each in examples for pair in each.pairs[:1]][:count]
+    lines = []
+    for prompt, pair in found:
+        lines += ["prompt", *_wrapped(prompt_text(prompt), 78)]
+        sides = [_wrapped(text, COLUMN) for text in pair[:2]]
+        lines.append(f"{'chosen':<{COLUMN}}| rejected")
+        lines += [
+            f"{left:<{COLUMN}}| {right}".rstrip()
+            for left, right in zip_longest(*sides, fillvalue="")
+        ]
+        lines.append("")
+    return lines
+
+
+COLUMN, SHOWN_LINES = 38, 6
+"""Characters and lines of a reply shown."""
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    lines = [
+        part
+        for line in text.splitlines()
+        for part in (textwrap.wrap(line, width - 2, replace_whitespace=False) or [""])
+    ]
+    cut = lines[:SHOWN_LINES]
+    return [f"  {line}" for line in (cut if len(cut) == len(lines) else [*cut[:-1], "..."])]

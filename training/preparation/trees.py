@@ -8,12 +8,11 @@ refused message removes those below it.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import combinations
 from typing import Any
 
 from training.modeling.tokenizer import Message
-from training.preparation.cleaning import Origin, Refusal, Refused, TextRules, same_text_key
-from training.preparation.formats import Example, Pair, Parsed, message
+from training.preparation.cleaning import Origin, Refusal, Refused, TextRules
+from training.preparation.formats import Example, Parsed, message, pairs_of
 from training.preparation.sources import SourceRow, Table
 
 LONGEST_NAMED_WAY = 20
@@ -42,6 +41,7 @@ class _Walk:
 
     table: Table
     row: SourceRow
+    root: Any
     columns: Mapping[str, str]
     rules: TextRules
     messages: int = 0
@@ -50,19 +50,7 @@ class _Walk:
     unranked: int = 0
 
     def read(self) -> None:
-        root = (
-            self.row.content.get(self.columns["prompt"])
-            if isinstance(self.row.content, dict)
-            else None
-        )
-        if root is None:
-            self.messages = 1
-            detail = f"this row has no {self.columns['prompt']!r} with the tree's first message"
-            self.refusals.append(
-                Refusal("missing_column", detail, self._origin("", self.row.content))
-            )
-            return
-        stack = [_Node(root, None, 0, 0)]
+        stack = [_Node(self.root, None, 0, 0)]
         while stack:
             node = stack.pop()
             self.messages += 1
@@ -138,11 +126,7 @@ class _Walk:
                 key=lambda reply: (reply.rank, reply.index),
             )
             ranked = self._without_repeats(ranked)
-            pairs = tuple(
-                Pair(_text(a), _text(b), None)
-                for a, b in combinations(ranked, 2)
-                if a.rank != b.rank
-            )
+            pairs = pairs_of([(reply.rank, _text(reply)) for reply in ranked])
             # the best of several unranked ones is unknown
             best = ranked[:1] or (user.replies if len(user.replies) == 1 else [])
             origin = self._origin(self._way(user), self._alone(user.item))
@@ -152,7 +136,7 @@ class _Walk:
         """Of siblings with the same text the best ranked one is kept, the others are refused."""
         kept: dict[str, _Node] = {}
         for reply in ranked:
-            if same_text_key(_text(reply)) in kept:
+            if _text(reply) in kept:
                 self._refuse(
                     reply,
                     "identical_replies",
@@ -160,23 +144,18 @@ class _Walk:
                     f".{self.columns['text']}",
                 )
             else:
-                kept[same_text_key(_text(reply))] = reply
+                kept[_text(reply)] = reply
         return list(kept.values())
 
 
-def parse_trees(table: Table, columns: Mapping[str, str], rules: TextRules) -> Parsed:
-    """The examples of all trees, and the messages that were refused."""
-    examples: list[Example] = []
-    refusals: list[Refusal] = []
-    messages = unranked = 0
-    for row in table.rows:
-        walk = _Walk(table, row, columns, rules)
-        walk.read()
-        examples.extend(walk.examples())
-        refusals.extend(walk.refusals)
-        messages += walk.messages
-        unranked += walk.unranked
-    return Parsed(messages, examples, refusals, replies_unranked=unranked, trees=len(table.rows))
+def parse_tree(
+    table: Table, row: SourceRow, root: Any, columns: Mapping[str, str], rules: TextRules
+) -> Parsed:
+    """The examples of the tree below the message `root`, and the messages that were refused."""
+    walk = _Walk(table, row, root, columns, rules)
+    walk.read()
+    examples = list(walk.examples())
+    return Parsed(walk.messages, examples, walk.refusals, replies_unranked=walk.unranked, trees=1)
 
 
 def _rank(value: Any, column: str) -> int | None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from transformers import PreTrainedTokenizerBase
 
 from config.schema import Params
-from training.modeling.tokenizer import pretrained_tokenizer, trained_tokenizer
+from training.modeling.tokenizer import trained_tokenizer
 from training.preparation.formats import Example
 from training.preparation.splits import split_of
 
@@ -31,10 +31,3 @@ def train_tokenizer(
     return trained_tokenizer(
         replies, vocab_size or params.model.random.vocab_size, params.data.prompt_template, prompts
     )
-
-
-def tokenizer_for(examples: Iterable[Example], params: Params) -> PreTrainedTokenizerBase:
-    """The tokenizer of `model.path`, or one trained on the examples. Raises ModelError."""
-    if params.model.path is not None:
-        return pretrained_tokenizer(params.model, params.data.prompt_template)
-    return train_tokenizer(examples, params)

@@ -6,6 +6,7 @@ prompt, response1, response2, annotator, vote  ->  prompt, response1, response2,
 
 import json
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -56,10 +57,21 @@ def gather(table: Table, columns: Mapping[str, str]) -> tuple[Table, dict[str, s
     }
 
 
+def annotator_columns(columns: Mapping[str, str]) -> list[str]:
+    return [name.strip() for name in columns["annotators"].split(",") if name.strip()]
+
+
+def in_own_layout(table: Table, columns: Mapping[str, str]) -> bool:
+    """Whether votes are as `rlhf label` writes them, 0 for a tie, or in columns of that name."""
+    if _one_a_line(table, columns):
+        return (columns.get(ANNOTATOR, ANNOTATOR), columns.get(VOTE, VOTE)) == (ANNOTATOR, VOTE)
+    return all(re.fullmatch(rf"{ANNOTATOR}\d+", name) for name in annotator_columns(columns))
+
+
 def _one_a_line(table: Table, columns: Mapping[str, str]) -> bool:
     """Whether some row has an annotator and a vote, and none a column of votes per annotator."""
     present = {name for row in table.rows if isinstance(row.content, dict) for name in row.content}
-    per_annotator = {name.strip() for name in columns["annotators"].split(",")}
+    per_annotator = set(annotator_columns(columns))
     one = {columns.get(ANNOTATOR, ANNOTATOR), columns.get(VOTE, VOTE)}
     return one <= present and not per_annotator & present
 

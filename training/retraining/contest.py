@@ -35,7 +35,8 @@ from training.inference.replies import Replies, answer
 from training.inference.trained_models import TrainedModels
 from training.modeling.tokenizer import Prompt, prompt_text
 from training.preparation.cleaning import TextRules, same_prompt_key
-from training.preparation.formats import check_columns, column_names, parse_rows
+from training.preparation.columns import check_columns, column_names
+from training.preparation.examples import parse_table
 from training.preparation.helpdesk import gold_score, known_world
 from training.preparation.prompts import fitting_prompts
 from training.preparation.rows import USES
@@ -163,9 +164,8 @@ def safety_prompts(source: FileSource, root: Path, params: Params) -> list[Promp
     )
     check_columns(table, source.format, columns, setting)
     rules = TextRules(params.data.max_prompt_chars, params.data.max_response_chars, ())
-    found = [
-        example.prompt for example in parse_rows(table, source.format, columns, rules).examples
-    ]
+    parsed = parse_table(table, source.format, columns, source.vote, rules)
+    found = [example.prompt for example in parsed.examples]
     if not found:
         raise DataError(
             f"{source.path} has no usable prompt. Fix the file, or {setting} in params.yaml."

@@ -28,7 +28,7 @@ from training.preparation.examples import (
     read_sources,
     refuse_if_too_many,
 )
-from training.preparation.rows import USES, each, make_dataset, no_room, prompt_tokens
+from training.preparation.rows import USES, each, make_dataset, with_room
 from training.preparation.splits import SPLITS
 from training.process.artifacts import write_json
 from training.retraining.drift import critical_distance, length_distance, unseen_words
@@ -77,14 +77,9 @@ def prepared_now(
     refusals = [refusal for part in parsed for refusal in part.refusals]
     refuse_if_too_many(refusals, parsed, params.data, root)
     examples = [example for part in parsed for example in part.examples]
-    tokens = prompt_tokens(tokenizer, examples)
-    fitting = {
-        example
-        for example in examples
-        if no_room(example, tokens[example], params.model.context_length) is None
-    }
+    tokens, _ = with_room(tokenizer, examples, params.model.context_length)
     by_use = {
-        use: [example for example in examples_for(use, needs, parsed) if example in fitting]
+        use: [example for example in examples_for(use, needs, parsed) if example in tokens]
         for use in USES
     }
     datasets = {
@@ -94,7 +89,7 @@ def prepared_now(
     contents = {
         f"{name}/{split}": [row.content for row in rows] for name, split, rows in each(datasets)
     }
-    return contents, len(refusals) + len(examples) - len(fitting)
+    return contents, len(refusals) + len(examples) - len(tokens)
 
 
 def prepared_before(champion: Path) -> Contents:

@@ -110,7 +110,7 @@ def test_pairs_that_are_too_long_are_counted_with_the_length_that_keeps_them(
 def test_what_cannot_be_read_is_one_line_and_exit_code_2(project: Path) -> None:
     (project / "rows.jsonl").write_text('{"left": "a"}')
     for arguments, words in (
-        (["rows.jsonl"], "its columns (left) fit no format"),
+        (["rows.jsonl"], "its columns (left) are in no known layout"),
         (["absent.jsonl"], "absent.jsonl does not exist"),
         (["rows.jsonl", "--format", "pears"], "--format pears"),
         (["rows.jsonl", "--column", "prompt"], "--column prompt: write OURS=THEIRS"),

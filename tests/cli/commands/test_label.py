@@ -15,13 +15,10 @@ from typer.testing import CliRunner
 from cli.commands.label import draw
 from cli.main import app
 from config.errors import DataError, EnvironmentFault, ParamsError
-from config.sections.data import FileSource
 from labelling.votes import PAIRS_FILE, VOTES_FILE, Pair, Vote, append, read_votes
 from tests.conftest import ROOT
-from training.preparation.cleaning import TextRules
-from training.preparation.formats import column_names, parse_rows
-from training.preparation.sources import read_file
-from training.preparation.votes import gather
+from tests.support.parsed_rows import read_as
+from training.preparation.sources import rows_in
 
 pytestmark = pytest.mark.usefixtures("quick_stages")
 
@@ -104,15 +101,7 @@ def test_the_page_is_served_until_it_is_stopped_and_its_votes_are_data(project: 
         process.communicate()
     assert (process.returncode, errors) == (0, "")
     assert json.loads(rest)["votes"] == 1
-    table, columns = gather(
-        read_file(
-            FileSource(kind="file", path=str(VOTES_FILE), format="votes", columns={}),
-            project,
-            "data.source",
-        ),
-        column_names("votes", {}, "data.source"),
-    )
-    (example,) = parse_rows(table, "votes", columns, TextRules(100, 100, ())).examples
+    (example,) = read_as("votes", *rows_in(project / VOTES_FILE)).examples
     assert example.pairs[0].chosen == pair["left"]
 
 

@@ -5,21 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from config.errors import DataError, ParamsError
-from training.preparation.cleaning import TextRules
-from training.preparation.formats import Parsed, check_columns, column_names, majority, parse_rows
-from training.preparation.sources import SourceRow, Table
+from tests.support.parsed_rows import read_as, table_of
+from training.preparation.columns import check_columns, column_names
+from training.preparation.formats import majority
 
-RULES = TextRules(200, 100, ("<eos>",))
 USER = {"role": "user", "content": "hello"}
 REPLY = {"role": "assistant", "content": "good day"}
-
-
-def table(*rows: Any) -> Table:
-    return Table("rows.jsonl", "line", [SourceRow(i, row) for i, row in enumerate(rows, start=1)])
-
-
-def read(form: str, *rows: Any, **columns: str) -> Parsed:
-    return parse_rows(table(*rows), form, column_names(form, columns, "data.source"), RULES)
 
 
 def vote(first: Any, second: Any, third: Any, **others: Any) -> dict[str, Any]:
@@ -59,12 +50,12 @@ def test_swapping_the_replies_swaps_the_winner(votes: list[int]) -> None:
 
 
 def test_pairs_give_a_pair_and_a_demonstration() -> None:
-    (example,) = read("pairs", {"prompt": " p ", "chosen": "a", "rejected": "b"}).examples
+    (example,) = read_as("pairs", {"prompt": " p ", "chosen": "a", "rejected": "b"}).examples
     assert (example.prompt, example.pairs[0][:2], example.completions) == ("p", ("a", "b"), ("a",))
 
 
 def test_votes_put_the_majority_first_and_keep_the_prompt_of_a_tie() -> None:
-    parsed = read("votes", vote(2, "2", 1.0), vote(1, 1, 1), vote(0, 1, 2))
+    parsed = read_as("votes", vote(2, "2", 1.0), vote(1, 1, 1), vote(0, 1, 2))
     assert [[pair[:] for pair in example.pairs] for example in parsed.examples] == [
         [("b", "a", False)],
         [("a", "b", True)],
@@ -76,13 +67,13 @@ def test_votes_put_the_majority_first_and_keep_the_prompt_of_a_tie() -> None:
 
 @pytest.mark.parametrize("cell", [True, None, "", "x", 3, -1, 1.5, [1], float("nan")])
 def test_a_cell_that_is_no_vote_refuses_its_row(cell: Any) -> None:
-    parsed = read("votes", vote(1, cell, 1))
+    parsed = read_as("votes", vote(1, cell, 1))
     assert [(r.reason, r.origin.column) for r in parsed.refusals] == [("not_a_vote", "annotator2")]
     assert not parsed.examples
 
 
 def test_any_number_of_annotators_is_read_from_the_columns_named() -> None:
-    parsed = read(
+    parsed = read_as(
         "votes", {"prompt": "p", "response1": "a", "response2": "b", "x": "2"}, annotators="x"
     )
     assert parsed.examples[0].pairs[0].chosen == "b"
@@ -93,13 +84,13 @@ def test_every_row_is_either_an_example_or_a_refusal_with_its_place() -> None:
         {"prompt": "p", "chosen": "a", "rejected": "b"},
         {"prompt": "p", "chosen": True, "rejected": "b"},
         {"prompt": "p", "chosen": "a", "rejected": ""},
-        {"prompt": "p", "chosen": "a  b", "rejected": "a b"},
+        {"prompt": "p", "chosen": "a b\n", "rejected": "a b"},
         {"prompt": "p", "chosen": "a"},
         ["p", "a", "b"],
         {"prompt": "x" * 201, "chosen": "a", "rejected": "b"},
         {"prompt": "p", "chosen": "a", "rejected": "x" * 101},
     ]
-    parsed = read("pairs", *rows)
+    parsed = read_as("pairs", *rows)
     assert [(r.reason, r.origin.number, r.origin.column) for r in parsed.refusals] == [
         ("wrong_type", 2, "chosen"),
         ("empty", 3, "rejected"),
@@ -117,20 +108,20 @@ def test_an_input_column_is_put_below_the_prompt_if_it_is_named_and_not_empty() 
     rows = [
         {"instruction": "fix", "input": text, "completion": "a"} for text in ("this", "", " ", None)
     ]
-    named = read("instructions", *rows, prompt="instruction", input="input")
+    named = read_as("instructions", *rows, prompt="instruction", input="input")
     assert [example.prompt for example in named.examples] == ["fix\n\nthis", "fix", "fix", "fix"]
-    assert read("instructions", rows[0], prompt="instruction").examples[0].prompt == "fix"
+    assert read_as("instructions", rows[0], prompt="instruction").examples[0].prompt == "fix"
 
 
 def test_prompts_may_be_bare_strings() -> None:
-    parsed = read("prompts", "why ?", {"prompt": "how ?"}, 3)
+    parsed = read_as("prompts", "why ?", {"prompt": "how ?"}, 3)
     assert [example.prompt for example in parsed.examples] == ["why ?", "how ?"]
     assert [r.origin.number for r in parsed.refusals] == [3]
 
 
 def test_conversations_are_read_and_replies_may_repeat_the_prompt() -> None:
     other = {"role": "assistant", "content": "go"}
-    parsed = read(
+    parsed = read_as(
         "pairs",
         {"prompt": [USER], "chosen": [REPLY], "rejected": [other]},
         {
@@ -148,18 +139,24 @@ def test_conversations_are_read_and_replies_may_repeat_the_prompt() -> None:
         ([USER], ("good day", "go")),
         ("hello", ("good day", "go")),
     ]
-    assert [r.reason for r in parsed.refusals] == ["other_prompt", "role", "role", "empty", "role"]
+    assert [r.reason for r in parsed.refusals] == [
+        "other_prompt",
+        "ends_with_assistant",
+        "ends_with_user",
+        "empty",
+        "role",
+    ]
 
 
 def test_a_csv_row_with_a_field_too_many_is_refused() -> None:
-    parsed = read("prompts", {"prompt": "p", None: "3 fields under a header of 1"})
+    parsed = read_as("prompts", {"prompt": "p", None: "3 fields under a header of 1"})
     assert [r.reason for r in parsed.refusals] == ["field_count"]
 
 
 def test_a_column_absent_from_the_whole_file_is_named_beside_those_present() -> None:
     with pytest.raises(DataError) as failure:
         check_columns(
-            table({"question": "p", "answer": "a"}),
+            table_of({"question": "p", "answer": "a"}),
             "instructions",
             column_names("instructions", {}, "data.source"),
             "data.source",
@@ -171,13 +168,13 @@ def test_a_column_absent_from_the_whole_file_is_named_beside_those_present() -> 
 
 
 def test_an_absent_annotator_column_is_named() -> None:
-    rows = table({"prompt": "p", "response1": "a", "response2": "b", "annotator1": 1})
+    rows = table_of({"prompt": "p", "response1": "a", "response2": "b", "annotator1": 1})
     with pytest.raises(DataError, match="'annotator2'"):
         check_columns(rows, "votes", column_names("votes", {}, "data.source"), "data.source")
 
 
 def test_a_column_absent_from_one_row_only_is_no_fault_of_the_file() -> None:
-    rows = table({"prompt": "p"}, {"prompt": "p", "completion": "a"})
+    rows = table_of({"prompt": "p"}, {"prompt": "p", "completion": "a"})
     check_columns(
         rows, "instructions", column_names("instructions", {}, "data.source"), "data.source"
     )

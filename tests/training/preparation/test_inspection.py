@@ -56,7 +56,7 @@ def test_what_stands_in_data_source_is_read_by_the_data_stage_in_the_same_way(
     ("row", "form", "columns"),
     [
         (
-            {"instruction": "a", "input": "b", "response1": "c", "response2": "d", "label_1": 1},
+            {"instruction": "a", "input": "b", "response1": "c", "response2": "d", "label_1": 2},
             "votes",
             {"prompt": "instruction", "annotators": "label_1", "input": "input"},
         ),
@@ -109,7 +109,7 @@ def test_the_delimiter_of_a_csv_file_is_found(tmp_path: Path, mark: str, named: 
 
 
 def test_a_file_that_fits_no_format_is_told_what_they_need(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"its columns \(left, right\) fit no format"):
+    with pytest.raises(DataError, match=r"its columns \(left, right\) are in no known"):
         looked_at(tmp_path, [{"left": "a", "right": "b"}])
 
 

@@ -16,9 +16,8 @@ from training.preparation.rows import (
     Row,
     canonical_row,
     make_dataset,
-    no_room,
-    prompt_tokens,
     refuse_empty_splits,
+    with_room,
     write_prepared,
 )
 from training.preparation.splits import SPLITS, split_of
@@ -32,7 +31,7 @@ def example(prompt: str, chosen: str = "a", rejected: str = "b") -> Example:
 
 
 def dataset(use: str, *examples: Example) -> dict[str, list[Row]]:
-    return make_dataset(use, examples, 0.5, TOKENIZER, prompt_tokens(TOKENIZER, examples))
+    return make_dataset(use, examples, 0.5, TOKENIZER, with_room(TOKENIZER, examples, 10**6)[0])
 
 
 def contents(rows: dict[str, list[Row]]) -> list[dict]:
@@ -40,7 +39,7 @@ def contents(rows: dict[str, list[Row]]) -> list[dict]:
 
 
 def test_exact_duplicates_are_dropped_and_contradictions_kept() -> None:
-    rows = dataset("preference", example("p"), example(" p", "a ", "b"), example("p", "b", "a"))
+    rows = dataset("preference", example("p"), example("p", "a", "b"), example("p", "b", "a"))
     assert contents(rows) == [
         {"prompt": "p", "chosen": "a", "rejected": "b"},
         {"prompt": "p", "chosen": "b", "rejected": "a"},
@@ -116,10 +115,25 @@ def test_no_prompt_is_in_two_splits_and_adding_rows_moves_none(
 
 
 def test_a_prompt_is_crowded_out_when_not_one_token_is_left_for_the_reply() -> None:
-    assert no_room(example("p"), 7, 8) is None
-    refusal = no_room(example("p"), 8, 8)
-    assert refusal is not None
-    assert (refusal.reason, refusal.origin) == ("prompt_fills_context", ORIGIN)
+    crowded = example("hello there")
+    tokens = len(encode_prompt(TOKENIZER, crowded.prompt))
+    assert with_room(TOKENIZER, [crowded], tokens + 1) == ({crowded: tokens}, [])
+    kept, [refusal] = with_room(TOKENIZER, [crowded], tokens)
+    assert (kept, refusal.reason, refusal.origin) == ({}, "prompt_fills_context", ORIGIN)
+
+
+def test_what_the_chat_template_refuses_is_refused_with_its_words() -> None:
+    tokenizer = trained_tokenizer(["hello there"], 300)
+    tokenizer.chat_template = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('No system turn') }}{% endif %}x"
+    )
+    user = {"role": "user", "content": "p"}
+    fine = Example(ORIGIN, [user])
+    other = Example(Origin("rows.jsonl", "line", 2, "", None), [{**user, "role": "system"}, user])
+    kept, [refusal] = with_room(tokenizer, [fine, other], 100)
+    assert list(kept) == [fine]
+    assert (refusal.reason, refusal.origin.number) == ("chat_template", 2)
+    assert refusal.detail == "the chat template says: No system turn."
 
 
 def test_an_empty_split_is_refused_by_name() -> None:

@@ -29,7 +29,7 @@ def datasets(**splits: Any) -> dict[str, Any]:
 
 def test_rows_and_unique_prompts_are_counted_per_split() -> None:
     counts = row_counts(
-        datasets(train=[*rows(1, 2, prompt="a  b"), *rows(3, prompt="a b"), *rows(4, prompt="c")])
+        datasets(train=[*rows(1, 2, prompt="a b"), *rows(3, prompt="a b"), *rows(4, prompt="c")])
     )
     assert (counts["prompts_train_rows"], counts["prompts_train_unique_prompts"]) == (4, 2)
     assert (counts["prompts_test_rows"], counts["prompts_test_unique_prompts"]) == (1, 1)

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.parsed_rows import read_as
 from training.preparation.cleaning import TextRules
-from training.preparation.formats import COLUMNS, Parsed
-from training.preparation.sources import SourceRow, Table
-from training.preparation.trees import parse_trees
+from training.preparation.formats import Parsed
 
 RULES = TextRules(1000, 500, ())
 OASST = Path(__file__).parents[3] / "data/samples/oasst-trees/trees.jsonl"
@@ -23,8 +22,7 @@ def reply(text: Any, rank: Any = None, *replies: Any, **others: Any) -> dict[str
 
 
 def read(*roots: Any, rules: TextRules = RULES) -> Parsed:
-    rows = [SourceRow(i, {"prompt": root}) for i, root in enumerate(roots, start=1)]
-    return parse_trees(Table("trees.jsonl", "line", rows), COLUMNS["trees"], rules)
+    return read_as("trees", *({"prompt": root} for root in roots), rules=rules)
 
 
 def pairs(parsed: Parsed) -> list[tuple[str, str]]:
@@ -113,7 +111,7 @@ def test_a_bad_message_is_refused_and_its_siblings_stay(bad: Any, reason: str) -
 
 
 def test_siblings_of_the_same_text_count_once_with_their_best_rank() -> None:
-    parsed = read(user("p", reply("a  a", 2), reply("a a", 0), reply("b", 1)))
+    parsed = read(user("p", reply("a a\n", 2), reply("a a", 0), reply("b", 1)))
     assert pairs(parsed) == [("a a", "b")]
     assert [(r.reason, r.origin.column) for r in parsed.refusals] == [
         ("identical_replies", "prompt.replies[0].text")
@@ -127,10 +125,18 @@ def test_a_conversation_longer_than_the_limit_is_refused_with_all_that_follows()
     assert [r.reason for r in parsed.refusals] == ["prompt_too_long", "under_refused_message"]
 
 
-@pytest.mark.parametrize("row", [{"other": 1}, "text", None, {"prompt": None}])
-def test_a_row_without_a_tree_is_refused(row: Any) -> None:
-    parsed = parse_trees(Table("t", "line", [SourceRow(1, row)]), COLUMNS["trees"], RULES)
-    assert [r.reason for r in parsed.refusals] == ["missing_column"]
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"other": 1}, "missing_column"),
+        ({"prompt": None}, "missing_column"),
+        ("text", "wrong_type"),
+        (None, "wrong_type"),
+    ],
+)
+def test_a_row_without_a_tree_is_refused(row: Any, reason: str) -> None:
+    parsed = read_as("trees", row)
+    assert [r.reason for r in parsed.refusals] == [reason]
     assert parsed.refusals[0].origin.original == row
     assert parsed.rows_read == 1
 
@@ -147,13 +153,8 @@ def test_a_tree_of_any_depth_is_read() -> None:
 
 
 def test_the_open_assistant_trees_give_the_known_number_of_pairs() -> None:
-    rows = [
-        SourceRow(i, json.loads(line))
-        for i, line in enumerate(OASST.read_text(encoding="utf-8").strip().split("\n"), start=1)
-    ]
-    parsed = parse_trees(
-        Table(str(OASST), "line", rows), COLUMNS["trees"], TextRules(10**6, 10**6, ())
-    )
+    rows = map(json.loads, OASST.read_text(encoding="utf-8").strip().split("\n"))
+    parsed = read_as("trees", *rows, rules=TextRules(10**6, 10**6, ()))
     assert (parsed.trees, parsed.rows_read, len(pairs(parsed)), parsed.refusals) == (
         95,
         1145,

@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from config.sections.data import FileSource
-from training.preparation.cleaning import TextRules
-from training.preparation.formats import Parsed, check_columns, column_names, parse_rows
+from tests.support.parsed_rows import read_as
+from training.preparation.columns import column_names
+from training.preparation.formats import Parsed
 from training.preparation.sources import SourceRow, Table
 from training.preparation.votes import gather, read_vote_lines
-
-RULES = TextRules(200, 100, ("<eos>",))
 
 
 def line(
@@ -28,13 +27,7 @@ def line(
 
 
 def read(*rows: Any) -> Parsed:
-    columns = column_names("votes", {}, "data.source")
-    table, columns = gather(
-        Table("votes.jsonl", "line", [SourceRow(i, row) for i, row in enumerate(rows, start=1)]),
-        columns,
-    )
-    check_columns(table, "votes", columns, "data.source")
-    return parse_rows(table, "votes", columns, RULES)
+    return read_as("votes", *rows)
 
 
 def winners(parsed: Parsed) -> list[list[str]]:
