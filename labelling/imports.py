@@ -2,13 +2,13 @@
 with its reason, never an exception.
 
 label-studio   a list of tasks: data (the texts), annotations[] with completed_by, was_cancelled and
-               result[]; a result of type
-               pairwise has value.selected (left, right), one of type choices has value.choices (a
-               list of texts)
+               result[]; a result answers the control from_name, of type pairwise by value.selected
+               (left, right), of type choices by value.choices (a list of texts)
 argilla        a list of records: fields (the texts), responses {question: [{value, user_id}]};
-               flattened, the texts stand in
-               the record and a question has the lists NAME.responses, NAME.responses.users,
-               NAME.responses.status
+               flattened, the texts stand in the record and a question has the lists NAME.responses,
+               NAME.responses.users, NAME.responses.status
+
+Of several questions the one that compares the responses is the vote; ratings and comments are none.
 
 Sources: docs of Label Studio, "Task format" and the tags Pairwise and Choices; Argilla 2, records'
 to_list, to_dict and to_json.
@@ -28,6 +28,9 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "response2": ("response2", "text2", "answer2", "response-2", "response_b"),
 }
 """Our column -> names to look for, the first match counts; `--column ours=theirs` names another."""
+
+Names = Mapping[str, str]
+"""Our columns -> those of an entry."""
 
 FIRST = ("1", "left", "first", "a")
 SECOND = ("2", "right", "second", "b")
@@ -53,18 +56,25 @@ class _Unreadable(Exception):
         self.reason, self.detail = reason, detail
 
 
-Judgement = tuple[Any, Any]
-"""Annotator and choice as in the export."""
+class Answer(NamedTuple):
+    """What one person said to one question."""
+
+    annotator: Any
+    question: str | None
+    """None for one who skipped the pair."""
+    value: Any
+    compares: bool = False
+    """Whether the export says that the question compares the two responses."""
 
 
 def read_export(
-    path: Path, form: str, columns: Mapping[str, str]
+    path: Path, form: str, columns: Mapping[str, str], question: str | None = None
 ) -> tuple[list[Vote], list[Refused]]:
     """The votes of an export and what was refused, in the order of the file. `columns` maps our
-    names to the file's.
+    names to the file's; `question` is the one that asks for the preference, if there are several.
 
-    Raises DataError if the file is missing or no JSON list, ParamsError for an unknown format or
-    column.
+    Raises DataError if the file is missing, no JSON list, or has no such question; ParamsError for
+    an unknown format or column, or if several questions could be it.
     """
     if form not in FORMATS:
         raise ParamsError(f"--format {form} is not known: it is {' or '.join(FORMATS)}.")
@@ -76,20 +86,80 @@ def read_export(
         )
     votes: list[Vote] = []
     refused: list[Refused] = []
+    read: list[tuple[int, Any, Pair, dict[str, str], list[Answer]]] = []
     for number, entry in enumerate(_entries(path), start=1):
         try:
-            texts, judgements = FORMATS[form](entry)
+            texts, answers = FORMATS[form](entry)
             names = {ours: _name(ours, texts, columns) for ours in COLUMNS}
-            pair = _pair(texts, names)
+            read.append((number, entry, _pair(texts, names), names, answers))
         except _Unreadable as error:
             refused.append(Refused(error.reason, error.detail, number, entry))
-            continue
-        for annotator, choice in judgements:
+    asked = _preference([(names, answers) for *_, names, answers in read], question, path)
+    for number, entry, pair, names, answers in read:
+        for annotator, choice in _choices(answers, asked, form == "label-studio"):
             try:
                 votes.append(Vote(pair, _annotator(annotator, form), _vote(choice, names)))
             except _Unreadable as error:
                 refused.append(Refused(error.reason, error.detail, number, entry))
-    return votes, refused
+    return votes, sorted(refused, key=lambda each: each.number)
+
+
+def _preference(
+    read: Sequence[tuple[Names, Sequence[Answer]]], question: str | None, path: Path
+) -> str | None:
+    """The question that asks which response is better: the one named, the only one that compares
+    them by its type, or the only one whose answers are all votes.
+    """
+    said: dict[str, list[tuple[Names, Answer]]] = {}
+    for names, answers in read:
+        for answer in answers:
+            if answer.question is not None:
+                said.setdefault(answer.question, []).append((names, answer))
+    if question is not None:
+        if question not in said:
+            raise ParamsError(
+                f"--question {question}: {path} has no such question, but {', '.join(said)}."
+            )
+        return question
+    compare = [name for name, found in said.items() if any(each.compares for _, each in found)]
+    vote = [name for name, found in said.items()
+            if any(_is_vote(each.value, names) for names, each in found)]  # fmt: skip
+    candidates = compare or vote
+    if len(candidates) > 1:
+        raise ParamsError(
+            f"{path} asks for a preference in {' and in '.join(candidates)}: name the one to take "
+            f"with --question."
+        )
+    if said and not candidates:
+        raise DataError(
+            f"{path}: no answer to {', '.join(said)} says which response is better (left, right, "
+            "1, 2, tie, or a response's name). Name the question with --question."
+        )
+    return candidates[0] if candidates else None
+
+
+def _is_vote(value: Any, names: Names) -> bool:
+    """Whether an answer is a text or a ranking that says who is better; a number is a rating."""
+    if value is None or isinstance(value, int | float):
+        return False
+    try:
+        return _vote(value, names) is not None
+    except _Unreadable:
+        return False
+
+
+def _choices(
+    answers: Sequence[Answer], asked: str | None, one_sheet: bool
+) -> Iterator[tuple[Any, Any]]:
+    """The annotator and the answer to the question. On `one_sheet` with all questions it is empty
+    for those who left it out; elsewhere they said nothing.
+    """
+    for annotator in dict.fromkeys(repr(each.annotator) for each in answers):
+        own = [each for each in answers if repr(each.annotator) == annotator]
+        answered = [each for each in own if each.question in (asked, None)]
+        if not answered and one_sheet:
+            answered = [own[0]._replace(value="")]
+        yield from ((each.annotator, each.value) for each in answered)
 
 
 def _entries(path: Path) -> list[Any]:
@@ -112,7 +182,7 @@ def _entries(path: Path) -> list[Any]:
 # ---------------------------------------------------------------- formats
 
 
-def _label_studio(entry: Any) -> tuple[Mapping[str, Any], list[Judgement]]:
+def _label_studio(entry: Any) -> tuple[Mapping[str, Any], list[Answer]]:
     if (
         not isinstance(entry, dict)
         or not isinstance(entry.get("data"), dict)
@@ -121,57 +191,72 @@ def _label_studio(entry: Any) -> tuple[Mapping[str, Any], list[Judgement]]:
         raise _Unreadable(
             "not_a_task", "no `data` and `annotations`; export as JSON, not as JSON-MIN or CSV"
         )
-    return entry["data"], [_annotation(item) for item in entry["annotations"]]
+    return entry["data"], [answer for item in entry["annotations"] for answer in _annotation(item)]
 
 
-def _annotation(item: Any) -> Judgement:
+def _annotation(item: Any) -> list[Answer]:
     if not isinstance(item, dict):
-        return None, item
+        return [Answer(None, None, item)]
     by = item.get("completed_by")
     annotator = (by.get("email") or by.get("id")) if isinstance(by, dict) else by
     if item.get("was_cancelled"):  # Label Studio's Skip
-        return annotator, None
+        return [Answer(annotator, None, None)]
     results = item.get("result")
+    found = []
     for result in results if isinstance(results, list) else []:
+        kind = result.get("type") if isinstance(result, dict) else None
         value = result.get("value") if isinstance(result, dict) else None
-        if isinstance(value, dict) and result.get("type") == "pairwise":
-            return annotator, value.get("selected", "")
-        if isinstance(value, dict) and result.get("type") == "choices":
-            return annotator, value.get("choices", "")
-    return annotator, ""
+        if isinstance(value, dict) and kind in CONTROLS:
+            said = value.get(CONTROLS[kind], "")
+            name = str(result.get("from_name", kind))
+            found.append(Answer(annotator, name, said, kind in ("pairwise", "ranker")))
+    return found or [Answer(annotator, None, "")]
 
 
-def _argilla(entry: Any) -> tuple[Mapping[str, Any], list[Judgement]]:
+CONTROLS = {
+    "pairwise": "selected", "ranker": "ranker", "choices": "choices", "rating": "rating",
+    "textarea": "text", "number": "number",
+}  # fmt: skip
+"""Label Studio's controls -> the field of their value."""
+
+
+def _argilla(entry: Any) -> tuple[Mapping[str, Any], list[Answer]]:
     if not isinstance(entry, dict):
         raise _Unreadable("not_a_record", f"a {type(entry).__name__} where a record is expected")
     if isinstance(entry.get("fields"), dict) and isinstance(entry.get("responses"), dict):
-        answers = [
-            item for of_question in entry["responses"].values() for item in of_question or []
-        ]
         return entry["fields"], [
-            (item.get("user_id"), item.get("value")) if isinstance(item, dict) else (None, item)
-            for item in answers
+            Answer(item.get("user_id"), name, item.get("value"), _is_ranking(item.get("value")))
+            if isinstance(item, dict)
+            else Answer(None, name, item)
+            for name, items in entry["responses"].items()
+            for item in items or []
         ]
     questions = [name.removesuffix(".responses") for name in entry if name.endswith(".responses")]
     if not questions:
         raise _Unreadable(
             "not_a_record", "neither `fields` and `responses` nor a column `NAME.responses`"
         )
-    return entry, [judgement for name in questions for judgement in _flat(entry, name)]
+    return entry, [answer for name in questions for answer in _flat(entry, name)]
 
 
-def _flat(entry: Mapping[str, Any], question: str) -> Iterator[Judgement]:
+def _is_ranking(value: Any) -> bool:
+    return isinstance(value, list) and len(value) > 1
+
+
+def _flat(entry: Mapping[str, Any], question: str) -> Iterator[Answer]:
     """Drafts are not answers yet; a discarded pair counts as skipped."""
     values, users, states = (
         entry.get(f"{question}.responses{part}") or [] for part in ("", ".users", ".status")
     )
     for i, value in enumerate(values):
-        state = states[i] if i < len(states) else None
-        if state != "draft":
-            yield users[i] if i < len(users) else None, None if state == "discarded" else value
+        state, user = (each[i] if i < len(each) else None for each in (states, users))
+        if state == "discarded":
+            yield Answer(user, question, None)
+        elif state != "draft":
+            yield Answer(user, question, value, _is_ranking(value))
 
 
-FORMATS: dict[str, Callable[[Any], tuple[Mapping[str, Any], list[Judgement]]]] = {
+FORMATS: dict[str, Callable[[Any], tuple[Mapping[str, Any], list[Answer]]]] = {
     "label-studio": _label_studio,
     "argilla": _argilla,
 }
@@ -193,7 +278,7 @@ def _name(ours: str, texts: Mapping[str, Any], columns: Mapping[str, str]) -> st
     return found
 
 
-def _pair(texts: Mapping[str, Any], names: Mapping[str, str]) -> Pair:
+def _pair(texts: Mapping[str, Any], names: Names) -> Pair:
     prompt = texts[names["prompt"]]
     if not is_prompt(prompt):
         raise _Unreadable(
@@ -211,7 +296,7 @@ def _text(texts: Mapping[str, Any], name: str) -> str:
     text = texts[name]
     if not isinstance(text, str) or not text.strip():
         raise _Unreadable("no_text", f"{name}={str(text)[:60]!r} is not text")
-    return text.strip()
+    return text.strip("\n").rstrip()
 
 
 def _annotator(value: Any, form: str) -> str:
@@ -225,7 +310,7 @@ def _annotator(value: Any, form: str) -> str:
         raise _Unreadable("annotator_name", str(error)) from None
 
 
-def _vote(choice: Any, names: Mapping[str, str]) -> int | None:
+def _vote(choice: Any, names: Names) -> int | None:
     """1, 2, 0 for a tie, None for skipped; of a ranking the first place counts."""
     if choice is None:
         return None
@@ -245,7 +330,7 @@ def _vote(choice: Any, names: Mapping[str, str]) -> int | None:
     )
 
 
-def _of_list(choice: Sequence[Any], names: Mapping[str, str]) -> int | None:
+def _of_list(choice: Sequence[Any], names: Names) -> int | None:
     if len(choice) == 1 and not isinstance(choice[0], (dict, list)):
         return _vote(choice[0] if choice[0] is not None else "", names)
     ranks: dict[int | None, Any] = {}

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from config.atomic_file import write_atomically
 from config.errors import DataError
 from labelling.imports import read_export
+from labelling.summary import summary
 from labelling.votes import LABELS, VOTES_FILE, append, current, read_votes
 
 
@@ -27,15 +28,20 @@ class Intake(NamedTuple):
     """Where the refused entries are, each with its reason; None if there are none."""
     reasons: str
     """The three most frequent reasons, each with its first occurrence."""
+    agreement: float | None
+    """Fraction of equal votes among all twos of votes on the same pair, of this file."""
 
 
-def take_in(root: Path, file: Path, form: str, columns: Mapping[str, str]) -> Intake:
-    """Append the new votes of an export; `columns` maps our names to the export's.
+def take_in(
+    root: Path, file: Path, form: str, columns: Mapping[str, str], question: str | None = None
+) -> Intake:
+    """Append the new votes of an export; `columns` maps our names to the export's, and `question`
+    asks for the preference.
 
     Raises DataError if the file cannot be read or gave no vote at all, ParamsError for an unknown
     format or column.
     """
-    votes, refused = read_export(file, form, columns)
+    votes, refused = read_export(file, form, columns, question)
     known = current(read_votes(root / VOTES_FILE))
     new = [
         vote
@@ -50,7 +56,15 @@ def take_in(root: Path, file: Path, form: str, columns: Mapping[str, str]) -> In
             f"{quarantine}."
         )
     append(root / VOTES_FILE, new)
-    return Intake(len(new), len(votes) - len(new), len(refused), str(VOTES_FILE), quarantine, why)
+    return Intake(
+        len(new),
+        len(votes) - len(new),
+        len(refused),
+        str(VOTES_FILE),
+        quarantine,
+        why,
+        summary([], votes)["agreement"],
+    )
 
 
 def _quarantine(root: Path, source: Path, refused: Sequence[dict[str, Any]]) -> str | None:

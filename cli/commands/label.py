@@ -115,12 +115,16 @@ def label_import(
             help="Field of the export that holds prompt, response1 or response2; repeatable.",
         ),
     ] = None,
+    question: Annotated[
+        str | None,
+        typer.Option(help="The question that asks for the preference, if several could be it."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Import votes from a Label Studio or Argilla export into the votes file."""
     from labelling.intake import take_in
 
-    found = take_in(project_root(), file, form, _columns(column or []))
+    found = take_in(project_root(), file, form, _columns(column or []), question)
     if as_json:
         typer.echo(
             json.dumps({key: value for key, value in found._asdict().items() if key != "reasons"})
@@ -130,6 +134,8 @@ def label_import(
         f"{found.imported} votes of {file} are in {found.votes}; {found.unchanged} were there "
         "already or replaced in the same file."
     )
+    if found.agreement is not None:
+        typer.echo(f"Annotators agree in {found.agreement:.1%} of couples of votes on a pair.")
     if found.refused:
         typer.echo(
             f"{found.refused} refused: {found.reasons}. All of them are in {found.quarantine}."

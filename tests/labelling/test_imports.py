@@ -36,18 +36,18 @@ def selected(side: str, by: Any = 10, **others: Any) -> dict[str, Any]:
     }
 
 
-def chosen(*choices: str, by: Any = 11) -> dict[str, Any]:
+def chosen(*choices: str, by: Any = 11, name: str = "better") -> dict[str, Any]:
     return {
         "completed_by": by,
         "was_cancelled": False,
-        "result": [{"type": "choices", "value": {"choices": list(choices)}}],
+        "result": [{"type": "choices", "from_name": name, "value": {"choices": list(choices)}}],
     }
 
 
 def test_label_studio_gives_a_vote_per_annotation(tmp_path: Path) -> None:
     annotations = [
         selected("right"),
-        chosen("Tie"),
+        selected("Tie", by=11),
         selected("left", by={"id": 4, "email": "ada@example.org"}),
         selected("left", 12, was_cancelled=True),
     ]
@@ -74,7 +74,7 @@ def test_label_studio_refuses_what_is_no_vote_and_goes_on(tmp_path: Path) -> Non
         {
             "data": TEXTS,
             "annotations": [
-                chosen("neither"),
+                selected("neither"),
                 selected("left", None),
                 {"completed_by": 1, "result": []},
                 "x",
@@ -92,8 +92,8 @@ def test_label_studio_refuses_what_is_no_vote_and_goes_on(tmp_path: Path) -> Non
         (4, "no_text"),
         (5, "not_a_vote"),
         (5, "no_annotator"),
-        (5, "no_choice"),
         (5, "no_annotator"),
+        (5, "no_choice"),
         (6, "not_a_task"),
     ]
 
@@ -111,14 +111,55 @@ def test_argilla_gives_a_vote_per_user(tmp_path: Path) -> None:
         {"id": "1", "fields": FIELDS, "responses": {"better": answers, "rank": ranking}},
         {"id": "2", "fields": FIELDS, "responses": {"rank": ties}},
     ]
-    votes, refused = read_export(export(tmp_path, *records), "argilla", {})
-    assert refused == []
-    assert [(vote.annotator, vote.vote) for vote in votes] == [
-        ("argilla u1", 2),
-        ("argilla u2", 0),
-        ("argilla u3", 1),
-        ("argilla u4", 0),
-    ]
+    path = export(tmp_path, *records)
+    for question, expected in (
+        ("better", [("argilla u1", 2), ("argilla u2", 0)]),
+        ("rank", [("argilla u3", 1), ("argilla u4", 0)]),
+    ):
+        votes, refused = read_export(path, "argilla", {}, question)
+        assert refused == []
+        assert [(vote.annotator, vote.vote) for vote in votes] == expected
+
+
+def answered(**said: Any) -> dict[str, Any]:
+    responses = {name: [{"user_id": "u1", "value": value}] for name, value in said.items()}
+    return {"id": "1", "fields": FIELDS, "responses": responses}
+
+
+def test_ratings_and_comments_are_no_votes(tmp_path: Path) -> None:
+    path = export(tmp_path, answered(preference="response1", politeness=2, comment="2"))
+    votes, refused = read_export(path, "argilla", {}, "preference")
+    assert ([vote.vote for vote in votes], refused) == ([1], [])
+    votes, refused = read_export(
+        export(tmp_path, answered(preference="response1", politeness=2, comment="fine")),
+        "argilla",
+        {},
+    )
+    assert ([vote.vote for vote in votes], refused) == ([1], [])
+    with pytest.raises(DataError, match="no answer to politeness says which response is better"):
+        read_export(export(tmp_path, answered(politeness=2)), "argilla", {})
+
+
+def test_one_of_several_questions_that_could_be_the_vote_has_to_be_named(tmp_path: Path) -> None:
+    path = export(tmp_path, answered(kinder="response1", better="response2"))
+    with pytest.raises(ParamsError, match="asks for a preference in kinder and in better"):
+        read_export(path, "argilla", {})
+    with pytest.raises(ParamsError, match="has no such question, but kinder, better"):
+        read_export(path, "argilla", {}, "best")
+    assert [vote.vote for vote in read_export(path, "argilla", {}, "better")[0]] == [2]
+
+
+def test_the_pairwise_control_is_the_vote_wherever_it_stands(tmp_path: Path) -> None:
+    both = selected("right")
+    both["result"] = [*chosen("left")["result"], *both["result"]]
+    path = export(tmp_path, {"data": TEXTS, "annotations": [both]})
+    assert [vote.vote for vote in read_export(path, "label-studio", {})[0]] == [2]
+
+
+def test_responses_that_differ_in_indentation_are_a_pair(tmp_path: Path) -> None:
+    record = {**answered(better="response1"), "fields": {**FIELDS, "response2": "    a"}}
+    [vote], refused = read_export(export(tmp_path, record), "argilla", {})
+    assert (vote.pair[1:3], refused) == (("a", "    a"), [])
 
 
 def test_flattened_argilla_leaves_drafts_out_and_keeps_discarded_as_skipped(tmp_path: Path) -> None:
