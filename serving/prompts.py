@@ -18,6 +18,10 @@ Message = dict[str, str]
 """A role and a content."""
 
 
+def _raise(message: str) -> None:
+    raise TemplateError(message)
+
+
 class Prompt(NamedTuple):
     """A chat as the model receives it."""
 
@@ -42,7 +46,10 @@ class Prompts:
                 f"{folder} is not a complete export: {reason}. Remove it, and write it again with "
                 "rlhf export."
             ) from error
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.globals["raise_exception"] = _raise
         self._template = environment.from_string(template)
         self._names = {name: config.get(name) for name in ("bos_token", "eos_token", "pad_token")}
         eos = self._tokenizer.token_to_id(str(config["eos_token"]))

@@ -3,7 +3,9 @@
 data/prepared/sft/ -> models/sft, metrics/sft.json, plots/sft.csv
 """
 
+import logging
 import sys
+from typing import NamedTuple
 
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
@@ -24,6 +26,8 @@ from training.process.artifacts import write_json
 from training.process.curves import write_curves
 from training.process.stage import Stage, run_stage
 
+logger = logging.getLogger("training.sft")  # as a process this module is called __main__
+
 SECTIONS = ("seed", "model", "sft")
 INPUTS = ("data/prepared/sft", "data/tokenizer")
 
@@ -35,7 +39,8 @@ class BucketedSFTTrainer(BucketedData, TrainedCheckpoints, SFTTrainer):
 def sft(stage: Stage) -> None:
     settings = stage.params.sft
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
-    splits = {split: examples(stage, split, tokenizer) for split in ("train", "test")}
+    demonstrations = {split: examples(stage, split, tokenizer) for split in ("train", "test")}
+    splits = {split: found.rows for split, found in demonstrations.items()}
     of_base, seed = stage.params.model, stage.params.seed
     if settings.lora is None:
         model = base_model(of_base, tokenizer, seed, trainable=True)
@@ -86,34 +91,52 @@ def sft(stage: Stage) -> None:
             "parameters": trainer.model.num_parameters(),
             "learning_parameters": trainer.model.num_parameters(only_trainable=True),
             "train_rows": len(splits["train"]),
+            "demonstrations_cut": sum(found.cut for found in demonstrations.values()),
+            "demonstrations_dropped": sum(found.dropped for found in demonstrations.values()),
         }
         write_json(stage.root / "metrics/sft.json", metrics)
     stage.finish("models/sft", "metrics/sft.json", "plots/sft.csv")
 
 
-def examples(stage: Stage, split: str, tokenizer: PreTrainedTokenizerBase) -> Dataset:
+class Demonstrations(NamedTuple):
     """Tokenised demonstrations: prompt and completion as one sequence, prompt tokens masked in the
     loss.
-
-    Raises DataError if there are none.
     """
+
+    rows: Dataset
+    cut: int
+    """Those whose completion loses its end at sft.max_length."""
+    dropped: int
+    """Those left out, as their prompt alone is as long."""
+
+
+def examples(stage: Stage, split: str, tokenizer: PreTrainedTokenizerBase) -> Demonstrations:
+    """The demonstrations of a split. Raises DataError if there are none."""
     path = stage.root / f"data/prepared/sft/{split}.jsonl"
+    longest = stage.params.sft.max_length
     demonstrations = list(jsonl.plain(path))
     prompts = encode_prompts(tokenizer, [row["prompt"] for row in demonstrations])
     responses = encode_responses(tokenizer, [row["completion"] for row in demonstrations])
-    rows = []
+    rows, cut = [], 0
     for prompt_ids, response_ids in zip(prompts, responses, strict=True):
-        ids = (prompt_ids + response_ids)[: stage.params.sft.max_length]
+        ids = (prompt_ids + response_ids)[:longest]
         if len(ids) > len(prompt_ids):
+            cut += len(prompt_ids) + len(response_ids) > longest
             rows.append(
                 {"input_ids": ids, "labels": [IGNORED] * len(prompt_ids) + ids[len(prompt_ids) :]}
             )
     if not rows:
         raise DataError(
-            f"{path} has no demonstration that fits in "
-            f"sft.max_length={stage.params.sft.max_length}. Raise it in params.yaml."
+            f"{path} has no demonstration that fits in sft.max_length={longest}. Raise it in "
+            "params.yaml."
         )
-    return Dataset.from_list(rows)
+    dropped = len(demonstrations) - len(rows)
+    if cut or dropped:
+        logger.warning(
+            "%s: %d of %d demonstrations are cut and %d left out at sft.max_length=%d",
+            split, cut, len(demonstrations), dropped, longest,
+        )  # fmt: skip
+    return Demonstrations(Dataset.from_list(rows), cut, dropped)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from config.errors import ParamsError
-from config.sections.base import Positive, Section
+from config.sections.base import Positive, Section, Sparse
 
 
 class Shape(Section):
@@ -56,7 +56,7 @@ class RandomModel(Shape):
     )
 
 
-class Model(Section):
+class Model(Sparse):
     """The base model every stage starts from."""
 
     path: str | None = Field(
@@ -70,6 +70,12 @@ class Model(Section):
     pad_token: str | None = Field(
         description="Token of the vocabulary to pad with, never the end-of-sequence token; null "
         "takes the tokenizer's own."
+    )
+    template_date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")] | None = Field(
+        default=None,
+        description="The date, as '2026-01-31', that a chat template gets which asks for today's: "
+        "training and serving would otherwise be others at midnight. Such a template is refused "
+        "without it.",
     )
     context_length: Annotated[int, Field(ge=8)] = Field(
         description="Longest prompt plus response, in tokens."

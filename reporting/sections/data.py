@@ -144,6 +144,11 @@ def _labels(findings: Findings) -> Markup:
         for name, shown in REMARKS.items()
         if (number := findings.value("data", name))
     ]
+    facts += [
+        (count(number), f"demonstrations {shown} at sft.max_length")
+        for name, shown in (("demonstrations_cut", "cut"), ("demonstrations_dropped", "left out"))
+        if (number := findings.value("sft", name))
+    ]
     items = [[tagged("b", number), " ", shown] for number, shown in facts]
     return card("Labels and repeats", bullets(items) if items else missing(ABSENT))
 

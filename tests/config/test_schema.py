@@ -7,6 +7,7 @@ from config.load import load
 from config.methods.registry import RECORDS
 from config.schema import Params
 from config.sections.base import Section, Sparse
+from config.sections.model import Model
 from config.sections.where import PlaceOverride, Where
 from tests.conftest import ROOT
 
@@ -27,9 +28,12 @@ def test_no_parameter_has_a_default() -> None:
         for field in section.model_fields.values()
         if not field.is_required()
     }
-    assert optional == {(Where, None), (PlaceOverride, None), (Params, None)}, (
-        "absent, and taken from no value here"
-    )
+    assert optional == {
+        (Where, None),
+        (PlaceOverride, None),
+        (Params, None),
+        (Model, None),
+    }, "absent, and taken from no value here"
 
 
 def test_every_parameter_has_a_description() -> None:

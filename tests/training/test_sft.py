@@ -25,7 +25,7 @@ def test_examples_are_prompt_and_completion_with_the_prompt_out_of_the_loss(fini
     stage, _ = open_stage(finished, "sft")
     tokenizer = load_tokenizer(finished / "data/tokenizer")
     rows = list(jsonl.plain(finished / "data/prepared/sft/train.jsonl"))
-    for row, example in zip(rows, examples(stage, "train", tokenizer), strict=True):
+    for row, example in zip(rows, examples(stage, "train", tokenizer).rows, strict=True):
         prompt, completion = (
             encode_prompt(tokenizer, row["prompt"]),
             encode_response(tokenizer, row["completion"]),
@@ -46,8 +46,15 @@ def test_long_examples_are_cut_and_those_without_a_completion_left_out(project: 
     fitting = sum(len(encode_prompt(tokenizer, row["prompt"])) < 36 for row in rows)
     assert 0 < fitting < len(rows)
     cut = examples(stage, "train", tokenizer)
-    assert len(cut) == fitting
-    assert max(len(ids) for ids in cut["input_ids"]) == 36
+    assert len(cut.rows) == fitting
+    assert max(len(ids) for ids in cut.rows["input_ids"]) == 36
+    assert cut.dropped == len(rows) - fitting
+    longer = sum(
+        len(encode_prompt(tokenizer, row["prompt"]) + encode_response(tokenizer, row["completion"]))
+        > 36
+        for row in rows
+    )
+    assert 0 < cut.cut == longer - cut.dropped
 
 
 def test_no_fitting_demonstration_is_a_mistake_of_the_user(project: Project) -> None:
@@ -82,7 +89,7 @@ def test_every_token_of_the_three_epochs_is_accounted_once(finished: Path) -> No
     stage, _ = open_stage(finished, "sft")
     tokens = sum(
         len(ids)
-        for ids in examples(stage, "train", load_tokenizer(finished / "data/tokenizer"))[
+        for ids in examples(stage, "train", load_tokenizer(finished / "data/tokenizer")).rows[
             "input_ids"
         ]
     )

@@ -6,6 +6,8 @@ reward, PPO and evaluation. The prompt template is stored with the tokenizer (`p
 rows, reports and gold scores see the bare prompt.
 """
 
+import datetime
+import json
 import logging
 import re
 from collections.abc import Iterable, Sequence
@@ -132,8 +134,28 @@ def pretrained_tokenizer(
             "%s has no chat template: conversations are put to it as lines of `role: text`",
             settings.path,
         )
+    else:
+        tokenizer.chat_template = portable(tokenizer.chat_template, settings.template_date)
     tokenizer.init_kwargs["prompt_template"] = prompt_template
     return tokenizer
+
+
+_DATE = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
+_GENERATION = re.compile(r"({%-?\s*)(end)?generation(\s*-?%})")
+
+
+def portable(template: str, date: str | None) -> str:
+    """A chat template that every engine renders alike: it gets `date` (such as 2026-01-31) for
+    today's, and has no tags of Transformers' own, which mark the assistant's turns.
+    """
+    template = _GENERATION.sub(
+        lambda tag: tag[1] + ("endif" if tag[2] else "if true") + tag[3], template
+    )
+    if date is None:
+        return template
+    day = datetime.date.fromisoformat(date)
+    pinned = _DATE.sub(lambda call: json.dumps(day.strftime(call[2])), template)
+    return pinned.replace("strftime_now is defined", "true")
 
 
 def tokenizer_of(place: str, revision: str | None, named: str) -> PreTrainedTokenizerBase:
@@ -227,11 +249,17 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> str:
     """The text the model continues: a plain prompt in the prompt template, a conversation in the
     chat template.
 
-    Raises TemplateRefusal for a conversation that the chat template refuses.
+    Raises TemplateRefusal for a conversation that the chat template refuses, and ModelError for a
+    template that asks for today's date.
     """
     if isinstance(prompt, str):
         return str(tokenizer.init_kwargs.get("prompt_template", PLAIN_TEMPLATE)).replace(
             "{prompt}", prompt
+        )
+    if "strftime_now" in str(tokenizer.chat_template):
+        raise ModelError(
+            "the chat template of model.path puts today's date into conversations: the same run "
+            "would be another one tomorrow. Set model.template_date: '2026-01-31' in params.yaml."
         )
     try:
         return str(
@@ -296,7 +324,7 @@ def decode_response(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> s
     return trimmed(str(tokenizer.decode(ids, skip_special_tokens=True)))
 
 
-_BEFORE_TEXT = re.compile(r"\A(?:\s*\n)? ?(?=\S)|\A\s*\n")
+_BEFORE_TEXT = re.compile(r"\A(?:\s*\n)? ?(?=[\S\t])|\A\s*\n")
 
 
 def trimmed(text: str) -> str:

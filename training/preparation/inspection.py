@@ -149,7 +149,7 @@ def inspect(
     parsed = parse_table(table, form, readable, vote, rules)
     fits: Fit | str = unknown or "no row can be read."
     if parsed.examples and unknown is None:
-        parsed, fits = fit(parsed, base, params)
+        parsed, fits = fit(parsed, base, params)  # ModelError: a run would fail in the same way
     pairs = _unique_pairs(parsed.examples)
     all_columns = form not in COLUMNS or form == "trees"
     return Inspection(

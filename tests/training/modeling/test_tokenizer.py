@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from config.errors import ModelError
@@ -20,9 +20,11 @@ from training.modeling.tokenizer import (
     encode_response,
     encode_responses,
     load_tokenizer,
+    portable,
     pretrained_tokenizer,
     render_prompt,
     response_text,
+    special_tokens,
     trained_tokenizer,
 )
 
@@ -253,3 +255,41 @@ def test_code_that_comes_with_a_tokenizer_is_not_run(tmp_path: Path) -> None:
     with contextlib.suppress(ModelError):
         pretrained_tokenizer(settings(tmp_path))
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("template", "rendered"),
+    [
+        ("{{ strftime_now('%d %b %Y') }}", "31 Jan 2026"),
+        ('{%- if strftime_now is defined %}{{ strftime_now( "%Y" ) }}{% else %}x{% endif %}', "2026"),
+        ("{% for m in messages %}{% generation -%}  {{ m.content }}{%- endgeneration %}.{% endfor %}"
+         , "Hello?."),
+        ("{% for m in messages %}{{ m.content }}{% break %}{% endfor %}", "Hello?"),
+    ],
+)  # fmt: skip
+def test_a_chat_template_is_rendered_alike_everywhere_and_every_day(
+    template: str, rendered: str
+) -> None:
+    tokenizer = trained_tokenizer(["hello"], 300)
+    tokenizer.chat_template = portable(template, "2026-01-31")
+    assert render_prompt(tokenizer, [{"role": "user", "content": "Hello?"}]) == rendered
+
+
+def test_a_template_that_asks_for_todays_date_is_refused() -> None:
+    tokenizer = trained_tokenizer(["hello"], 300)
+    tokenizer.chat_template = portable("{{ strftime_now('%d') }}", None)
+    with pytest.raises(ModelError, match=r"model\.template_date"):
+        render_prompt(tokenizer, [{"role": "user", "content": "Hello?"}])
+    assert render_prompt(tokenizer, "Hello?") == "Hello?", "a plain prompt meets no chat template"
+
+
+def test_every_special_token_is_known() -> None:
+    tokenizer = trained_tokenizer(["hello"], 300)
+    tokenizer.add_tokens([AddedToken("<|im_start|>", special=True), AddedToken("<plain>")])
+    assert set(special_tokens(tokenizer)) == {*SPECIAL_TOKENS, "<|im_start|>"}
+
+
+def test_a_decoded_reply_keeps_its_indentation() -> None:
+    tokenizer = trained_tokenizer(["    return n", "hello"], 300)
+    for text in ("    return n", "\treturn n", "hello", "if x:\n    y"):
+        assert decode_response(tokenizer, encode_response(tokenizer, text)) == text

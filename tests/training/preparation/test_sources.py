@@ -1,5 +1,6 @@
 import csv
 import functools
+import gzip
 import http.server
 import json
 import socket
@@ -13,9 +14,9 @@ import pyarrow.parquet  # type: ignore[import-untyped]
 import pytest
 
 from config.errors import DataError, EnvironmentFault
-from config.sections.data import FileSource, HubSource
+from config.sections.data import FileSource, HubSource, PythonSource
 from training.preparation.download import download
-from training.preparation.sources import Table, read_file, read_hub
+from training.preparation.sources import Table, read_file, read_hub, read_python
 
 ROWS = [
     {"prompt": "line\u2028one", "chosen": "é"},
@@ -97,6 +98,64 @@ def test_parquet_is_read(tmp_path: Path) -> None:
     table = read(tmp_path / "a.parquet")
     assert contents(table) == ROWS
     assert numbers(table) == [1, 2]
+
+
+@pytest.mark.parametrize(("ending", "codec"), [(".gz", "gzip"), (".zst", "zstd")])
+def test_a_compressed_file_is_read_by_the_ending_below(
+    tmp_path: Path, ending: str, codec: str
+) -> None:
+    text = b'{"a": 1}\n{"a": 2}\n'
+    zstd = pyarrow.compress(text, "zstd", asbytes=True)
+    packed = zstd if codec == "zstd" else gzip.compress(text)
+    path = tmp_path / f"rows.jsonl{ending}"
+    path.write_bytes(packed)
+    assert [(row.number, row.content) for row in read(path).rows] == [(1, {"a": 1}), (2, {"a": 2})]
+    path.write_bytes(packed[:-9])
+    with pytest.raises(DataError, match=f"is not a complete {ending} file"):
+        read(path)
+
+
+def python_source(root: Path, text: str, *files: str) -> PythonSource:
+    (root / "readers").mkdir(exist_ok=True)
+    (root / "readers/mine.py").write_text(text)
+    return PythonSource(kind="python", path="readers/mine.py:read", files=list(files))
+
+
+def test_a_reader_of_ones_own_gives_rows_of_its_files(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("ask,left,right\nHello?,Hi there.,What.\n")
+    source = python_source(
+        tmp_path,
+        "from training.preparation.sources import rows_in\n"
+        "def read(path):\n"
+        "    for row in rows_in(path):\n"
+        "        yield {'prompt': row['ask'], 'chosen': row['left'], 'rejected': row['right']}\n",
+        "rows.csv",
+    )
+    table = read_python(source, tmp_path, "data.source")
+    assert [(row.number, row.content) for row in table.rows] == [
+        (1, {"prompt": "Hello?", "chosen": "Hi there.", "rejected": "What."})
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("def read():\n    yield {'prompt': 1 / 0}\n", "line 2 raised ZeroDivisionError: division"),
+        ("def other():\n    pass\n", "has no function read"),
+        ("def read():\n    return []\n", "yields no rows"),
+        ("def read(:\n", "raised SyntaxError"),
+        ("import nothing_of_that_name\n", "line 1 raised ModuleNotFoundError"),
+        ("def read(path):\n    yield {}\n", "raised TypeError"),
+        ("raise SystemExit(3)\n", "line 1 raised SystemExit: 3"),
+    ],
+)
+def test_a_reader_that_fails_is_one_line_with_its_own(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    with pytest.raises(DataError) as refused:
+        read_python(python_source(tmp_path, text), tmp_path, "data.source")
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 def test_a_relative_path_starts_at_the_project(tmp_path: Path) -> None:
