@@ -10,8 +10,10 @@ import datetime
 import json
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
+from typing import TypeVar
 
 from jinja2 import TemplateError
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -62,9 +64,8 @@ def trained_tokenizer(
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
     templates = _wrapped(tokenizer, prompt_template)
-    texts = dict.fromkeys(
-        render_prompt(templates, prompt).removeprefix(BOS) for prompt in prompts
-    ) | dict.fromkeys(responses)
+    rendered = (render_prompt(templates, prompt).removeprefix(BOS) for prompt in prompts)
+    texts = dict.fromkeys(chain(rendered, responses))
     tokenizer.train_from_iterator(
         texts,
         trainers.BpeTrainer(
@@ -356,6 +357,18 @@ def prompt_text(prompt: Prompt) -> str:
 
 ENCODED_AT_ONCE = 2000
 """Texts encoded at once: an encoding holds offsets and strings beside its ids."""
+
+Item = TypeVar("Item")
+
+
+def token_counts(
+    encode: Callable[[PreTrainedTokenizerBase, Sequence[Item]], list[list[int]]],
+    tokenizer: PreTrainedTokenizerBase,
+    items: Sequence[Item],
+) -> list[int]:
+    """How many ids `encode` gives for each item, without keeping the ids."""
+    parts = (items[i : i + ENCODED_AT_ONCE] for i in range(0, len(items), ENCODED_AT_ONCE))
+    return [len(ids) for part in parts for ids in encode(tokenizer, part)]
 
 
 def _encode(

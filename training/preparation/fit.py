@@ -10,7 +10,7 @@ from typing import NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from config.schema import Params
-from training.modeling.tokenizer import encode_responses
+from training.modeling.tokenizer import encode_responses, token_counts
 from training.preparation.formats import Example, Parsed
 from training.preparation.rows import in_one_form, with_room
 from training.preparation.splits import SPLITS, split_of
@@ -62,8 +62,9 @@ def fit(parsed: Parsed, base: PreTrainedTokenizerBase | None, params: Params) ->
     crowded = [each for each in without_room if each.reason == "prompt_fills_context"]
     by_template = [each for each in without_room if each.reason == "chat_template"]
     examples = list(prompts)
-    texts = list(dict.fromkeys(text for each in examples for text in _replies(each)))
-    replies = dict(zip(texts, map(len, encode_responses(tokenizer, texts)), strict=True))
+    texts = list({text for each in examples for text in _replies(each)})
+    replies = dict(zip(texts, token_counts(encode_responses, tokenizer, texts), strict=True))
+    del texts
     pairs = [
         prompts[each] + max(replies[pair.chosen], replies[pair.rejected])
         for each in examples

@@ -28,7 +28,7 @@ class Pair(NamedTuple):
     """Whether the source showed the preferred reply first; None if unknown."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Example:
     """A prompt with its replies. Compared by identity: equal texts may occur at several places."""
 

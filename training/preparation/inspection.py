@@ -46,13 +46,15 @@ from training.preparation.fit import Fit, fit
 from training.preparation.formats import Example
 from training.preparation.layouts import FORMATS, MESSAGES, ORDERS, PYTHON, REPLIES
 from training.preparation.sources import csv_delimiter, read_file, read_python
-from training.preparation.splits import split_of
+from training.preparation.splits import SPLITS, split_of
 from training.preparation.summary import side_by_side
 from training.preparation.votes import ANNOTATOR, VOTE
 from training.process.command import run_command
 
 FEWEST_PAIRS = 20
 """Fewest pairs to train or test on for a meaningful baseline."""
+MOST_PAIRS = 20_000
+"""Of each split, for the bag of words: more move it by less than its interval."""
 
 
 class Inspection(NamedTuple):
@@ -295,7 +297,7 @@ def _baselines(examples: Sequence[Example], params: Params) -> dict[str, list[fl
         return {}
     return {
         "longer_wins": list(longer_wins(pairs["test"])),
-        "bow": list(bag_of_words(pairs["train"], pairs["test"])),
+        "bow": list(bag_of_words(*(pairs[split][:MOST_PAIRS] for split in SPLITS))),
     }
 
 

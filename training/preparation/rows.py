@@ -18,6 +18,7 @@ from training.modeling.tokenizer import (
     encode_prompts,
     encode_responses,
     render_prompt,
+    token_counts,
 )
 from training.preparation.cleaning import Refusal, same_prompt_key, write_quarantine
 from training.preparation.formats import Example
@@ -58,8 +59,12 @@ def with_room(
     """
     refusals: list[Refusal] = []
     rendered = list(examples)
+
+    def counted() -> list[int]:
+        return token_counts(encode_prompts, tokenizer, [each.prompt for each in rendered])
+
     try:
-        encoded = encode_prompts(tokenizer, [example.prompt for example in rendered])
+        counts = counted()
     except TemplateRefusal:
         rendered = []
         for example in examples:
@@ -69,8 +74,8 @@ def with_room(
             except TemplateRefusal as refusal:
                 detail = f"the chat template says: {refusal}"
                 refusals.append(Refusal("chat_template", detail, example.origin))
-        encoded = encode_prompts(tokenizer, [example.prompt for example in rendered])
-    tokens = {example: len(ids) for example, ids in zip(rendered, encoded, strict=True)}
+        counts = counted()
+    tokens = dict(zip(rendered, counts, strict=True))
     for example, count in tokens.items():
         if count >= context_length:
             detail = (

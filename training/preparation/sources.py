@@ -4,6 +4,7 @@ DataError.
 Only the file format is checked here; rows are checked by training/preparation/formats.py.
 """
 
+import codecs
 import csv
 import hashlib
 import io
@@ -233,18 +234,18 @@ def parse_json(text: str) -> Any:
 
 
 def _jsonl(content: bytes, place: str) -> Iterator[SourceRow]:
-    # not splitlines: U+2028 and similar may occur inside a JSON string
-    lines = _text(content, place).split("\n")
-    last = max(i for i, line in enumerate(lines, start=1) if line.strip())
-    for number, line in enumerate(lines, start=1):
+    stream = io.BytesIO(content.removeprefix(codecs.BOM_UTF8))  # parted by line feeds alone
+    for number, line in enumerate(stream, start=1):
         if not line.strip():
             continue
         try:
-            yield SourceRow(number, parse_json(line))
+            yield SourceRow(number, parse_json(line.decode()))
+        except UnicodeDecodeError:
+            _text(content, place)  # raises, with the byte
         except ValueError as error:
             cut = (
                 "it is the last, so the file looks cut: fetch it again"
-                if number == last > 1
+                if number > 1 and not stream.read().strip()
                 else "each line must be one JSON value: fix it"
             )
             raise DataError(

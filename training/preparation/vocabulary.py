@@ -22,12 +22,12 @@ def train_tokenizer(
         for example in examples
         if split_of(example.prompt, params.data.test_fraction) == "train"
     ]
-    replies = [
+    replies = (
         text
         for example in train
         for text in (*example.completions, *(text for pair in example.pairs for text in pair[:2]))
-    ]
-    prompts = [example.prompt for example in train]
+    )
+    prompts = (example.prompt for example in train)
     return trained_tokenizer(
         replies, vocab_size or params.model.random.vocab_size, params.data.prompt_template, prompts
     )

@@ -20,7 +20,13 @@ from config.schema import Params
 from config.workspace.retraining import Examination, LengthDrift, Share
 from training.evaluation.intervals import wilson
 from training.inference.trained_models import TrainedModels, pair_margins
-from training.modeling.tokenizer import SPECIAL_TOKENS, Prompt, encode_prompts, prompt_text
+from training.modeling.tokenizer import (
+    SPECIAL_TOKENS,
+    Prompt,
+    encode_prompts,
+    prompt_text,
+    token_counts,
+)
 from training.preparation.cleaning import TextRules, same_prompt_key
 from training.preparation.examples import (
     examples_for,
@@ -118,7 +124,7 @@ def _length_drift(
     new: list[Prompt], before: list[Prompt], tokenizer: PreTrainedTokenizerBase, confidence: float
 ) -> LengthDrift:
     lengths_new, lengths_before = (
-        [len(ids) for ids in encode_prompts(tokenizer, prompts)] for prompts in (new, before)
+        token_counts(encode_prompts, tokenizer, prompts) for prompts in (new, before)
     )
     return LengthDrift(
         distance=length_distance(lengths_new, lengths_before),

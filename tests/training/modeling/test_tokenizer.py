@@ -261,9 +261,9 @@ def test_code_that_comes_with_a_tokenizer_is_not_run(tmp_path: Path) -> None:
     ("template", "rendered"),
     [
         ("{{ strftime_now('%d %b %Y') }}", "31 Jan 2026"),
-        ('{%- if strftime_now is defined %}{{ strftime_now( "%Y" ) }}{% else %}x{% endif %}', "2026"),
-        ("{% for m in messages %}{% generation -%}  {{ m.content }}{%- endgeneration %}.{% endfor %}"
-         , "Hello?."),
+        ('{%- if strftime_now is defined %}{{ strftime_now( "%Y" ) }}{% endif %}', "2026"),
+        ("{% for m in messages %}{% generation -%} {{ m.content }}{%- endgeneration %}{% endfor %}"
+         , "Hello?"),
         ("{% for m in messages %}{{ m.content }}{% break %}{% endfor %}", "Hello?"),
     ],
 )  # fmt: skip
