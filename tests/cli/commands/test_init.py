@@ -150,3 +150,29 @@ def test_data_without_preferences_make_no_recipe() -> None:
     found = {**FOUND, "pairs": 0, "format": "prompts"}
     with pytest.raises(DataError, match="has no preferences"):
         wanted(ROOT, "mine", found, None, None, None, "ppo")
+
+
+def test_for_a_file_in_no_known_layout_a_reader_is_written_to_be_filled_in(project: Path) -> None:
+    shutil.copytree(ROOT / "recipes", project / "recipes")
+    rows = [{"ask": f"How is {i}?", "left": f"Fine {i}.", "right": "No.", "winner": "left"}
+            for i in range(60)]  # fmt: skip
+    (project / "crowd.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    asked = ["init", "mine", "--data", "crowd.jsonl"]
+    with pytest.raises(DataError, match=r"readers/mine\.py has its first row: fill it in, then"):
+        CliRunner().invoke(app, asked, catch_exceptions=False)
+    reader = project / "readers/mine.py"
+    assert '"ask": "How is 0?"' in reader.read_text()
+    with pytest.raises(DataError, match=r"readers/mine\.py exists and is not replaced"):
+        CliRunner().invoke(app, asked, catch_exceptions=False)
+    filled = reader.read_text()
+    for ours, theirs in (("prompt", "ask"), ("chosen", "left"), ("rejected", "right")):
+        filled = filled.replace(f'"{ours}": row["..."]', f'"{ours}": row["{theirs}"]')
+    reader.write_text(filled)
+    done = CliRunner().invoke(
+        app, [*asked, "--reader", "readers/mine.py:read"], catch_exceptions=False
+    )
+    assert done.exit_code == 0, done.output
+    source = load(project / "recipes/mine.yaml").data.source
+    assert source.model_dump() == {
+        "kind": "python", "path": "readers/mine.py:read", "files": ["crowd.jsonl"],
+    }  # fmt: skip
