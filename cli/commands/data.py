@@ -79,6 +79,11 @@ def check(
     named = file if path is None else _from_root(root, path.resolve())
     found = inspected(root, named, form, column or [], recipe, vote, reader)
     typer.echo(json.dumps(found, indent=2) if as_json else "\n".join(lines(found, str(recipe))))
+    if (
+        found["fit"] is None
+        and sum(of["rows"] for of in found["refused"].values()) == found["rows"]
+    ):
+        raise DataError(f"all {found['rows']:,} rows of {file} are refused: fix them first.")
     if found["fit"] is not None and found["fit"]["fault"]:
         raise DataError(f"a run on {file} with {recipe} would fail: {found['fit']['fault']}")
 

@@ -25,6 +25,7 @@ from training.modeling.tokenizer import (
     Prompt,
     encode_prompts,
     prompt_text,
+    special_tokens,
     token_counts,
 )
 from training.preparation.cleaning import TextRules, same_prompt_key
@@ -75,10 +76,8 @@ def prepared_now(
 ) -> tuple[Contents, int]:
     """Rows that the data stage would write, and the number it would refuse."""
     needs = read_sources(params, root)
-    special_tokens = (
-        SPECIAL_TOKENS if params.model.path is None else tuple(tokenizer.all_special_tokens)
-    )
-    rules = TextRules(params.data.max_prompt_chars, params.data.max_response_chars, special_tokens)
+    special = SPECIAL_TOKENS if params.model.path is None else special_tokens(tokenizer)
+    rules = TextRules(params.data.max_prompt_chars, params.data.max_response_chars, special)
     parsed = [parse(need, rules) for need in needs]
     refusals = [refusal for part in parsed for refusal in part.refusals]
     refuse_if_too_many(refusals, parsed, params.data, root)

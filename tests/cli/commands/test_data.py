@@ -107,6 +107,12 @@ def test_pairs_that_are_too_long_are_counted_with_the_length_that_keeps_them(
     assert fit["too_long"] == 0
 
 
+def test_a_file_of_which_every_row_is_refused_is_a_mistake(project: Path) -> None:
+    rows = [{**row, "chosen": ""} for row in ROWS]
+    (project / "empty.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert refusal("empty.jsonl") == "all 60 rows of empty.jsonl are refused: fix them first."
+
+
 def test_what_cannot_be_read_is_one_line_and_exit_code_2(project: Path) -> None:
     (project / "rows.jsonl").write_text('{"left": "a"}')
     for arguments, words in (
