@@ -238,7 +238,7 @@ def _advice(place: str) -> str:
 def _refuse_guess(
     form: str, present: Sequence[str], read: Iterable[str], place: str, first: Any
 ) -> None:
-    """Votes must not be left unread without a word. Raises NoLayout for prompts beside verdicts or
+    """Votes must not be left unread. Raises NoLayout for prompts beside verdicts or
     replies, and for demonstrations beside preferences.
     """
     left = [name for name in present if name not in read]
