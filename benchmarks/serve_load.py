@@ -6,7 +6,8 @@ alone, and what do clients see of a promotion and of an engine that is killed?
 
 Run it in a project that has run. Each greedy reply to a held-out prompt must be the one that
 Transformers gives with the model that answered. `engine_rate` is that of the same client on the
-engine without the front; `added_ms_median` compares single requests, front and engine in turn.
+engine without the front, `share_of_engine` the median ratio of blocks in turn; `added_ms_median`
+compares single requests.
 With --promote the champion is served. RUN is promoted (`rlhf promote`) under load, then `rlhf
 rollback` brings the champion back, then the engine is killed, each during --requests or more.
 """
@@ -28,23 +29,20 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # so that it runs as a file,
 import httpx
 import psutil
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cli.commands.export import exported
 from cli.run_models import CHAMPION, run_id_of
 from config import jsonl
 from config.ports import free_port
+from config.workspace.exported import read_exported
 from config.workspace.login import SERVE_KEY
-from serving.engines import LlamaCpp
-from serving.limits import Sampling
-from serving.prompts import Prompts
-from serving.run import QUEUE
-from serving.settings import Settings
+from serving.settings import QUEUE
+from training.export.llama_cpp import SLOTS, serving
+from training.export.package import gguf_path
 
 MAX_TOKENS = 48
-GREEDY = Sampling(MAX_TOKENS, 0.0, 1.0, None, stream=False)
-SLOTS = 4
-"""Those of rlhf serve by default."""
+BLOCKS = 4
 SINGLES = 100
 """Requests of each side for the time that the front adds."""
 
@@ -92,14 +90,15 @@ class Served(NamedTuple):
     up_seconds: float
     """From the command to /health."""
 
-    async def ask(self, prompt: str) -> tuple[str, str]:
-        """The model that answered, and its reply."""
-        message = {"role": "user", "content": prompt}
-        body = {"messages": [message], "temperature": 0, "max_tokens": MAX_TOKENS}
-        answer = await self.client.post("/v1/chat/completions", json=body)
-        answer.raise_for_status()
-        content = answer.json()
-        return content["model"], content["choices"][0]["message"]["content"]
+
+async def reply(client: httpx.AsyncClient, prompt: str) -> tuple[str, str]:
+    """The model that answered, and its reply."""
+    message = {"role": "user", "content": prompt}
+    body = {"messages": [message], "temperature": 0, "max_tokens": MAX_TOKENS}
+    answer = await client.post("/v1/chat/completions", json=body)
+    answer.raise_for_status()
+    content = answer.json()
+    return content["model"], content["choices"][0]["message"]["content"]
 
 
 @asynccontextmanager
@@ -124,44 +123,45 @@ async def served(run: str) -> AsyncIterator[Served]:
 async def measured(run: str, requests: int, concurrency: int) -> dict[str, Any]:
     """Load on the front and on the engine alone."""
     folder, prompts = exported(Path.cwd(), run), held_out()
-    engine = LlamaCpp(folder, Settings("llama_cpp", "f32", SLOTS, torch.get_num_threads()))
-    encoded = [engine.prompts.of_chat([{"role": "user", "content": each}]) for each in prompts]
-    expected = offline(folder, prompts)
-    try:
-        await engine.wait()
-        async with served(folder.name) as front:
+    expected, length = offline(folder, prompts), read_exported(folder).context_length
+    with serving(gguf_path(folder, "f32"), length, SLOTS + QUEUE) as (address, key):
+        headers = {"Authorization": f"Bearer {key}"}
+        alone = httpx.AsyncClient(base_url=address, headers=headers, timeout=120, trust_env=False)
+        async with alone, served(folder.name) as front:
 
             async def by_front(number: int) -> str:
-                return (await front.ask(prompts[number % len(prompts)]))[1]
+                return (await reply(front.client, prompts[number % len(prompts)]))[1]
 
             async def by_engine(number: int) -> str:
-                prompt = encoded[number % len(prompts)]
-                return [part async for part in engine.generate(prompt, GREEDY)][-1].text.strip()
+                return (await reply(alone, prompts[number % len(prompts)]))[1]
 
             await load(by_front, requests // 10, concurrency)  # warm, for memory too
             before = memory(front.process.pid)
-            replies, rate = await load(by_front, requests, concurrency)
+            replies, rates = [], []
+            for _ in range(BLOCKS):  # in turn, as the machine's pace changes
+                block, rate = await load(by_front, requests // BLOCKS, concurrency)
+                replies.append(block)
+                rates.append((rate, (await load(by_engine, requests // BLOCKS, concurrency))[1]))
             growth = memory(front.process.pid) / before - 1
-            _, engine_rate = await load(by_engine, requests, concurrency)
             # in blocks: threads of an engine spin for a while after a reply, on the other's cores
             sides = (by_front, by_engine) * 2
             singles = [
                 median([await seconds(ask, number) for number in range(SINGLES)]) for ask in sides
             ]
-    finally:
-        await engine.stop()
     wrong = [
-        number
-        for number, reply in enumerate(replies)
+        reply
+        for block in replies
+        for number, reply in enumerate(block)
         if reply is not None and reply != expected[number % len(expected)]
     ]
     return {
-        "requests": requests,
+        "requests": sum(map(len, replies)),
         "concurrency": concurrency,
-        "failed": replies.count(None),
+        "failed": sum(block.count(None) for block in replies),
         "mixed_up": len(wrong),
-        "rate": rate,
-        "engine_rate": engine_rate,
+        "rate": median([rate for rate, _ in rates]),
+        "engine_rate": median([alone for _, alone in rates]),
+        "share_of_engine": median([rate / alone for rate, alone in rates]),
         "added_ms_median": 1000 * (singles[0] - singles[1] + singles[2] - singles[3]) / 2,
         "rss_growth": growth,
         "up_seconds": front.up_seconds,
@@ -193,16 +193,16 @@ async def swapped(run: str, requests: int, concurrency: int) -> dict[str, Any]:
             async def ask(number: int) -> str:
                 prompt = number % len(prompts)
                 try:
-                    name, reply = await front.ask(prompts[prompt])
+                    name, text = await reply(front.client, prompts[prompt])
                 except httpx.HTTPStatusError as error:
                     response = error.response
                     says_when = response.status_code == 503 and "Retry-After" in response.headers
                     answers.append(Answer(time.monotonic(), "", False, says_when))
                     await asyncio.sleep(0.05)
                     return ""
-                is_right = reply == expected[name][prompt]
+                is_right = text == expected[name][prompt]
                 answers.append(Answer(time.monotonic(), name, is_right, False))
-                return reply
+                return text
 
             deadline = time.monotonic() + 120
             while not any(each.model == model for each in answers[-concurrency:]):
@@ -243,13 +243,16 @@ def counted(event: str, answers: Sequence[Answer]) -> dict[str, int]:
 def offline(folder: Path, prompts: Sequence[str]) -> list[str]:
     """Transformers' greedy replies."""
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    tokenizer = Prompts(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     found = []
     for prompt in prompts:
-        ids = tokenizer.of_chat([{"role": "user", "content": prompt}]).ids
+        chat = [{"role": "user", "content": prompt}]
+        ids = tokenizer.apply_chat_template(
+            chat, add_generation_prompt=True, return_dict=False, return_tensors="pt"
+        )
         with torch.no_grad():
-            tokens = model.generate(torch.tensor([ids]), max_new_tokens=MAX_TOKENS, do_sample=False)
-        found.append(tokenizer.text(tokens[0, len(ids) :].tolist()).strip())
+            tokens = model.generate(ids, max_new_tokens=MAX_TOKENS, do_sample=False)
+        found.append(tokenizer.decode(tokens[0, ids.shape[1] :], skip_special_tokens=True))
     return found
 
 

@@ -5,6 +5,7 @@ python -m serving EXPORT --home FOLDER --port N --weights KIND --slots N
 
 import argparse
 import os
+from functools import partial
 from pathlib import Path
 
 from serving.account import Account, Price
@@ -23,7 +24,8 @@ def main() -> None:
     given = parser.parse_args()
     settings = Settings("llama_cpp", given.weights, given.slots, os.cpu_count() or 1)
     account = Account(Price(0.0, "calibration"))
-    serve(given.home, Address(given.port), lambda: given.export, settings, account, print)
+    say = partial(print, flush=True)
+    serve(given.home, Address(given.port), lambda: given.export, settings, account, say)
 
 
 if __name__ == "__main__":

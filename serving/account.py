@@ -2,10 +2,10 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -13,7 +13,6 @@ from prometheus_client.registry import Collector
 from config.workspace.benchmarked import Usage
 from config.workspace.served import ServedRow
 from costs.formulas.serving import BASES, split_method, token_price, usd_of_usage
-from serving.engines import Part
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +24,35 @@ class Price(NamedTuple):
 
     usd_per_hour: float
     model_name: str
+
+
+class Tokens(NamedTuple):
+    """Of a request and its reply, and the seconds before and after the reply's first token; 0 where
+    nothing measured them.
+    """
+
+    prompt: int = 0
+    reply: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+
+    def with_those_of(self, content: Mapping[str, Any]) -> "Tokens":
+        """With the counts of an answer or a chunk: `usage` as in OpenAI's API, and llama.cpp's
+        `timings`, which leave out the wait for a slot.
+        """
+        usage, timings = content.get("usage") or {}, content.get("timings") or {}
+        return Tokens(
+            usage.get("prompt_tokens", self.prompt),
+            usage.get("completion_tokens", self.reply),
+            timings.get("prompt_ms", 1000 * self.prefill_seconds) / 1000,
+            timings.get("predicted_ms", 1000 * self.decode_seconds) / 1000,
+        )
+
+    def timed(self, prefill_seconds: float, decode_seconds: float) -> "Tokens":
+        """With these seconds, unless the engine measured its own."""
+        if self.prefill_seconds or self.decode_seconds:
+            return self
+        return self._replace(prefill_seconds=prefill_seconds, decode_seconds=decode_seconds)
 
 
 @dataclass
@@ -81,13 +109,13 @@ class Account(Collector):
             self._tick()
             times.at_work -= 1
 
-    def answered(self, run_id: str, input_tokens: int, last: Part) -> None:
+    def answered(self, run_id: str, tokens: Tokens) -> None:
         """Record a finished reply."""
         times = self._times.setdefault(run_id, _Times())
-        times.input_tokens += input_tokens
-        times.output_tokens += last.tokens
-        times.prefill += last.prefill_seconds or 0.0
-        times.decode += last.decode_seconds or 0.0
+        times.input_tokens += tokens.prompt
+        times.output_tokens += tokens.reply
+        times.prefill += tokens.prefill_seconds
+        times.decode += tokens.decode_seconds
 
     def usages(self) -> dict[str, Usage]:
         """By run."""

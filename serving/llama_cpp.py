@@ -1,6 +1,7 @@
 """The engine process: llama.cpp's server on a port of the loopback address, until it is killed.
 
-python -m serving.llama_cpp --model FILE --port N --slots N --context-length N --threads N
+python -m serving.llama_cpp --model FILE --name NAME --port N --slots N --connections N
+    --context-length N --threads N
 """
 
 import argparse
@@ -14,16 +15,22 @@ def main() -> None:
     import xllamacpp
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", required=True)
-    for name in ("port", "slots", "context-length", "threads"):
+    for name in ("model", "name"):
+        parser.add_argument(f"--{name}", required=True)
+    for name in ("port", "slots", "connections", "context-length", "threads"):
         parser.add_argument(f"--{name}", type=int, required=True)
     given = parser.parse_args()
     params = xllamacpp.CommonParams()
-    params.model.path = given.model
+    params.model.path, params.model_alias = given.model, {given.name}
     params.hostnames, params.port = ["127.0.0.1"], given.port
     params.api_keys = [os.environ["RLHF_ENGINE_KEY"]]
     params.n_parallel, params.n_ctx = given.slots, given.slots * given.context_length
     params.cpuparams.n_threads = given.threads
+    # each request has a thread until it is answered
+    params.n_threads_http = given.connections + 2
+    # unless a request says otherwise, the distribution of the trained model, as in OpenAI's API
+    params.sampling.temp = params.sampling.top_p = 1.0
+    params.sampling.top_k, params.sampling.min_p = 0, 0.0
     # f16, and flash attention, change logits by up to 0.002, which decides near ties differently
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED

@@ -17,12 +17,18 @@ class Metrics:
             "rlhf_prompt_tokens", "Tokens of prompts that were answered.", registry=registry
         )
         self.reply_tokens = Counter("rlhf_reply_tokens", "Tokens generated.", registry=registry)
-        self.waiting = Gauge(
+        self.running = Gauge(
             "rlhf_requests_at_work", "Requests that are not answered yet.", registry=registry
         )
-        self.first_part_seconds = Histogram(
-            "rlhf_first_part_seconds",
-            "Time from a request to the first token of a streamed reply, or to a complete one.",
+        self.ttft = Histogram(
+            "rlhf_time_to_first_token_seconds",
+            "Time from a request to the first token of a streamed reply.",
             buckets=BUCKETS,
+            registry=registry,
+        )
+        self.tpot = Histogram(
+            "rlhf_time_per_output_token_seconds",
+            "Time per token after the first one of a streamed reply.",
+            buckets=tuple(each / 10 for each in BUCKETS),
             registry=registry,
         )

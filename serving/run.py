@@ -1,26 +1,23 @@
-"""A whole front in one process, until SIGTERM or Ctrl-C: engine, application, server."""
+"""A whole front in one process, until SIGTERM or Ctrl-C."""
 
 import asyncio
-import logging
 import signal
 import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import uvicorn
+from aiohttp import web
 
 from config.errors import EnvironmentFault
 from config.workspace.login import SERVE_KEY, key
+from config.workspace.served import RECORD_SECONDS
 from serving.account import Account
-from serving.engines import ENGINES, POLL_SECONDS, EngineGone
+from serving.engines import ENGINES, EngineGone
 from serving.front import Front
-from serving.settings import Address, Settings
+from serving.settings import QUEUE, Address, Settings
 from serving.swap import Swap
 
-QUEUE = 64
-"""Requests that may wait for a slot."""
 DRAIN_SECONDS = 60
 
 
@@ -58,21 +55,12 @@ async def _serve(
     front: Front,
     say: Callable[[str], None],
 ) -> None:
-    config = uvicorn.Config(
-        front.app(), log_level=logging.WARNING, access_log=False,
-        timeout_graceful_shutdown=DRAIN_SECONDS,
-    )  # fmt: skip
-    server = uvicorn.Server(config)
-
-    def stop(*_: Any) -> None:
-        server.should_exit = True
-
-    # until uvicorn installs its handlers, and when it re-raises the signal at its end
+    asked_to_stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
+        asyncio.get_running_loop().add_signal_handler(number, asked_to_stop.set)
+    stop = asyncio.create_task(asked_to_stop.wait())
     begin = asyncio.create_task(swap.begin(first))
-    while not (begin.done() or server.should_exit):
-        await asyncio.wait({begin}, timeout=POLL_SECONDS)
+    await asyncio.wait({begin, stop}, return_when=asyncio.FIRST_COMPLETED)
     if not begin.done():
         begin.cancel()
         await asyncio.wait({begin})
@@ -81,10 +69,27 @@ async def _serve(
         await begin
     except EngineGone as error:
         raise EnvironmentFault(str(error)) from None
+    runner = web.AppRunner(
+        front.app(), access_log=None, handler_cancellation=True, shutdown_timeout=DRAIN_SECONDS
+    )
+    await runner.setup()
+    await web.SockSite(runner, listener).start()
     say(f"Serving {first.name} at http://127.0.0.1:{address.port}/v1")
     # the output of a background process goes to a log that others may read
     say(f"Key     {f'{secret}   (in {SERVE_KEY})' if sys.stdout.isatty() else f'in {SERVE_KEY}'}")
-    await server.serve(sockets=[listener])
+    keepers = {asyncio.create_task(swap.keep()), asyncio.create_task(_record(front.account))}
+    await stop
+    await runner.cleanup()
+    for keeper in keepers:
+        keeper.cancel()
+    await asyncio.wait(keepers)
+    await swap.end()
+
+
+async def _record(account: Account) -> None:
+    while True:
+        await asyncio.sleep(RECORD_SECONDS)
+        account.record()
 
 
 def _listening(address: Address) -> socket.socket:

@@ -4,8 +4,10 @@ from typing import Literal, NamedTuple
 
 from config.workspace.login import LOCAL_NAMES
 
-EngineName = Literal["llama_cpp", "transformers", "vllm"]
+EngineName = Literal["llama_cpp", "vllm"]
 Weights = Literal["f32", "q8_0", "q4_0"]
+QUEUE = 64
+"""Requests that may wait for a slot."""
 
 
 class Address(NamedTuple):
@@ -30,3 +32,6 @@ class Settings(NamedTuple):
     slots: int
     """Replies generated in parallel."""
     threads: int
+    """Of llama.cpp."""
+    arguments: tuple[str, ...] = ()
+    """Further ones of `vllm serve`."""

@@ -231,8 +231,8 @@ def log_quantised(connection: Connection, run_id: str, name: str, found: Quantis
                 name,
                 version.version,
                 f"quantised.{each.kind}",
-                f"{each.bytes} bytes; {each.flips} of {each.prompts} greedy replies differ from "
-                f"f32; {each.judge} {gain.mean:+.4f} ({gain.low:+.4f} to {gain.high:+.4f})",
+                f"{each.bytes} bytes; {each.flips} of {each.prompts} greedy replies are not "
+                f"the model's; {each.judge} {gain.mean:+.4f} ({gain.low:+.4f} to {gain.high:+.4f})",
             )
 
 

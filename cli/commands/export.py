@@ -12,7 +12,7 @@ import typer
 
 from cli.project import project_root, typed_path
 from cli.run_models import CHAMPION, models_of, run_id_of
-from config.errors import EXIT_BAD_INPUT, RlhfError, UserError
+from config.errors import EXIT_BAD_INPUT, ModelError, RlhfError, UserError
 
 if TYPE_CHECKING:
     from config.schema import Params
@@ -62,11 +62,15 @@ def champion_or_last(root: Path) -> str:
 
 
 def exported(root: Path, run: str) -> Path:
-    """The run's export in its usual folder, written first if it is missing. Raises as
-    `write_export` does.
+    """The run's export in its usual folder, written first if it is missing, damaged or of an older
+    version. Raises as `write_export` does.
     """
+    from config.workspace.exported import read_exported
+
     target = root / EXPORTS / run_id_of(root, run)
-    if not (target / "export.json").is_file():
+    try:
+        read_exported(target)
+    except ModelError:
         write_export(root, run, target)
     return target
 

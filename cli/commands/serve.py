@@ -25,8 +25,7 @@ def serve(
     engine: Annotated[
         EngineName,
         typer.Option(
-            help="llama_cpp; transformers, for any architecture, one reply at a time; or vllm, on "
-            "a GPU, from an environment of its own."
+            help="llama_cpp; or vllm, for GPUs and any architecture, from its own environment."
         ),
     ] = "llama_cpp",
     weights: Annotated[
@@ -41,6 +40,10 @@ def serve(
     host: Annotated[
         list[str] | None,
         typer.Option(help="A Host header to answer to, besides localhost:PORT; repeatable."),
+    ] = None,
+    engine_argument: Annotated[
+        list[str] | None,
+        typer.Option(help="An argument of `vllm serve`, such as --dtype=float32; repeatable."),
     ] = None,
     record: Annotated[
         bool,
@@ -73,5 +76,6 @@ def serve(
 
     address = Address(port, listen, tuple(host or ()))
     follow = wanted if chosen == CHAMPION else cache(wanted)
-    settings = Settings(engine, weights, slots, os.cpu_count() or 1)
+    arguments = tuple(engine_argument or ())
+    settings = Settings(engine, weights, slots, os.cpu_count() or 1, arguments)
     serve_exports(root, address, follow, settings, Account(price, keep), say)

@@ -11,8 +11,8 @@ FILE = "quantised.json"
 
 
 class Difference(BaseModel):
-    """Mean score of the replies minus that of the f32 replies to the same prompts, and its paired
-    interval.
+    """Mean score of the replies minus that of the trained model's to the same prompts, and its
+    paired interval.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -23,7 +23,7 @@ class Difference(BaseModel):
 
 
 class QuantisedFile(BaseModel):
-    """A GGUF file compared with the one in f32."""
+    """A GGUF file compared with the trained model."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -32,7 +32,7 @@ class QuantisedFile(BaseModel):
     bytes: int
     prompts: int
     flips: int
-    """Prompts whose greedy reply differs from that of f32."""
+    """Prompts whose greedy reply differs from the trained model's."""
     difference: Difference
     judge: str
     """Judge of the score."""

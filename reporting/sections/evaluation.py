@@ -229,7 +229,7 @@ def _hacking(findings: Findings) -> Markup | None:
 
 
 def _quantised(findings: Findings) -> Markup | None:
-    """The GGUF files of the run's export beside the one in f32."""
+    """The GGUF files of the run's export beside the trained model."""
     if not findings.quantised:
         return None
     rows = [
@@ -246,8 +246,8 @@ def _quantised(findings: Findings) -> Markup | None:
     return card(
         "What quantising changes",
         table(["Weights", "Size", "Replies that differ", f"Change of the {judge}"], rows),
-        note="GGUF files of the export against f32: greedy replies to the same held-out prompts, "
-        "with paired intervals.",
+        note="GGUF files of the export against the trained model: greedy replies to the same "
+        "held-out prompts, with paired intervals.",
     )
 
 

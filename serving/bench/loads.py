@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from llmeter.endpoints.base import InvocationResponse
-
 from config.workspace.benchmarked import Limits, Load
 from serving.bench.endpoint import ChatEndpoint
 from serving.bench.measured import Reply, measured_load
@@ -82,7 +80,7 @@ async def _closed(
     limits: Limits,
 ) -> Load:
     endpoint.send_in_turn(payloads)
-    replies = _replies(await _run(endpoint, payloads, clients=clients, run_duration=seconds))
+    replies = await _replies(endpoint, payloads, clients=clients, run_duration=seconds)
     begin = min((each.sent for each in replies), default=0.0)
     return measured_load(replies, begin, begin + seconds, limits, concurrency=clients)
 
@@ -97,35 +95,30 @@ async def _open(
 ) -> Load:
     start = time.perf_counter() + START_SECONDS
     endpoint.send_in_turn(payloads, [start + arrival for arrival in arrivals])
-    replies = _replies(await _run(endpoint, payloads, clients=len(arrivals), n_requests=1))
+    replies = await _replies(endpoint, payloads, clients=len(arrivals), n_requests=1)
     begin = min((each.sent for each in replies), default=0.0) - arrivals[0]
     return measured_load(replies, begin, begin + seconds, limits, requests_per_second=rate)
 
 
-async def _run(
+async def _replies(
     endpoint: ChatEndpoint, payloads: list[dict[str, Any]], **load: Any
-) -> list[InvocationResponse]:
+) -> list[Reply]:
     os.environ.setdefault("LLMETER_DISABLE_ALL_PROGRESS_BARS", "1")  # read at import
     from llmeter.runner import Runner
 
-    runner = Runner(endpoint=endpoint, payload=payloads, timeout=3600)
-    result = await runner.run(**load)
+    result = await Runner(endpoint=endpoint, payload=payloads, timeout=3600).run(**load)
     if result.stats.get("interrupted"):
         endpoint.stop()  # otherwise the process waits for its threads
         raise Interrupted
-    return list(result.responses)
-
-
-def _replies(responses: Sequence[InvocationResponse]) -> list[Reply]:
     return [
         Reply(
             sent=each.request_time.timestamp() if each.request_time else 0.0,
-            ttft_seconds=each.time_to_first_token or 0.0,
+            # an empty reply has no first token: EOS came instead of it
+            ttft_seconds=each.time_to_first_token or each.time_to_last_token or 0.0,
             seconds=each.time_to_last_token or 0.0,
             input_tokens=each.num_tokens_input or 0,
             output_tokens=each.num_tokens_output or 0,
-            prefill_seconds=each.annotations.get("prefill_seconds"),
             fault=each.error,
         )
-        for each in responses
+        for each in result.responses
     ]

@@ -18,8 +18,6 @@ class Reply:
     """Time of the last token."""
     input_tokens: int
     output_tokens: int
-    prefill_seconds: float | None = None
-    """Without the wait for a slot, if the endpoint reports it."""
     fault: str | None = None
     """Reason of the failure."""
 
@@ -30,14 +28,12 @@ class Reply:
             return None
         return (self.seconds - self.ttft_seconds) / (self.output_tokens - 1)
 
-    def output_between(self, begin: float, end: float) -> float:
-        """Output tokens within an interval: the first at TTFT, the others evenly after it."""
-        first = self.sent + self.ttft_seconds
+    def share_between(self, begin: float, end: float) -> float:
+        """The part of its time within an interval."""
         last = self.sent + self.seconds
-        if last <= first:
-            return float(self.output_tokens) * (begin <= first < end)
-        share = max(0.0, min(last, end) - max(first, begin)) / (last - first)
-        return (begin <= first < end) + share * (self.output_tokens - 1)
+        if self.seconds <= 0:
+            return float(begin <= self.sent < end)
+        return max(0.0, min(last, end) - max(self.sent, begin)) / self.seconds
 
 
 def holds(limits: Limits, reply: Reply) -> bool:
@@ -61,16 +57,13 @@ def measured_load(
     faults = [each.fault for each in replies if each.fault is not None]
     seconds = end - begin
     tpots = [each.tpot_seconds for each in good if each.tpot_seconds is not None]
-    shared = [(share_between(each, begin, end), each) for each in good]
+    shared = [(each.share_between(begin, end), each) for each in good]
     usage = Usage(
         wall_seconds=seconds,
         busy_seconds=covered([(each.sent, each.sent + each.seconds) for each in good], begin, end),
         input_tokens=sum(share * each.input_tokens for share, each in shared),
-        output_tokens=sum(each.output_between(begin, end) for each in good),
-        prefill_seconds=sum(
-            share * (each.ttft_seconds if each.prefill_seconds is None else each.prefill_seconds)
-            for share, each in shared
-        ),
+        output_tokens=sum(share * each.output_tokens for share, each in shared),
+        prefill_seconds=sum(share * each.ttft_seconds for share, each in shared),
         decode_seconds=sum(share * (each.seconds - each.ttft_seconds) for share, each in shared),
     )
     return Load(
@@ -88,14 +81,6 @@ def measured_load(
         tpot_ms=percentiles(tpots),
         usage=usage,
     )
-
-
-def share_between(reply: Reply, begin: float, end: float) -> float:
-    """Share of a reply's time within an interval."""
-    last = reply.sent + reply.seconds
-    if reply.seconds <= 0:
-        return float(begin <= reply.sent < end)
-    return max(0.0, min(last, end) - max(reply.sent, begin)) / reply.seconds
 
 
 def covered(spans: Sequence[tuple[float, float]], begin: float, end: float) -> float:

@@ -2,10 +2,11 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from config import jsonl
-from config.errors import DataError, EnvironmentFault, ModelError, ParamsError, UserError
+from config.errors import DataError, EnvironmentFault, UserError
 from config.records import kept_folder
 from config.schema import Params
 from config.workspace.benchmarked import Benchmark, Limits, Load, keep_benchmark
@@ -23,18 +24,11 @@ from costs.planning.serving import ServingPlan, plan_serving
 from costs.planning.target import Target as Aim
 from costs.planning.target import this_device
 from costs.tables.catalogue import own_price
-from serving.bench.endpoint import (
-    ChatEndpoint,
-    api_url,
-    is_loopback,
-    reply_seconds,
-    served_model,
-)
+from serving.bench.endpoint import ChatEndpoint, api_url, is_loopback
 from serving.bench.loads import Interrupted, LoadSpec, measure
 from serving.bench.measured import knee_of
 from serving.bench.pace import pace_seconds
 from serving.bench.server import peak_bytes, running
-from serving.prompts import Prompts
 from serving.settings import EngineName, Weights
 from tasks.champions.registry import describe, update_mlflow
 from tasks.stage.progress import Display
@@ -86,18 +80,6 @@ OnLoad = Callable[[Load, int], None]
 """Called with each measured load and the number left."""
 
 
-class Target(NamedTuple):
-    """A running server."""
-
-    url: str
-    model: str
-    key: str | None
-    serving: Mapping[str, Any]
-    """How a server of ours serves: engine, weights, slots; {} of another."""
-    process: psutil.Process | None
-    """Of the server that was started for this."""
-
-
 def bench(
     root: Path, params: Params, settings: BenchSettings, usd_per_hour: float, on_load: OnLoad
 ) -> BenchResult:
@@ -105,22 +87,25 @@ def bench(
 
     Raises EnvironmentFault, UserError or DataError with one line if there is nothing to measure.
     """
-    with _target(root, settings) as target:
-        run_id = target.model if _is_run(root, target.model) else None
-        payloads = _payloads(root, params, settings, run_id)
-        _require_pace(target, payloads[0], settings)
-        endpoint = ChatEndpoint(target.url, target.model, target.key, timeout_seconds=600.0)
+    with _server(root, settings) as (url, process):
+        key = os.environ.get(KEY_VARIABLE) if settings.url else None
+        endpoint = ChatEndpoint(url, "", key or _own_key(root, url), timeout_seconds=600.0)
         try:
-            _warm(endpoint, payloads)
+            model = endpoint.served_model(settings.model)
+            payloads = _payloads(root, params, settings)
+            _require_pace(endpoint, payloads[0], settings)
+            for payload in payloads[:WARM_REQUESTS]:
+                endpoint.invoke(payload)
             loads, peak, paces, interrupted = _measured(
-                endpoint, target, settings, payloads, on_load
+                endpoint, process, settings, payloads, on_load
             )
         finally:
             endpoint.stop()
+    run_id = model.name if _is_run(root, model.name) else None
     found = Benchmark(
-        engine=str(target.serving.get("engine", OUTSIDE)),
-        weights=str(target.serving.get("weights", "")),
-        slots=int(target.serving.get("slots", 0)),
+        engine=str(model.settings.get("engine", OUTSIDE)),
+        weights=str(model.settings.get("weights", "")),
+        slots=int(model.settings.get("slots", 0)),
         time=datetime.now(UTC).isoformat(timespec="seconds"),
         usd_per_hour=usd_per_hour,
         limits=settings.limits,
@@ -130,21 +115,21 @@ def bench(
         pace_seconds=mean(paces),
     )
     if run_id is None:
-        return BenchResult(found, target.model, target.url, None, "", interrupted, None)
+        return BenchResult(found, model.name, url, None, "", interrupted, None)
     run_params, digest = kept_params(root, run_id), describe(root, run_id).model_digest
     if loads:
         keep_benchmark(root, run_id, digest, found, is_whole=not interrupted)
         fault = None if interrupted else update_mlflow(root, run_params)
         if fault is not None:
             Display().say(f"warning: {fault}")
-    plan = _plan(root, run_params, target, found)
-    return BenchResult(found, target.model, target.url, run_id, digest, interrupted, plan)
+    plan = _plan(root, run_params, url, found)
+    return BenchResult(found, model.name, url, run_id, digest, interrupted, plan)
 
 
-def _plan(root: Path, params: Params, target: Target, found: Benchmark) -> ServingPlan | None:
+def _plan(root: Path, params: Params, url: str, found: Benchmark) -> ServingPlan | None:
     """Planned rates of the measured concurrencies."""
     concurrencies = [each.concurrency for each in found.loads if each.concurrency is not None]
-    if found.engine != "llama_cpp" or not is_loopback(target.url):
+    if found.engine != "llama_cpp" or not is_loopback(url):
         return None
     aim = Aim(this_device(root), own_price(found.usd_per_hour, "rlhf bench", found.time), root=root)
     return plan_serving(
@@ -154,7 +139,7 @@ def _plan(root: Path, params: Params, target: Target, found: Benchmark) -> Servi
 
 def _measured(
     endpoint: ChatEndpoint,
-    target: Target,
+    process: psutil.Process | None,
     settings: BenchSettings,
     payloads: Sequence[dict[str, Any]],
     on_load: OnLoad,
@@ -164,7 +149,7 @@ def _measured(
     """
     loads: list[Load] = []
     paces = [pace_seconds()]
-    with peak_bytes(target.process) as peak:
+    with peak_bytes(process) as peak:
         try:
             for load in measure(
                 endpoint, settings.loads, payloads, settings.seconds, settings.limits
@@ -172,8 +157,8 @@ def _measured(
                 if load.failed == load.requests:
                     if not loads:
                         raise EnvironmentFault(
-                            f"{target.url}: all {load.requests} requests of the first load failed: "
-                            f"{load.fault}."
+                            f"{endpoint.url}: all {load.requests} requests of the first load "
+                            f"failed: {load.fault}."
                         )
                     on_load(load, -1)
                     break
@@ -196,19 +181,15 @@ def _is_run(root: Path, name: str) -> bool:
 
 
 @contextmanager
-def _target(root: Path, settings: BenchSettings) -> Iterator[Target]:
+def _server(root: Path, settings: BenchSettings) -> Iterator[tuple[str, psutil.Process | None]]:
+    """Address of the API, and the process that was started for this."""
     if settings.url is not None:
-        url = api_url(settings.url)
-        key = os.environ.get(KEY_VARIABLE) or _own_key(root, url)
-        name, serving = served_model(url, key, settings.model)
-        yield Target(url, name, key, serving, None)
+        yield api_url(settings.url), None
         return
     command = [sys.executable, "-m", "cli.main", "serve", settings.run, "--engine", settings.engine]
     command += ["--weights", settings.weights, "--slots", str(settings.slots), "--no-record"]
-    with running(command, root) as (url, process):
-        key = _own_key(root, url)
-        name, serving = served_model(url, key, None)
-        yield Target(url, name, key, serving, process)
+    with running(command, root) as served:
+        yield served
 
 
 def _own_key(root: Path, url: str) -> str | None:
@@ -220,11 +201,8 @@ def _own_key(root: Path, url: str) -> str | None:
 # ---------------------------------------------------------------- the requests
 
 
-def _payloads(
-    root: Path, params: Params, settings: BenchSettings, run_id: str | None
-) -> list[dict[str, Any]]:
-    """Requests for replies to the held-out prompts, as the evaluation asks for them. Those that
-    leave no room in the context of an exported model are left out.
+def _payloads(root: Path, params: Params, settings: BenchSettings) -> list[dict[str, Any]]:
+    """Requests for replies to the held-out prompts, as the evaluation asks for them.
 
     Raises DataError if there are none.
     """
@@ -232,45 +210,23 @@ def _payloads(
     path = root / PREPARED
     if not path.is_file():
         raise DataError(f"{path} does not exist. Prepare data first: rlhf run, or rlhf restore.")
-    chats = [
-        [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        for row in list(jsonl.plain(path))[:MOST_PROMPTS]
-        for prompt in [row["prompt"]]
+    prompts = [row["prompt"] for row in islice(jsonl.plain(path), MOST_PROMPTS)]
+    settings_of_all = {"max_tokens": most, "temperature": params.evaluate.temperature}
+    return [
+        {
+            "messages": [{"role": "user", "content": each}] if isinstance(each, str) else each,
+            **settings_of_all,
+        }
+        for each in prompts
     ]
-    reader = _prompts(root, run_id)
-    if reader is not None:
-        room = reader.context_length - most
-        chats = [chat for chat in chats if len(reader.of_chat(chat).ids) <= room]
-    if not chats:
-        raise ParamsError(
-            f"no prompt of {PREPARED} leaves room for {most} tokens in the model's context. Lower "
-            "--max-tokens."
-        )
-    temperature = params.evaluate.temperature
-    return [{"messages": chat, "max_tokens": most, "temperature": temperature} for chat in chats]
 
 
-def _prompts(root: Path, run_id: str | None) -> Prompts | None:
-    """The tokenizer of a run's export, where it is in its usual place."""
-    if run_id is None:
-        return None
-    try:
-        return Prompts(root / "exports" / run_id)
-    except ModelError:
-        return None
-
-
-def _require_pace(target: Target, payload: dict[str, Any], settings: BenchSettings) -> None:
+def _require_pace(endpoint: ChatEndpoint, payload: dict[str, Any], settings: BenchSettings) -> None:
     """Raise EnvironmentFault if a load would not complete a single reply."""
-    expected = reply_seconds(target.url, target.model, target.key, payload)
+    expected = endpoint.reply_seconds(payload)
     if expected > settings.seconds:
         raise EnvironmentFault(
-            f"{target.url} needs about {expected:.0f} s for a reply of {payload['max_tokens']} "
+            f"{endpoint.url} needs about {expected:.0f} s for a reply of {payload['max_tokens']} "
             f"tokens, and a load lasts {settings.seconds:g} s. Set --seconds to "
             f"{expected * 2:.0f} or more, or lower --max-tokens."
         )
-
-
-def _warm(endpoint: ChatEndpoint, payloads: Sequence[dict[str, Any]]) -> None:
-    for payload in payloads[:WARM_REQUESTS]:
-        endpoint.invoke(payload)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import mean
 from typing import Any, NamedTuple
 
 import yaml
@@ -17,13 +16,14 @@ import yaml
 from config.atomic_file import write_atomically
 from config.errors import EnvironmentFault
 from config.workspace.benchmarked import Limits, Load
+from config.workspace.exported import read_exported
 from config.workspace.login import SERVE_KEY
 from config.workspace.machine import SERVING_FILE, ServedPoint, ServingRates
 from costs.ledger.history import this_machine
 from costs.planning.serving import buffer_bytes, cache_bytes
 from costs.planning.serving_pace import matrix_parameters
 from costs.tables.shapes import ModelShape, from_config
-from serving.bench.endpoint import ChatEndpoint, served_model
+from serving.bench.endpoint import ChatEndpoint
 from serving.bench.loads import LoadSpec, measure
 from serving.bench.pace import pace_seconds
 from serving.bench.server import peak_bytes, running
@@ -39,13 +39,6 @@ PROMPTS = 200
 """Enough that no prompt is still in the engine's cache when it comes again."""
 SMALL_SECONDS, LARGE_SECONDS = 2.0, 3.0
 WORDS = ("hello", "my", "kettle", "is", "cracked", "please", "refund", "it", "cost", "too", "much")
-
-
-class Timed(NamedTuple):
-    """A point, and the machine's pace around it."""
-
-    point: ServedPoint
-    pace_seconds: float
 
 
 class CalibrationLoad(NamedTuple):
@@ -65,61 +58,58 @@ def calibrate_serving(root: Path, say: Callable[[str], None]) -> None:
 
 def measured_rates(root: Path, say: Callable[[str], None]) -> ServingRates:
     """Serve models with random weights, and measure them. Raises EnvironmentFault."""
-    began = time.perf_counter()
+    began, pace = time.perf_counter(), pace_seconds()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         _write_exports(root, folder)
-        say("serving a small model")
+
+        def measured(
+            told: str, name: str, weights: Weights, loads: Sequence[CalibrationLoad]
+        ) -> tuple[list[ServedPoint], int]:
+            say(f"serving {told}")
+            return _measured(folder / name, weights, loads, pace)
+
         pairs = [(tokens, n) for tokens in (SHORT, LONG) for n in CONCURRENCIES]
         small_loads = [
             CalibrationLoad(SHORT_PROMPT, tokens, n, SMALL_SECONDS) for tokens, n in pairs
         ]
-        small, held = _measured(folder, "small", "f32", small_loads)
-        say("serving a deep model")
+        small, held = measured("a small model", "small", "f32", small_loads)
         deep_loads = [CalibrationLoad(SHORT_PROMPT, LONG, n, SMALL_SECONDS) for n in CONCURRENCIES]
-        deep, _ = _measured(folder, "deep", "f32", deep_loads)
-        large = []
+        deep, _ = measured("a deep model", "deep", "f32", deep_loads)
+        large_loads = [CalibrationLoad(SHORT_PROMPT, 24, n, LARGE_SECONDS) for n in CONCURRENCIES]
+        large_loads.append(CalibrationLoad(LONG_PROMPT, 4, 1, SMALL_SECONDS))
         kinds: tuple[Weights, ...] = ("f32", "q8_0", "q4_0")
-        for kind in kinds:
-            say(f"serving a large model in {kind}")
-            loads = [CalibrationLoad(SHORT_PROMPT, 24, n, LARGE_SECONDS) for n in CONCURRENCIES]
-            loads.append(CalibrationLoad(LONG_PROMPT, 4, 1, SMALL_SECONDS))
-            large += _measured(folder, "large", kind, loads)[0]
-        say("the small one again")
-        again, _ = _measured(folder, "small", "f32", small_loads)
-        shape = _shape(folder / "small")
-        weights = (folder / "small/gguf/model-f32.gguf").stat().st_size
-        context = json.loads((folder / "small/config.json").read_text())["max_position_embeddings"]
-    longest = max(each.point.input_tokens for each in small)
-    pace = mean(each.pace_seconds for each in (*small, *deep, *large, *again))
+        large = [
+            point
+            for kind in kinds
+            for point in measured(f"a large model in {kind}", "large", kind, large_loads)[0]
+        ]
+        again, _ = measured("the small one again", "small", "f32", small_loads)
+        shape, weights = _shape(folder / "small"), gguf_bytes(folder / "small")
+        context = read_exported(folder / "small").context_length
+    longest = max(each.input_tokens for each in small)
     beside = weights + SLOTS * context * cache_bytes(shape)
     beside += buffer_bytes(shape, SLOTS, context, longest)
     return ServingRates(
         processor=this_machine(),
         date=datetime.now(UTC).date().isoformat(),
         pace_seconds=pace,
-        small=tuple(
-            _between(_at_pace(one, pace), _at_pace(two, pace))
-            for one, two in zip(small, again, strict=True)
-        ),
-        deep=tuple(_at_pace(each, pace) for each in deep),
-        large=tuple(_at_pace(each, pace) for each in large),
+        small=tuple(_between(one, two) for one, two in zip(small, again, strict=True)),
+        deep=tuple(deep),
+        large=tuple(large),
         process_bytes=round(held - beside),
         seconds=time.perf_counter() - began,
     )
+
+
+def gguf_bytes(export: Path) -> int:
+    return (export / "gguf/model-f32.gguf").stat().st_size
 
 
 def _write_exports(root: Path, folder: Path) -> None:
     command = [sys.executable, "-m", "training.calibrate.exports", "--to", str(folder)]
     if subprocess.run(command, cwd=root, check=False, stdout=subprocess.DEVNULL).returncode:
         raise EnvironmentFault("models to serve could not be written; the line above says why.")
-
-
-def _at_pace(timed: Timed, pace: float) -> ServedPoint:
-    """The point as it would have been at another pace of the machine."""
-    times = ("seconds_per_reply", "ttft_seconds")
-    factor = pace / timed.pace_seconds
-    return timed.point.model_copy(update={n: getattr(timed.point, n) * factor for n in times})
 
 
 def _between(first: ServedPoint, second: ServedPoint) -> ServedPoint:
@@ -136,41 +126,44 @@ def _shape(folder: Path) -> ModelShape:
 
 
 def _measured(
-    folder: Path, name: str, weights: Weights, loads: Sequence[CalibrationLoad]
-) -> tuple[list[Timed], int]:
-    """A point for each load on a server of one export, and its peak memory."""
-    export = folder / name
+    export: Path, weights: Weights, loads: Sequence[CalibrationLoad], pace: float
+) -> tuple[list[ServedPoint], int]:
+    """A point for each load on a server of an export, as it would be at `pace` of the machine; and
+    the server's peak memory.
+    """
     shape = _shape(export)
-    with _served(folder, export, weights) as (endpoint, peak):
+    with _served(export, weights) as (endpoint, peak):
         points, before = [], pace_seconds()
         for each in loads:
             load, after = _load(endpoint, each), pace_seconds()
             assert load.ttft_ms is not None
-            replies = load.replies_per_second * load.seconds
-            point = ServedPoint(
-                weights=weights,
-                parameters=matrix_parameters(shape),
-                layers=shape.layers,
-                concurrency=each.concurrency,
-                input_tokens=load.usage.input_tokens / replies,
-                output_tokens=load.usage.output_tokens / replies,
-                seconds_per_reply=1 / load.replies_per_second,
-                ttft_seconds=load.ttft_ms.p50 / 1000,
-            )
-            points.append(Timed(point, (before + after) / 2))
+            replies, faster = load.replies_per_second * load.seconds, 2 * pace / (before + after)
             before = after
+            points.append(
+                ServedPoint(
+                    weights=weights,
+                    parameters=matrix_parameters(shape),
+                    layers=shape.layers,
+                    concurrency=each.concurrency,
+                    input_tokens=load.usage.input_tokens / replies,
+                    output_tokens=load.usage.output_tokens / replies,
+                    seconds_per_reply=faster / load.replies_per_second,
+                    ttft_seconds=faster * load.ttft_ms.p50 / 1000,
+                )
+            )
         return points, peak() or 0
 
 
 @contextmanager
 def _served(
-    folder: Path, export: Path, weights: Weights
+    export: Path, weights: Weights
 ) -> Iterator[tuple[ChatEndpoint, Callable[[], int | None]]]:
+    folder = export.parent
     command = [sys.executable, "-m", "serving", str(export), "--home", str(folder)]
     command += ["--weights", weights, "--slots", str(SLOTS)]
     with running(command, Path.cwd()) as (url, process), peak_bytes(process) as peak:
         key = (folder / SERVE_KEY).read_text(encoding="utf-8")
-        endpoint = ChatEndpoint(url, served_model(url, key, None).name, key, timeout_seconds=60.0)
+        endpoint = ChatEndpoint(url, export.name, key, timeout_seconds=60.0)
         try:
             for payload in payloads(CalibrationLoad(SHORT_PROMPT, SHORT, 1, 0.0))[-5:]:  # warm
                 endpoint.invoke(payload)

@@ -13,12 +13,14 @@ import psutil
 from transformers import PreTrainedModel
 
 from config.ports import free_port
+from config.workspace.exported import Exported, keep_exported
 from serving.settings import EngineName
 from tests.conftest import ROOT
-from tests.training.support.tiny import tokenizer
+from tests.training.support.tiny import CONTEXT, tokenizer
 from training.export.aligned import with_prompts_of_training
 from training.export.gguf_file import write_gguf
 from training.export.package import gguf_path
+from training.modeling.tokenizer import special_tokens
 
 PROGRAM = """
 import logging, sys
@@ -35,20 +37,29 @@ port, slots, run.QUEUE = map(int, sys.argv[3:])
 wanted = lambda: Path((root / "wanted").read_text())
 say = lambda line: print(line, flush=True)
 account = Account(Price(3.6, "assistant"), partial(jsonl.append, root / SERVED))
+arguments = ("--enforce-eager", "--dtype", "float32") if engine == "vllm" else ()
 try:
-    run.serve(root, Address(port), wanted, Settings(engine, "f32", slots, 2), account, say)
+    settings = Settings(engine, "f32", slots, 2, arguments)
+    run.serve(root, Address(port), wanted, settings, account, say)
 except RlhfError as error:
     sys.exit(str(error))
 """
 
 
-def made_export(folder: Path, model: PreTrainedModel) -> Path:
+def made_export(
+    folder: Path, model: PreTrainedModel, template: str | None = None, differs: tuple[str, ...] = ()
+) -> Path:
+    """An export of a model for single prompts, or for the chats of a template."""
     folder.mkdir()
     (folder / "gguf").mkdir()
     model.save_pretrained(folder)
     own = deepcopy(tokenizer())  # it is shared by all tests, and this changes its chat template
-    with_prompts_of_training(own, is_plain=True).save_pretrained(folder)
-    write_gguf(model, tokenizer(), "f32", gguf_path(folder, "f32"))
+    with_prompts_of_training(own, is_plain=template is None)
+    own.chat_template = template or own.chat_template
+    own.save_pretrained(folder)
+    write_gguf(model, own, "f32", gguf_path(folder, "f32"))
+    record = Exported(context_length=CONTEXT, control_tokens=special_tokens(own), differs=differs)
+    keep_exported(folder, record)
     return folder
 
 
@@ -100,12 +111,12 @@ class Served:
         body = {"messages": [{"role": "user", "content": prompt}], "temperature": 0, **settings}
         return self.client.post("/v1/chat/completions", json=body)
 
-    def engines(self) -> list[psutil.Process]:
+    def engines(self, command: str = "serving.llama_cpp") -> list[psutil.Process]:
         children = psutil.Process(self.process.pid).children()
         found = []
         for one in children:
             with suppress(psutil.NoSuchProcess):  # ended, or a zombie that is not reaped yet
-                if "serving.llama_cpp" in one.cmdline():
+                if any(command in word for word in one.cmdline()):
                     found.append(one)
         return found
 

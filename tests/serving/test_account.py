@@ -4,8 +4,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from config.workspace.served import ServedRow
-from serving.account import Account, Price
-from serving.engines import Part
+from serving.account import Account, Price, Tokens
 
 
 class Clock:
@@ -19,10 +18,6 @@ def account(clock: Clock, kept: list[ServedRow] | None = None) -> Account:
     return Account(Price(3.6, "assistant"), None if kept is None else kept.append, clock)
 
 
-def last(tokens: int, prefill: float | None = None, decode: float | None = None) -> Part:
-    return Part("", tokens, "stop", prefill, decode)
-
-
 def test_time_belongs_to_the_model_that_is_served_and_is_busy_once() -> None:
     clock = Clock()
     made = account(clock)
@@ -32,7 +27,7 @@ def test_time_belongs_to_the_model_that_is_served_and_is_busy_once() -> None:
         clock.now += 1
         with made.at_work("first"):  # side by side: still one busy second a second
             clock.now += 2
-        made.answered("first", 10, last(4, 0.5, 1.5))
+        made.answered("first", Tokens(10, 4, 0.5, 1.5))
         made.serves("second")  # takes over while the first still answers
         clock.now += 3
     clock.now += 1
@@ -51,7 +46,7 @@ def test_the_metrics_are_opencosts() -> None:
     made.serves("run-a")
     with made.at_work("run-a"):
         clock.now += 10
-        made.answered("run-a", 600, last(400, 2.0, 6.0))
+        made.answered("run-a", Tokens(600, 400, 2.0, 6.0))
     clock.now += 10
 
     def value(name: str, **labels: str) -> float | None:
@@ -75,10 +70,10 @@ def test_rows_hold_what_was_added_since_the_last_ones() -> None:
     made = account(clock, kept)
     made.serves("run-a")
     clock.now += 7
-    made.answered("run-a", 3, last(2))
+    made.answered("run-a", Tokens(3, 2))
     made.record()
     clock.now += 5
-    made.answered("run-a", 30, last(20))
+    made.answered("run-a", Tokens(30, 20))
     made.record()
     made.record()  # nothing since: no row
     assert [(row.usage.wall_seconds, row.usage.output_tokens) for row in kept] == [(7, 2), (5, 20)]

@@ -1,10 +1,8 @@
 """The front and a real engine, as processes, on a small model."""
 
-import asyncio
 import json
 import os
 import pty
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,20 +19,19 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from config.errors import EnvironmentFault
+from config.errors import EnvironmentFault, ModelError
 from config.ports import free_port
 from config.workspace.served import served_of
-from serving.engines import EngineGone, Part, Vllm
-from serving.limits import Sampling
-from serving.prompts import Prompt
+from serving.engines import LlamaCpp, Vllm
 from serving.settings import Settings
 from tests.conftest import ROOT
 from tests.serving.fronts import PROGRAM, Served, made_export
-from tests.training.support.tiny import CONTEXT, policy, tokenizer
+from tests.training.support.tiny import policy, tokenizer
 from training.export.package import gguf_path
-from training.modeling.tokenizer import decode_response, encode_prompt
+from training.modeling.tokenizer import encode_prompt
 
 pytestmark = pytest.mark.integration
+SAY = {"messages": [{"role": "user", "content": "hello"}]}
 PROMPTS = [f"hello , my kettle is cracked . order number {n} ." for n in range(24)]
 
 
@@ -74,19 +71,40 @@ def shared(exports: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
 
 
 def offline(model: PreTrainedModel, prompt: str, max_tokens: int) -> str:
-    ids = encode_prompt(tokenizer(), prompt)
+    """Transformers' greedy reply."""
+    ids, eos = encode_prompt(tokenizer(), prompt), tokenizer().eos_token_id
     with torch.no_grad():
         tokens = model.generate(
-            torch.tensor([ids]), max_new_tokens=max_tokens, do_sample=False,
-            eos_token_id=tokenizer().eos_token_id, pad_token_id=tokenizer().pad_token_id,
+            torch.tensor([ids]), max_new_tokens=max_tokens, do_sample=False, eos_token_id=eos,
+            pad_token_id=tokenizer().pad_token_id,
         )  # fmt: skip
-    return decode_response(tokenizer(), tokens[0, len(ids) :].tolist())
+    return whole_characters(tokenizer().decode(tokens[0, len(ids) :], skip_special_tokens=True))
+
+
+def whole_characters(text: str) -> str:
+    """Without halves, of which a model with random weights writes many: programs differ in how many
+    marks they put for one.
+    """
+    return text.replace("\ufffd", "")
 
 
 def text_of(response: httpx.Response) -> str:
     assert response.status_code == 200, response.text
-    found: str = response.json()["choices"][0]["message"]["content"]
-    return found
+    return whole_characters(response.json()["choices"][0]["message"]["content"])
+
+
+def chunks(served: Served, **body: Any) -> list[dict[str, Any]]:
+    """A streamed reply."""
+    body = {**SAY, "temperature": 0, "max_tokens": 12, "stream": True, **body}
+    with served.client.stream("POST", "/v1/chat/completions", json=body) as response:
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+def streamed(parts: list[dict[str, Any]]) -> str:
+    deltas = [part["choices"][0]["delta"] for part in parts if part["choices"]]
+    return whole_characters("".join(delta.get("content") or "" for delta in deltas))
 
 
 def test_requests_side_by_side_each_get_the_reply_that_transformers_gives(
@@ -94,6 +112,7 @@ def test_requests_side_by_side_each_get_the_reply_that_transformers_gives(
 ) -> None:
     assert shared.said[0] == f"Serving first at {shared.url}/v1\n"
     assert shared.said[1] == "Key     in .rlhf/serve.key\n"
+
     with ThreadPoolExecutor(8) as threads:
         found = list(
             threads.map(lambda prompt: text_of(shared.ask(prompt, max_tokens=12)), PROMPTS)
@@ -103,34 +122,18 @@ def test_requests_side_by_side_each_get_the_reply_that_transformers_gives(
 
 
 def test_a_streamed_reply_is_the_whole_one_in_pieces(shared: Served) -> None:
-    body = {
-        "messages": [{"role": "user", "content": PROMPTS[0]}],
-        "temperature": 0, "max_tokens": 12, "stream": True,
-    }  # fmt: skip
-    with shared.client.stream("POST", "/v1/chat/completions", json=body) as response:
-        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
-    assert lines.pop() == "[DONE]"
-    parts = [json.loads(line)["choices"][0] for line in lines]
+    parts = chunks(shared, max_tokens=12)
     assert len(parts) > 3
-    assert parts[-1]["finish_reason"] == "length"
-    whole = text_of(shared.ask(PROMPTS[0], max_tokens=12))
-    streamed = "".join(part["delta"]["content"] for part in parts).strip()
-    # a model with random weights ends in half a character, which is not streamed
-    assert streamed.replace("�", "") == whole.replace("�", "")
+    assert (parts[-1]["choices"][0]["finish_reason"], "usage" in parts[-1]) == ("length", False)
+    assert streamed(parts) == text_of(shared.ask("hello", max_tokens=12))
 
 
 def test_a_streamed_reply_ends_with_its_tokens_if_asked_to(shared: Served) -> None:
-    body = {
-        "messages": [{"role": "user", "content": PROMPTS[0]}], "temperature": 0, "max_tokens": 12,
-        "stream": True, "stream_options": {"include_usage": True},
-    }  # fmt: skip
-    with shared.client.stream("POST", "/v1/chat/completions", json=body) as response:
-        chunks = [line.removeprefix("data: ") for line in response.iter_lines() if line][:-1]
-    last = json.loads(chunks[-1])
-    whole = shared.ask(PROMPTS[0], max_tokens=12).json()
-    assert (last["choices"], last["usage"]) == ([], whole["usage"])
-    assert 0 < last["timings"]["prompt_ms"] + last["timings"]["predicted_ms"] < 60_000
-    assert "usage" not in json.loads(chunks[-2])
+    *_, before, last = chunks(shared, stream_options={"include_usage": True})
+    whole = shared.ask("hello", max_tokens=12).json()["usage"]
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert last["usage"][name] == whole[name]
+    assert (last["choices"], "usage" in before) == ([], False)
 
 
 def test_the_front_prices_what_it_serves(
@@ -163,12 +166,12 @@ def test_the_front_prices_what_it_serves(
     assert row.usd > 0
 
 
-def test_a_completion_reads_its_prompt_as_chat_does(shared: Served) -> None:
-    body = {"prompt": PROMPTS[1], "temperature": 0, "max_tokens": 12, "model": "first"}
+def test_a_completion_continues_a_text_as_it_is(shared: Served) -> None:
+    text = "<bos>" + PROMPTS[1]
+    body = {"prompt": text, "temperature": 0, "max_tokens": 12, "model": "first"}
     found = shared.client.post("/v1/completions", json=body).json()
     whole = shared.ask(PROMPTS[1], max_tokens=12).json()
     assert found["choices"][0]["text"] == whole["choices"][0]["message"]["content"]
-    assert found["usage"] == whole["usage"]
     assert found["usage"]["prompt_tokens"] == len(encode_prompt(tokenizer(), PROMPTS[1]))
 
 
@@ -198,80 +201,162 @@ def test_the_key_is_shown_on_a_terminal(exports: dict[str, Path], tmp_path: Path
     assert (tmp_path / ".rlhf/serve.key").stat().st_mode & 0o777 == 0o600
 
 
-def test_the_openai_package_is_answered(shared: Served, models: dict[str, PreTrainedModel]) -> None:
+@pytest.fixture
+def client(shared: Served) -> Iterator[openai.OpenAI]:
     with httpx.Client(trust_env=False) as http:
-        client = openai.OpenAI(base_url=f"{shared.url}/v1", api_key=shared.key, http_client=http)
-        assert [model.id for model in client.models.list()] == ["first"]
-        settings: dict[str, Any] = {
-            "model": "first", "messages": [{"role": "user", "content": PROMPTS[2]}],
-            "temperature": 0, "max_tokens": 12,
-        }  # fmt: skip
-        whole = client.chat.completions.create(**settings)
-        assert whole.choices[0].message.content == offline(models["first"], PROMPTS[2], 12)
-        assert whole.usage is not None
-        assert 0 < whole.usage.completion_tokens <= 12
-        parts = list(client.chat.completions.create(**settings, stream=True))
-        streamed = "".join(part.choices[0].delta.content or "" for part in parts)
-        assert streamed.replace("�", "") == str(whole.choices[0].message.content).replace("�", "")
-        assert parts[-1].choices[0].finish_reason == whole.choices[0].finish_reason
-        text = client.completions.create(
-            model="first", prompt=PROMPTS[2], temperature=0, max_tokens=12
+        yield openai.OpenAI(
+            base_url=f"{shared.url}/v1", api_key=shared.key, http_client=http, max_retries=0
         )
-        assert text.choices[0].text == whole.choices[0].message.content
-        with pytest.raises(openai.NotFoundError, match="gpt-5"):
-            client.chat.completions.create(**{**settings, "model": "gpt-5"})
-        with pytest.raises(openai.BadRequestError, match="max_tokens=-1"):
-            client.chat.completions.create(**{**settings, "max_tokens": -1})
-        wrong = client.with_options(api_key="wrong")
-        with pytest.raises(openai.AuthenticationError, match="key is missing or wrong"):
-            wrong.models.list()
 
 
-def test_transformers_serves_what_has_no_gguf_file(
-    front: Callable[..., Served], tmp_path: Path
+ASKED: dict[str, Any] = {
+    "model": "champion", "messages": [{"role": "user", "content": PROMPTS[2]}],
+    "temperature": 0, "max_tokens": 12,
+}  # fmt: skip
+
+
+def test_the_openai_package_is_answered(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["first"]
+    whole = client.chat.completions.create(**ASKED)
+    assert (whole.model, whole.usage and whole.usage.completion_tokens) == ("first", 12)
+    parts = list(client.chat.completions.create(**ASKED, stream=True))
+    text = "".join(part.choices[0].delta.content or "" for part in parts)
+    assert whole_characters(text) == whole_characters(str(whole.choices[0].message.content))
+    assert parts[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+    with pytest.raises(openai.NotFoundError, match="gpt-5"):
+        client.chat.completions.create(**{**ASKED, "model": "gpt-5"})
+    wrong = client.with_options(api_key="wrong")
+    with pytest.raises(openai.AuthenticationError, match="key is missing or wrong"):
+        wrong.models.list()
+
+
+def test_a_reply_stops_before_a_text_also_where_it_spans_chunks(
+    shared: Served, client: openai.OpenAI
 ) -> None:
-    model = policy(6, "qwen3")
-    folder = made_export(tmp_path / "plain", model)
-    shutil.rmtree(folder / "gguf")
-    served = front(folder, engine="transformers")
-    whole = served.ask(PROMPTS[0], max_tokens=12)
-    assert text_of(whole) == offline(model, PROMPTS[0], 12)
-    assert whole.json()["usage"]["completion_tokens"] <= 12
+    whole = str(client.chat.completions.create(**ASKED).choices[0].message.content)
+    stop = next(part for part in whole.split("�") if len(part) > 2)[:3]
+    found = client.chat.completions.create(**ASKED, stop=[stop]).choices[0]
+    assert whole_characters(str(found.message.content)) == whole_characters(
+        whole.partition(stop)[0]
+    )
+    assert found.finish_reason == "stop"
+    parts = chunks(shared, messages=ASKED["messages"], stop=stop)
+    assert streamed(parts) == whole_characters(str(found.message.content))
+    assert parts[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_log_probs_penalties_schemas_and_seeds_are_the_engines(client: openai.OpenAI) -> None:
+    first = client.chat.completions.create(**ASKED, logprobs=True, top_logprobs=2).choices[0]
+    assert first.logprobs is not None
+    assert first.logprobs.content is not None
+    token, runner_up = first.logprobs.content[0].top_logprobs
+    assert 0 > token.logprob > runner_up.logprob
+    ids = [each.model_extra["id"] for each in first.logprobs.content if each.model_extra]
+    biased = client.chat.completions.create(
+        **ASKED, logprobs=True, logit_bias={str(ids[0]): -100}
+    ).choices[0]
+    assert biased.logprobs is not None
+    assert biased.logprobs.content is not None
+    assert biased.logprobs.content[0].token == runner_up.token
+    form: Any = {
+        "type": "json_schema",
+        "json_schema": {"name": "answer", "schema": {"enum": ["refund", "new one"]}},
+    }
+    found = client.chat.completions.create(**ASKED, response_format=form)
+    assert json.loads(str(found.choices[0].message.content)) in ("refund", "new one")
+    hot = {**ASKED, "temperature": 1.5}
     drawn = [
-        text_of(served.ask(PROMPTS[0], temperature=1.5, seed=seed, max_tokens=12))
-        for seed in (1, 1, 2)
+        client.chat.completions.create(**hot, seed=seed).choices[0].message.content
+        for seed in (1, 1, 2, 2**63, 2**63)
     ]
     assert drawn[0] == drawn[1] != drawn[2]
-    assert text_of(served.ask(PROMPTS[0], max_tokens=12)) == text_of(whole)
-    body = {**SAY, "temperature": 0, "max_tokens": 12, "stream": True}
-    with served.client.stream("POST", "/v1/chat/completions", json=body) as response:
-        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
-    assert lines.pop() == "[DONE]"
-    parts = [json.loads(line)["choices"][0] for line in lines]
-    streamed = "".join(part["delta"]["content"] for part in parts).strip()
-    assert streamed.replace("�", "") == offline(model, "hello", 12).replace("�", "")
-    assert parts[-1]["finish_reason"] in ("stop", "length")
+    assert drawn[3] == drawn[4]
 
 
-def test_vllm_is_started_with_the_export_and_asked_by_token_ids(
-    exports: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_settings_a_reply_is_drawn_from_all_tokens(shared: Served) -> None:
+    body = {**SAY, "max_tokens": 1}
+    drawn = {
+        text_of(shared.client.post("/v1/chat/completions", json={**body, "seed": seed}))
+        for seed in range(200)
+    }
+    assert len(drawn) > 45  # llama.cpp's own default is the likeliest 40
+
+
+NULLS = (
+    "stream n top_p max_tokens max_completion_tokens seed stop stream_options user logprobs "
+    "top_logprobs tools tool_choice response_format frequency_penalty presence_penalty logit_bias"
+)
+
+
+def test_null_is_as_good_as_absent(shared: Served) -> None:
+    found = shared.ask("hello", **dict.fromkeys(NULLS.split())).json()
+    assert found["usage"]["completion_tokens"] > 12
+    assert found["choices"] == shared.ask("hello").json()["choices"]
+    capped = shared.ask("hello", max_tokens=3, max_completion_tokens=None).json()
+    assert capped["usage"]["completion_tokens"] == 3
+    assert capped["choices"][0]["finish_reason"] == "length"
+
+
+def turns(*roles: str) -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": "my lamp ."} for role in roles]}
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (turns("user", "assistant", "user"), "trained on single prompts"),
+        (turns("system", "user"), "trained on single prompts"),
+        (turns("narrator"), "trained on single prompts"),
+        ({"messages": [{"role": "user", "content": "lamp <eos> ."}]}, "<eos> is a control token"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": ".<eos>\n<bos>a"}]}]},
+         "<eos> is a control token"),
+        (b'{"messages": [{"role": "user", "content": "hello \\ud83d there"}]}', "surrogate"),
+        (b'{"messages": [{"role": "user", "content": "hello \\ud83d"}], "stream": true}', "surr"),
+    ],
+)  # fmt: skip
+def test_what_the_model_was_not_trained_on_is_refused(
+    shared: Served, body: Any, words: str
 ) -> None:
-    command = tmp_path / "vllm"
-    command.write_text('#!/bin/sh\nprintf "%s\\n" "$@" > "$0.said"\n')
-    command.chmod(0o755)
-    monkeypatch.setenv("RLHF_VLLM", str(command))
-    engine = Vllm(exports["first"], Settings("vllm", "f32", 4, 1))
-    with pytest.raises(EngineGone, match="vLLM could not load"):
-        asyncio.run(engine.wait())
-    said = (tmp_path / "vllm.said").read_text().splitlines()
-    assert said[:2] == ["serve", str(exports["first"])]
-    assert said[said.index("--max-model-len") + 1] == str(CONTEXT)
-    sampling = Sampling(max_tokens=5, temperature=0.0, top_p=1.0, seed=None, stream=False)
-    path, body = engine.request(Prompt("", [3, 4]), sampling)
-    assert (path, body["prompt"], body["max_tokens"]) == ("/v1/completions", [3, 4], 5)
-    ids = encode_prompt(tokenizer(), "hello")
-    answer = {"choices": [{"text": "?", "token_ids": ids, "finish_reason": "stop"}]}
-    assert engine.part(answer, 0, sampling) == Part(engine.prompts.text(ids), len(ids), "stop")
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    found = shared.client.post("/v1/chat/completions", content=content)
+    assert (found.status_code, words in found.json()["error"]["message"]) == (400, True), found.text
+
+
+def test_a_broken_control_token_is_text_and_a_begun_reply_is_continued(shared: Served) -> None:
+    spelt = shared.ask("lamp <e os> .", max_tokens=1).json()["usage"]["prompt_tokens"]
+    assert spelt == len(encode_prompt(tokenizer(), "lamp <e os> ."))
+    begun = [{"role": "user", "content": "hello ."}, {"role": "assistant", "content": "we will"}]
+    assert text_of(shared.ask("", messages=begun, max_tokens=3)).startswith("we will")
+
+
+def test_a_model_for_chats_gets_every_turn(
+    front: Callable[..., Served], tmp_path: Path, models: dict[str, PreTrainedModel]
+) -> None:
+    template = (
+        "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}<spare>"
+        "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    served = front(made_export(tmp_path / "chats", models["first"], template))
+    found = served.ask("", messages=turns("system", "user", "assistant", "user")["messages"]).json()
+    roles = "system: {0}<spare>user: {0}<spare>assistant: {0}<spare>user: {0}<spare>assistant:"
+    text = roles.format("my lamp .")
+    assert found["usage"]["prompt_tokens"] == len(
+        tokenizer()(text, add_special_tokens=False).input_ids
+    )
+    # the token that ends a turn ends a reply, as EOS does
+    biased = served.ask("hello", logit_bias={"3": 100}).json()
+    assert (biased["choices"][0]["finish_reason"], biased["usage"]["completion_tokens"]) == (
+        "stop",
+        1,
+    )
+
+
+def test_an_export_that_differs_from_training_is_not_served(
+    exports: dict[str, Path], models: dict[str, PreTrainedModel], tmp_path: Path
+) -> None:
+    folder = made_export(tmp_path / "other", models["first"], differs=("'a' gives 2 tokens.",))
+    with pytest.raises(ModelError, match="does not do what training did: 'a' gives 2 tokens"):
+        LlamaCpp(folder, Settings("llama_cpp", "f32", 4, 1))
 
 
 def test_an_engine_that_is_not_installed_is_refused_in_one_line(
@@ -280,17 +365,6 @@ def test_an_engine_that_is_not_installed_is_refused_in_one_line(
     monkeypatch.setenv("RLHF_VLLM", "/nowhere/vllm")
     with pytest.raises(EnvironmentFault, match=r"no command vllm \(/nowhere/vllm\)"):
         Vllm(exports["first"], Settings("vllm", "f32", 4, 1))
-
-
-def test_a_seed_repeats_a_sampled_reply(shared: Served) -> None:
-    drawn = [
-        text_of(shared.ask(PROMPTS[0], temperature=1.5, seed=seed, max_tokens=12))
-        for seed in (1, 1, 2)
-    ]
-    assert drawn[0] == drawn[1] != drawn[2]
-
-
-SAY = {"messages": [{"role": "user", "content": "hello"}]}
 
 
 @pytest.mark.parametrize(
@@ -305,32 +379,21 @@ SAY = {"messages": [{"role": "user", "content": "hello"}]}
         (b"[" * 100_000, {}, 400, "the request is not JSON"),
         (b" " * (4 * 2**20 + 1), {}, 413, "over 4 MiB"),
         ({**SAY, "model": "gpt-5"}, {}, 404, "model='gpt-5' is not served here; first is"),
-        ({**SAY, "max_tokens": -1}, {}, 400, "max_tokens=-1 must be a number from 1 to"),
-        ({**SAY, "max_tokens": 10**9}, {}, 400, "max_tokens=1000000000 must be"),
-        ({**SAY, "max_tokens": 1.5}, {}, 400, "max_tokens=1.5 must be"),
-        ({**SAY, "temperature": "hot"}, {}, 400, "temperature='hot' must be"),
-        ({**SAY, "temperature": float("nan")}, {}, 400, "temperature=nan must be"),
-        ({**SAY, "n": 2}, {}, 400, "n=2 must be 1"),
-        ({**SAY, "seed": "x"}, {}, 400, "seed='x' is not an integer"),
-        ({**SAY, "stream": 1}, {}, 400, "stream=1 must be true or false"),
-        ({**SAY, "stream_options": {"include_usage": True}}, {}, 400, "with stream: true"),
-        ({**SAY, "stream": True, "stream_options": 3}, {}, 400, "stream_options=3 must be an obj"),
-        ({"messages": []}, {}, 400, "messages must be a list of at least one"),
-        ({"messages": [{"role": "user"}]}, {}, 400, "messages[0] needs a role and a text"),
+        ({**SAY, "temperature": "hot"}, {}, 400, "temperature"),
+        ({"messages": []}, {}, 400, "single prompts"),
         (
             {"messages": [{"role": "user", "content": "kettle " * 200}]}, {}, 400,
-            f"the context of {CONTEXT} leaves no room for a reply",
+            "exceeds the available context size (96 tokens)",
         ),
     ],
 )  # fmt: skip
-def test_a_mistake_is_a_status_and_one_line(
+def test_a_mistake_is_a_status_and_its_reason(
     shared: Served, body: Any, headers: dict[str, str], status: int, words: str
 ) -> None:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     found = shared.client.post("/v1/chat/completions", content=content, headers=headers)
     message = found.json()["error"]["message"]
-    assert (found.status_code, "\n" in message) == (status, False)
-    assert words in message
+    assert (found.status_code, words in message) == (status, True), found.text
     assert shared.ask("hello", max_tokens=1).status_code == 200
 
 
@@ -454,8 +517,14 @@ def test_a_signal_while_the_engine_starts_ends_both(
     exports: dict[str, Path], tmp_path: Path, number: signal.Signals
 ) -> None:
     (tmp_path / "wanted").write_text(str(exports["first"]))
-    arguments = (tmp_path, "transformers", free_port(), 1, 1)  # takes seconds to start
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM, *map(str, arguments)], cwd=ROOT)
+    slow = tmp_path / "vllm"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o755)
+    arguments = (tmp_path, "vllm", free_port(), 1, 1)
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *map(str, arguments)], cwd=ROOT,
+        env={**os.environ, "RLHF_VLLM": str(slow)},
+    )  # fmt: skip
     deadline = time.monotonic() + 20
     while not (children := psutil.Process(process.pid).children()):
         assert time.monotonic() < deadline
@@ -476,7 +545,7 @@ def test_a_front_that_cannot_start_says_why_in_one_line(
         port, words = shared.port, f"port {shared.port} is in use"
     else:
         folder = made_export(tmp_path / "export", policy(5, "qwen3"))
-        spoilt = folder / "tokenizer.json" if what == "export" else gguf_path(folder, "f32")
+        spoilt = folder / "export.json" if what == "export" else gguf_path(folder, "f32")
         spoilt.write_text("{")
         words = "is not a complete export" if what == "export" else "llama.cpp could not load"
     (tmp_path / "wanted").write_text(str(folder))

@@ -155,7 +155,11 @@ def test_a_world_with_more_words_than_the_vocabulary_has_entries_is_refused(
     assert metrics["vocab_size"] == enough
     words = {word for row in rows(tmp_path, "sft", "train") for word in row["prompt"].split()}
     tokenizer = load_tokenizer(tmp_path / "data/tokenizer")
-    split = [ids for ids in encode_responses(tokenizer, sorted(words)) if len(ids) > 2]
+    split = [
+        ids
+        for ids in encode_responses(tokenizer, [f" {word}" for word in sorted(words)])
+        if len(ids) > 2
+    ]
     assert len(split) < 0.1 * len(words), "all but words that stand in one text alone"
 
 

@@ -96,7 +96,7 @@ COMMON = {
     "missing_eos_penalty": 0.4,
     "score_clip": 1.5,
     "target_kl": 0.004,
-    "max_kl": 0.39,
+    "max_kl": 0.3,
     "on_divergence": "roll_back",
     "checkpoint_every_updates": 3,
     "sample_every_updates": 3,

@@ -258,6 +258,7 @@ def rows_of_steps(run: Done, stage: str) -> list[int]:
     rows = int(metrics(run.root, stage).get("train_pairs", 0)) or len(
         (run.root / f"data/prepared/{train}/train.jsonl").read_text().splitlines()
     )
+    rows -= int(metrics(run.root, stage).get("demonstrations_dropped", 0))
     batch = COMMON["batch_size"]
     of_epoch = [batch] * (rows // batch) + ([rows % batch] if rows % batch else [])
     return (of_epoch * 3)[: run.found.steps]

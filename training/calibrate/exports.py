@@ -12,12 +12,13 @@ from pathlib import Path
 from config.compose import compose
 from config.load import read, validate
 from config.sections.data import HelpdeskSource
+from config.workspace.exported import Exported, keep_exported
 from training.calibrate.stages import ROOT
 from training.export.aligned import with_prompts_of_training
 from training.export.gguf_file import TYPES, write_gguf
 from training.export.package import GGUF, gguf_path
 from training.modeling.models import base_model
-from training.modeling.tokenizer import trained_tokenizer
+from training.modeling.tokenizer import special_tokens, trained_tokenizer
 from training.preparation import helpdesk
 from training.process.command import run_command
 
@@ -52,6 +53,8 @@ def write_exports(folder: Path) -> None:
         (out / GGUF).mkdir()
         for kind in TYPES if name == "large" else ("f32",):
             write_gguf(model, tokenizer, kind, gguf_path(out, kind))
+        context, special = CONTEXT[name], special_tokens(tokenizer)
+        keep_exported(out, Exported(context_length=context, control_tokens=special))
 
 
 def main() -> None:

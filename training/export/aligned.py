@@ -13,8 +13,10 @@ from config.load import load
 from config.schema import Params
 from training.inference.trained_models import TrainedModels
 from training.modeling.adapters import lora_layers, merge
-from training.modeling.tokenizer import PLAIN_TEMPLATE, Prompt, encode_prompts
+from training.modeling.tokenizer import PLAIN_TEMPLATE, Prompt, encode_prompts, end_of_turn
 from training.preparation.prompts import held_out_prompts
+
+SINGLE_PROMPTS = "this model was trained on single prompts: send one message, of the role user"
 
 
 class Aligned(NamedTuple):
@@ -46,17 +48,28 @@ def load_aligned(folder: Path) -> Aligned:
 def with_prompts_of_training(
     tokenizer: PreTrainedTokenizerBase, is_plain: bool
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer with a chat template that renders the last user message as a plain prompt was
-    rendered in training. One that was trained on conversations is left as it is.
+    """The tokenizer with a chat template that renders a user's message as a plain prompt was
+    rendered in training, and refuses history and system turns. One that was trained on
+    conversations is left as it is.
     """
     if is_plain:
         template = str(tokenizer.init_kwargs.get("prompt_template", PLAIN_TEMPLATE))
         before, after = (json.dumps(part) for part in template.split("{prompt}"))
         starts_with_bos = encode_prompts(tokenizer, ["a"])[0][:1] == [tokenizer.bos_token_id]
         tokenizer.chat_template = (
-            "{{ bos_token }}" if starts_with_bos else ""
-        ) + f"{{{{ {before} }}}}{{{{ messages[-1]['content'] }}}}{{{{ {after} }}}}"
+            "{% set prompt = messages[0]['content'] %}"
+            "{% if messages|length != 1 or messages[0]['role'] != 'user' %}"
+            f"{{{{ raise_exception({json.dumps(SINGLE_PROMPTS)}) }}}}{{% endif %}}"
+            + ("{{ bos_token }}" if starts_with_bos else "")
+            + f"{{{{ {before} }}}}{{{{ prompt }}}}{{{{ {after} }}}}"
+        )
     return tokenizer
+
+
+def stop_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Ids that end a reply: EOS, and what the chat template ends a turn with."""
+    end = end_of_turn(tokenizer) or tokenizer.eos_token
+    return list(dict.fromkeys([tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(end)]))
 
 
 def as_messages(prompt: Prompt) -> Sequence[dict[str, str]]:

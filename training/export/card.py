@@ -65,11 +65,9 @@ def _gguf_files(table: Sequence[QuantisedFile]) -> str:
         for gain in [each.difference]
     )
     return f"""
-GGUF files for llama.cpp, each compared with f32 by greedy replies to the same held-out prompts:
+GGUF files for llama.cpp, compared with the trained model by greedy replies to held-out prompts:
 
 | file | size | replies that differ | {table[0].judge}, difference (interval) |
 |---|---|---|---|
 {rows}
-
-Send prompts to llama.cpp as token ids of this tokenizer: it would split a text into other tokens.
 """

@@ -6,7 +6,7 @@ ARCHITECTURES are refused, as nothing here has compared them with Transformers.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ import gguf
 import numpy as np
 from gguf.quants import quantize
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from config.errors import ModelError
+from training.modeling.tokenizer import end_of_turn
 
 TYPES = {
     "f32": gguf.GGMLQuantizationType.F32,
@@ -39,6 +40,29 @@ INTERLEAVED = ("llama",)
 """Architectures whose rotary dimensions llama.cpp pairs as neighbours and Transformers as halves:
 the rows of their query and key matrices are put in another order.
 """
+WRITTEN = frozenset(
+    {
+        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim",
+        "num_attention_heads", "num_key_value_heads", "max_position_embeddings", "rms_norm_eps",
+        "rope_parameters", "tie_word_embeddings", "attention_bias", "mlp_bias",
+    }
+)  # fmt: skip
+"""Settings of a model that its file carries, as keys or as tensors."""
+WITHOUT_EFFECT = frozenset(
+    {
+        "initializer_range", "attention_dropout", "use_cache", "pretraining_tp", "layer_types",
+        "sliding_window", "max_window_layers", "bos_token_id", "eos_token_id", "pad_token_id",
+    }
+)  # fmt: skip
+"""Settings that do not matter to replies, unless another one says that they do."""
+SPLITS = {
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+": "qwen2",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+": "llama-bpe",
+}
+"""llama.cpp's names of the expressions that split text before BPE (llama_vocab_pre_type)."""
+ELSEWHERE = "Serve the model with --engine vllm."
 
 
 def write_gguf(
@@ -46,8 +70,8 @@ def write_gguf(
 ) -> None:
     """Write `model` to `target`, a file of the type f32, q8_0 or q4_0.
 
-    The vocabulary is included, so that llama.cpp stops at EOS and decodes tokens. Prompts must be
-    sent as token ids, since it would tokenise text without our leading space.
+    The file carries the vocabulary and the chat template; `training.export.parity` finds out
+    whether llama.cpp makes the same of them as training did.
 
     Raises ModelError for an architecture or a tokenizer that this cannot write.
     """
@@ -55,7 +79,7 @@ def write_gguf(
     if architecture not in ARCHITECTURES:
         raise ModelError(
             f"a model of type {architecture} cannot be written as GGUF; known: "
-            f"{', '.join(ARCHITECTURES)}. Serve it with --engine transformers."
+            f"{', '.join(ARCHITECTURES)}. {ELSEWHERE}"
         )
     writer = gguf.GGUFWriter(target, architecture)
     _add_shape(writer, model.config)
@@ -83,8 +107,8 @@ def tensors(model: PreTrainedModel) -> Iterator[tuple[str, np.ndarray]]:
         name = names.get_name(place, try_suffixes=(".weight", ".bias"))
         if name is None:
             raise ModelError(
-                f"{place} has no counterpart in a GGUF file of type {config.model_type}. Serve the "
-                "model with --engine transformers."
+                f"{place} has no counterpart in a GGUF file of type {config.model_type}. "
+                f"{ELSEWHERE}"
             )
         yield name, _rotated(place, weight, config).float().cpu().numpy()
 
@@ -104,6 +128,7 @@ def _rotated(place: str, weight: Tensor, config: Any) -> Tensor:
 
 
 def _add_shape(writer: gguf.GGUFWriter, config: Any) -> None:
+    _check(config)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -115,14 +140,32 @@ def _add_shape(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_dimension_count(head_dim)
-    rope: Mapping[str, Any] = config.rope_parameters
-    if rope.get("rope_type", "default") != "default":
-        raise ModelError(
-            f"rotary positions of type {rope['rope_type']} cannot be written as GGUF; only the "
-            "default ones can. Serve the model with --engine transformers."
-        )
-    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
+
+
+def _check(config: Any) -> None:
+    """Raise ModelError for a setting that changes replies and that the file cannot carry."""
+    usual = type(config)().to_dict()
+    known = WRITTEN | WITHOUT_EFFECT | PreTrainedConfig().to_dict().keys()
+    found = {
+        name: value
+        for name, value in config.to_dict().items()
+        if name in usual.keys() - known and value != usual[name]
+    }
+    found |= {
+        f"rope_parameters.{name}": value
+        for name, value in config.rope_parameters.items()
+        if name != "rope_theta" and value not in ("default", None, 1.0)
+    }
+    windows = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    if windows:
+        found["layer_types"] = ", ".join(windows)
+    for name, value in found.items():
+        raise ModelError(
+            f"a model with {name}={value} cannot be written as GGUF: llama.cpp would reply without "
+            f"it. {ELSEWHERE}"
+        )
 
 
 def _add_vocabulary(
@@ -133,7 +176,7 @@ def _add_vocabulary(
     if content["model"]["type"] != "BPE" or "ByteLevel" not in json.dumps(content["decoder"]):
         raise ModelError(
             f"a tokenizer of type {content['model']['type']} cannot be written as GGUF; byte-level "
-            "BPE can. Serve the model with --engine transformers."
+            f"BPE can. {ELSEWHERE}"
         )
     special = {token["content"] for token in content["added_tokens"] if token["special"]}
     by_id = {number: token for token, number in tokenizer.get_vocab().items()}
@@ -150,7 +193,7 @@ def _add_vocabulary(
         pair if isinstance(pair, str) else " ".join(pair) for pair in content["model"]["merges"]
     ]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
+    writer.add_tokenizer_pre(_split(content["pre_tokenizer"]))
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
     writer.add_token_merges(merges)
@@ -159,3 +202,25 @@ def _add_vocabulary(
     if tokenizer.bos_token_id is not None:
         writer.add_bos_token_id(tokenizer.bos_token_id)
     writer.add_add_bos_token(False)
+    if tokenizer.chat_template is not None:
+        # llama.cpp puts a system turn into the user's unless the template reads the first content
+        writer.add_chat_template(
+            "{% set first = messages[0]['content'] %}" + str(tokenizer.chat_template)
+        )
+    if (end := end_of_turn(tokenizer)) is not None:
+        writer.add_eot_token_id(tokenizer.convert_tokens_to_ids(end))
+
+
+def _split(pre_tokenizer: Any) -> str:
+    """llama.cpp's name of a pre-tokenizer. Raises ModelError for one that it does not have."""
+    parts = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
+    for part in parts:
+        if part["type"] == "Split":
+            expression = part["pattern"].get("Regex")
+            if expression not in SPLITS:
+                raise ModelError(
+                    f"llama.cpp has no name for the tokenizer's expression {expression!r:.60}, "
+                    f"which splits text into words. {ELSEWHERE}"
+                )
+            return SPLITS[expression]
+    return "smollm" if any(part["type"] == "Digits" for part in parts) else "gpt-2"

@@ -8,14 +8,15 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from config.child import BOUND
 from config.errors import ModelError
 from config.ports import free_port
 
@@ -30,24 +31,36 @@ class Server(NamedTuple):
     address: str
     key: str
 
+    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to a request; {} if it is refused."""
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.key}"}
+        request = urllib.request.Request(self.address + path, json.dumps(body).encode(), headers)
+        try:
+            with _opener().open(request, timeout=600) as response:
+                answer: dict[str, Any] = json.load(response)
+        except urllib.error.HTTPError:
+            return {}
+        return answer
+
 
 @contextmanager
-def serving(file: Path, context_length: int) -> Iterator[Server]:
+def serving(file: Path, context_length: int, connections: int = SLOTS) -> Iterator[Server]:
     """A server for the model in `file`, each slot with the full context length.
 
     Raises ModelError if llama.cpp cannot load the file.
     """
     port, key = free_port(), secrets.token_urlsafe(16)
-    command = [sys.executable, "-m", "serving.bound"]
-    command += [sys.executable, "-m", "serving.llama_cpp", "--model", str(file)]
+    command = [*BOUND, sys.executable, "-m", "serving.llama_cpp", "--model", str(file)]
     command += ["--port", str(port), "--slots", str(SLOTS), "--context-length", str(context_length)]
-    command += ["--threads", str(torch.get_num_threads())]
+    command += ["--threads", str(torch.get_num_threads()), "--name", file.stem]
+    command += ["--connections", str(connections)]
     process = subprocess.Popen(
         command,
         env={**os.environ, "RLHF_ENGINE_KEY": key},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Linux shares processors between sessions; its threads spin
     )
     try:
         server = Server(f"http://127.0.0.1:{port}", key)
@@ -88,15 +101,7 @@ def greedy_replies(
             "temperature": 0,
             "return_tokens": True,
         }
-        with _opener().open(
-            urllib.request.Request(
-                f"{server.address}/completion",
-                json.dumps(request).encode(),
-                {"Content-Type": "application/json", "Authorization": f"Bearer {server.key}"},
-            ),
-            timeout=600,
-        ) as response:
-            answer = json.load(response)
+        answer = server.post("/completion", request)
         tokens: list[int] = answer["tokens"]
         return [*tokens, eos] if answer["stop_type"] == "eos" and tokens[-1:] != [eos] else tokens
 

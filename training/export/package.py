@@ -13,35 +13,55 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from transformers import GenerationConfig, PreTrainedModel
+
 from config.errors import ModelError
 from config.schema import Params
+from config.workspace.exported import Exported, keep_exported
 from config.workspace.quantised import Difference, QuantisedFile
 from training.evaluation.comparison import gain
-from training.export.aligned import load_aligned
+from training.export.aligned import load_aligned, stop_tokens
 from training.export.card import model_card
 from training.export.gguf_file import TYPES, write_gguf
 from training.export.llama_cpp import greedy_replies, serving
+from training.export.parity import differences
 from training.inference.trained_models import TrainedModels
 from training.modeling.scoring import score
-from training.modeling.tokenizer import Prompt, decode_response, encode_prompts, prompt_text
+from training.modeling.tokenizer import (
+    Prompt,
+    decode_response,
+    encode_prompts,
+    prompt_text,
+    special_tokens,
+)
 from training.preparation.helpdesk import gold_score, known_world
 from training.process.artifacts import replacing
 from training.process.command import run_command
+from training.rollout.engine import Limits
+from training.rollout.static import generate
 
 logger = logging.getLogger(__name__)
 
 GGUF = "gguf"
 """Folder of the GGUF files within an export."""
-EXPORT = "export.json"
+MOST_FLIPS = 0.02
+"""Share of greedy replies that may differ in f32: between two tokens that are almost as likely, the
+order of a sum decides.
+"""
 
 
 def export(folder: Path, target: Path, facts: Mapping[str, Any]) -> None:
     """Write the aligned model of the run in `folder` to `target` atomically. `facts` of the run go
-    into the card. A model that cannot be written as GGUF is exported without it, with a warning.
+    into the card. A model that cannot be written as GGUF is exported without it, and one that
+    llama.cpp would prompt otherwise than training did is not served with it; a warning says so.
 
     Raises ModelError for a model that is missing or damaged.
     """
     params, models, policy, tokenizer, prompts = load_aligned(folder)
+    policy.generation_config = GenerationConfig(
+        eos_token_id=stop_tokens(tokenizer), pad_token_id=tokenizer.pad_token_id
+    )
+    table, differs = [], []
     with replacing(target) as out:
         tokenizer.save_pretrained(out)
         policy.save_pretrained(out)
@@ -49,15 +69,32 @@ def export(folder: Path, target: Path, facts: Mapping[str, Any]) -> None:
         try:
             for kind in TYPES:
                 write_gguf(policy, tokenizer, kind, gguf_path(out, kind))
-            table = compared(models, params, out, prompts)
+            with serving(gguf_path(out, "f32"), params.model.context_length) as server:
+                differs = differences(server, tokenizer, prompts)
+            table = compared(models, policy, params, out, prompts)
+            differs += _wrong_replies(table[0])
         except ModelError as error:
             logger.warning("no GGUF files: %s", error)
             shutil.rmtree(out / GGUF)
-            table = []
-        rows = [each.model_dump() for each in table]
-        content = {**facts, "quantised": rows}
-        (out / EXPORT).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        for line in differs:
+            logger.warning("llama.cpp must not serve this model: %s", line)
         (out / "README.md").write_text(model_card(facts, table), encoding="utf-8")
+        record = Exported(
+            context_length=params.model.context_length,
+            control_tokens=special_tokens(tokenizer),
+            differs=tuple(differs),
+            quantised=tuple(table),
+        )
+        keep_exported(out, record.model_copy(update=facts))
+
+
+def _wrong_replies(f32: QuantisedFile) -> list[str]:
+    """A line if the exact file replies otherwise than the model itself, more often than near ties
+    explain.
+    """
+    if f32.flips <= MOST_FLIPS * f32.prompts:
+        return []
+    return [f"{f32.flips} of {f32.prompts} greedy replies are not those of the trained model."]
 
 
 def gguf_path(folder: Path, kind: str) -> Path:
@@ -66,9 +103,13 @@ def gguf_path(folder: Path, kind: str) -> Path:
 
 
 def compared(
-    models: TrainedModels, params: Params, folder: Path, prompts: Sequence[Prompt]
+    models: TrainedModels,
+    policy: PreTrainedModel,
+    params: Params,
+    folder: Path,
+    prompts: Sequence[Prompt],
 ) -> list[QuantisedFile]:
-    """Compare each GGUF file of an export with f32 by greedy replies."""
+    """Compare each GGUF file of an export with the trained model by greedy replies."""
     tokenizer, evaluate = models.tokenizer, params.evaluate
     encoded = encode_prompts(tokenizer, prompts)
     replies: dict[str, list[list[int]]] = {}
@@ -90,7 +131,9 @@ def compared(
             found: list[float] = score(models.reward_model, sequences, budget_tokens).tolist()
         return found
 
-    exact = scores(replies["f32"])
+    limits = Limits(evaluate.max_new_tokens, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    own = generate(policy, encoded, None, 0.0, limits, evaluate.batch_size).responses
+    exact = scores(own)
     found = []
     for kind, of_kind in replies.items():
         mean, low, high, _ = gain(scores(of_kind), exact, evaluate.confidence)
@@ -99,7 +142,7 @@ def compared(
                 kind=kind,
                 bytes=gguf_path(folder, kind).stat().st_size,
                 prompts=len(prompts),
-                flips=sum(a != b for a, b in zip(of_kind, replies["f32"], strict=True)),
+                flips=sum(a != b for a, b in zip(of_kind, own, strict=True)),
                 difference=Difference(mean=mean, low=low, high=high),
                 judge="gold score" if world is not None else "score of the reward model",
             )

@@ -56,12 +56,10 @@ def trained_tokenizer(
     """A byte-level BPE of at most `vocab_size` entries learnt from responses and rendered prompts,
     each text once.
 
-    Deterministic, without unknown tokens. Too few merges give a smaller vocabulary. Each text is
-    prefixed with a space, so that a response starts with the same tokens as its words have within a
-    sentence.
+    Deterministic, without unknown tokens. Too few merges give a smaller vocabulary.
     """
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     templates = _wrapped(tokenizer, prompt_template)
     rendered = (render_prompt(templates, prompt).removeprefix(BOS) for prompt in prompts)
@@ -137,6 +135,12 @@ def pretrained_tokenizer(
         )
     else:
         tokenizer.chat_template = portable(tokenizer.chat_template, settings.template_date)
+        if (end := end_of_turn(tokenizer)) not in (None, tokenizer.eos_token):
+            logger.warning(
+                "%s: the chat template ends a turn with %s, replies are trained to end with %s. "
+                "Both stop a served reply; set eos_token in its tokenizer_config.json to have one.",
+                settings.path, end, tokenizer.eos_token,
+            )  # fmt: skip
     tokenizer.init_kwargs["prompt_template"] = prompt_template
     return tokenizer
 
@@ -339,6 +343,18 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
     """Every special token, also those that have no role of their own, such as <|im_start|>."""
     added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
     return tuple(dict.fromkeys([*tokenizer.all_special_tokens, *added]))
+
+
+def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """The special token that the chat template puts after a reply; None if it is none."""
+    reply = "the reply"
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": reply}]
+    try:
+        rendered = str(tokenizer.apply_chat_template(messages, tokenize=False))
+    except (TemplateError, TypeError, ValueError, KeyError):  # made for single prompts
+        return None
+    after = rendered.rpartition(reply)[2].lstrip()
+    return next((token for token in special_tokens(tokenizer) if after.startswith(token)), None)
 
 
 def response_text(response: Response) -> str:

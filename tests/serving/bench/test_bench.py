@@ -239,9 +239,9 @@ class Strange(BaseHTTPRequestHandler):
     [
         ("dead", "does not answer"),
         ("401", r"refuses the key \(HTTP 401\)\. Set RLHF_SERVE_KEY"),
-        ("404", "HTTP 404 and application/json, not with a list of models"),
-        ("html", "HTTP 200 and text/html, not with a list of models"),
-        ("no_stream", "application/json instead of an event stream"),
+        ("404", "HTTP 404. Is it the API"),
+        ("html", "it is not an OpenAI-compatible API"),
+        ("no_stream", "does not stream a reply"),
         ("refuses", "HTTP 400: max_tokens is too large"),
         ("slow", "needs about 1[234] s for a reply of 24 tokens, and a load lasts 10 s. Set"),
     ],

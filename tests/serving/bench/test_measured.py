@@ -45,12 +45,6 @@ def test_failures_are_counted_and_never_as_speed() -> None:
     assert only.tokens_per_second == 0
 
 
-def test_the_time_in_a_queue_is_no_prefill_where_the_endpoint_says_so() -> None:
-    queued = Reply(0.0, 2.0, 3.0, 10, 5, prefill_seconds=0.25)
-    load = measured_load([queued], 0.0, 10.0, Limits(), concurrency=1)
-    assert load.usage.prefill_seconds == pytest.approx(0.25)
-
-
 def test_percentiles_lie_between_the_neighbours() -> None:
     found = percentiles([0.001 * n for n in range(101)])
     assert found is not None

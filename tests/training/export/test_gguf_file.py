@@ -1,6 +1,7 @@
 """GGUF files in llama.cpp's own server, beside the same model in Transformers."""
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 import pytest
@@ -66,3 +67,25 @@ def test_the_vocabulary_is_filled_up_and_special_tokens_are_marked(tmp_path: Pat
 def test_an_architecture_that_was_never_compared_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="gpt2 cannot be written as GGUF; known: llama, qwen2"):
         write_gguf(policy(family="gpt2"), tokenizer(), "f32", tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "told"),
+    [
+        ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types=sliding"),
+        ("qwen3", {"use_sliding_window": True}, "use_sliding_window=True"),
+        ("llama", {"hidden_act": "gelu"}, "hidden_act=gelu"),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+         "rope_parameters.rope_type=linear"),
+        ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 1e4}},
+         "partial_rotary_factor=0.5"),
+    ],
+)  # fmt: skip
+def test_what_a_file_cannot_say_is_refused(
+    tmp_path: Path, family: str, settings: dict[str, Any], told: str
+) -> None:
+    model = policy(family=family)
+    for name, value in settings.items():
+        setattr(model.config, name, value)
+    with pytest.raises(ModelError, match=told):
+        write_gguf(model, tokenizer(), "f32", tmp_path / "model.gguf")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import ModelCard
+from jinja2 import TemplateError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from config.errors import ModelError
@@ -62,8 +63,11 @@ def test_any_prompt_template_becomes_a_chat_template(template: str) -> None:
     made = trained_tokenizer(["hello there"] * 2, 300, template)
     expected = encode_prompts(made, ["a 'b' {{c}}"])[0]
     made = with_prompts_of_training(made, is_plain=True)
-    messages = [{"role": "user", "content": "x"}, {"role": "user", "content": "a 'b' {{c}}"}]
+    messages = [{"role": "user", "content": "a 'b' {{c}}"}]
     assert made.apply_chat_template(messages, return_dict=False) == expected
+    for other in ([*messages, *messages], [{"role": "system", "content": "x"}]):
+        with pytest.raises(TemplateError, match="trained on single prompts"):
+            made.apply_chat_template(other)
 
 
 def test_a_tokenizer_of_conversations_keeps_its_chat_template() -> None:
@@ -71,8 +75,10 @@ def test_a_tokenizer_of_conversations_keeps_its_chat_template() -> None:
     assert with_prompts_of_training(tokenizer(), is_plain=False).chat_template == before
 
 
-def test_quantising_is_compared_with_f32_and_in_the_card(exported: Path) -> None:
+def test_quantising_is_compared_with_the_trained_model_and_in_the_card(exported: Path) -> None:
     content = json.loads((exported / "export.json").read_text())
+    assert (content["differs"], content["context_length"]) == ([], 96)
+    assert content["control_tokens"] == ["<bos>", "<eos>", "<pad>", "<spare>"]
     f32, q8, q4 = content["quantised"]
     assert [each["kind"] for each in (f32, q8, q4)] == ["f32", "q8_0", "q4_0"]
     assert (f32["flips"], f32["difference"]["mean"]) == (0, 0.0)
@@ -94,7 +100,7 @@ def test_a_model_that_gguf_does_not_know_is_exported_without(
     monkeypatch.setattr(gguf_file, "ARCHITECTURES", ("gpt2",))
     export(finished, tmp_path / "out", FACTS)
     assert "cannot be written as GGUF" in caplog.text
-    assert "--engine transformers" in caplog.text
+    assert "--engine vllm" in caplog.text
     assert json.loads((tmp_path / "out/export.json").read_text())["quantised"] == []
     assert not (tmp_path / "out/gguf").exists()
     assert "GGUF" not in ModelCard.load(tmp_path / "out/README.md").text

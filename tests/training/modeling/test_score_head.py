@@ -60,7 +60,7 @@ def test_near_identical_responses_keep_their_difference_in_a_bf16_model(
     with autocast(in_bf16, torch.device("cpu")) if under_autocast else nullcontext():
         scores = raw_scores(model, SEQUENCES, 1)
     exact = torch.stack([h.double() @ head_1D[0].double() for h in hidden])
-    assert float(exact.abs().max()) > LARGE / 4
+    assert float(exact.abs().max()) > LARGE / 8
     torch.testing.assert_close(scores.double(), exact, rtol=0, atol=2e-4)
     near = (exact[:, None] - exact[None]).abs()
     assert bool(((near > 1e-3) & (near < 0.1)).any())  # in bf16 they would tie, or stand apart

@@ -122,11 +122,6 @@ def test_a_special_token_spelt_out_in_a_response_stays_text() -> None:
     assert decode_response(TOKENIZER, ids) == "we <eos> will <bos> refund"
 
 
-def test_a_response_has_the_tokens_its_words_have_within_a_sentence() -> None:
-    ids = encode_response(TOKENIZER, "will replace it .")[:-1]
-    assert encode_prompt(TOKENIZER, "hello we will replace it .")[-len(ids) :] == ids
-
-
 def test_a_chat_template_says_by_itself_whether_a_conversation_has_a_bos(tmp_path: Path) -> None:
     TOKENIZER.save_pretrained(tmp_path)
     tokenizer = load_tokenizer(tmp_path)
@@ -255,6 +250,19 @@ def test_code_that_comes_with_a_tokenizer_is_not_run(tmp_path: Path) -> None:
     with contextlib.suppress(ModelError):
         pretrained_tokenizer(settings(tmp_path))
     assert not (tmp_path / "ran").exists()
+
+
+def test_an_end_of_turn_that_is_not_the_end_of_a_reply_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    special = {"eos_token": "<end>", "pad_token": "<padding>"}
+    template = "{% for message in messages %}{{ message['content'] }} "
+    for end, warnings in (("<end>", 0), ("<padding>", 1)):
+        caplog.clear()
+        foreign(tmp_path, **special, chat_template=template + end + "{% endfor %}")
+        pretrained_tokenizer(settings(tmp_path))
+        assert len(caplog.records) == warnings
+    assert "ends a turn with <padding>, replies are trained to end with <end>" in caplog.text
 
 
 @pytest.mark.parametrize(

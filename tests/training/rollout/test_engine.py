@@ -300,7 +300,7 @@ def chi_square_p(counts: Tensor, probabilities: Tensor) -> float:
 
 @pytest.mark.parametrize("temperature", [0.7, 1.5])
 def test_samples_follow_the_probabilities_of_the_model(temperature: float) -> None:
-    model, prompt, draws = policy(), PROMPTS[0], 20_000
+    model, prompt, draws = policy(), PROMPTS[0], 60_000
     result = generate(
         model,
         [prompt] * draws,
