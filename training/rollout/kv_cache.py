@@ -8,6 +8,7 @@ Shapes: B responses, H heads of keys and values, S columns, D width of a head.
 """
 
 import weakref
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -32,8 +33,10 @@ class DecodingCache(Cache):
     pass, after `advance`.
     """
 
-    def __init__(self, config: PreTrainedConfig, prompt_lengths_B: Tensor) -> None:
-        """`prompt_lengths_B` on the model's device.
+    def __init__(
+        self, config: PreTrainedConfig, prompt_lengths: Sequence[int], device: torch.device
+    ) -> None:
+        """Lengths are known on the host as well as on `device`, so that no step has to ask it.
 
         Raises ModelError if the model's cache has more than keys and values.
         """
@@ -47,9 +50,10 @@ class DecodingCache(Cache):
         self.sliding_window: int | None = (
             decoder.sliding_window if "sliding_attention" in self.layer_types else None
         )
-        self.position_B = prompt_lengths_B - 1
+        self._length_B = torch.tensor(prompt_lengths)  # on the host
+        self.position_B = (self._length_B - 1).to(device)
         """Position of the newest token of each row."""
-        self.columns = int(prompt_lengths_B.max())
+        self.columns = max(prompt_lengths)
         super().__init__(layers=[_Layer(self) for _ in self.layer_types])
 
     @staticmethod
@@ -67,12 +71,17 @@ class DecodingCache(Cache):
     def advance(self) -> None:
         """Free some space for one more token per row."""
         self.position_B = self.position_B + 1
-        self.columns = int(self.position_B.max()) + 1
+        self._length_B = self._length_B + 1
+        self.columns = int(self._length_B.max())
 
-    def keep(self, holes: Tensor, fillers: Tensor, rows: int) -> None:
-        """Shrink to `rows` rows: those at `fillers` move to `holes`, the rest is dropped."""
-        self.position_B[holes] = self.position_B[fillers]
-        self.position_B = self.position_B[:rows]
+    def keep(self, source_B: Tensor) -> None:
+        """Keep the rows at `source_B`, on the host, in that order: most of them where they are."""
+        rows = len(source_B)
+        moved = source_B != torch.arange(rows)
+        device = self.position_B.device
+        holes, fillers = moved.nonzero()[:, 0].to(device), source_B[moved].to(device)
+        self._length_B = self._length_B[source_B]
+        self.position_B = self.position_B[source_B.to(device)]
         for layer in self.layers:
             layer.keys[holes], layer.values[holes] = layer.keys[fillers], layer.values[fillers]
 
@@ -85,7 +94,7 @@ class DecodingCache(Cache):
         column_S = torch.arange(self.columns, device=self.position_B.device)
         seen_BS = column_S <= self.position_B[:, None]
         windowed = self.sliding_window is not None and self.columns > self.sliding_window
-        if not windowed and bool((self.position_B == self.columns - 1).all()):
+        if not windowed and bool((self._length_B == self.columns).all()):
             return None
         if attention not in ("sdpa", "eager"):
             return seen_BS

@@ -21,6 +21,11 @@ BUCKET_PADDING = 0.1
 a pass costs as much as some padding.
 """
 
+TOKENS_PER_LOOK = 8
+"""Tokens after which the host asks an accelerator which responses have ended; until then those
+that have are continued, and cut afterwards. A CPU is asked after every token, as it costs nothing.
+"""
+
 
 @torch.no_grad()
 def generate(
@@ -63,6 +68,8 @@ def _generate_batch(
     weight_DV = output_weight(model).to(hidden_BD.dtype).T
     live = torch.arange(len(prompts), device=model.device)  # row of the cache -> row of the batch
     noise_BT = None if noise_BT is None else noise_BT.to(model.device)
+    ended_B = torch.zeros_like(live, dtype=torch.bool)
+    looks = 1 if model.device.type == "cpu" else TOKENS_PER_LOOK
     steps: list[tuple[Tensor, ...]] = []
     for t in range(limits.max_new_tokens):
         token_B, logprob_B = draw(
@@ -74,15 +81,17 @@ def _generate_batch(
             else torch.zeros_like(logprob_B)
         )
         steps.append((live, token_B, logprob_B, value_B))
-        running = (token_B != limits.eos).cpu()
-        rows = int(running.sum())
-        if rows == 0 or t + 1 == limits.max_new_tokens:
+        if t + 1 == limits.max_new_tokens:
             break
-        if rows < len(running):
-            holes = (~running[:rows]).nonzero().squeeze(1).to(model.device)
-            fillers = running[rows:].nonzero().squeeze(1).to(model.device) + rows
-            cache.keep(holes, fillers, rows)
-            live, token_B = (_filled(x, holes, fillers, rows) for x in (live, token_B))
+        ended_B = ended_B | (token_B == limits.eos)
+        if (t + 1) % looks == 0:
+            source_B = _kept((~ended_B).cpu())
+            if not len(source_B):
+                break
+            if len(source_B) < len(live):
+                cache.keep(source_B)
+                source_B = source_B.to(model.device)
+                live, token_B, ended_B = live[source_B], token_B[source_B], ended_B[source_B]
         cache.advance()
         hidden_BD = model.base_model(
             input_ids=token_B[:, None],
@@ -91,7 +100,7 @@ def _generate_batch(
             past_key_values=cache,
             use_cache=True,
         ).last_hidden_state[:, -1]
-    return _by_row(steps, len(prompts))
+    return _by_row(steps, len(prompts), limits.eos)
 
 
 def _read_prompts(
@@ -108,9 +117,7 @@ def _read_prompts(
         if not i or list(prompt) != list(prompts[i - 1]):
             unique.append(prompt)
         source.append(len(unique) - 1)
-    cache = DecodingCache(
-        model.config, torch.tensor([len(prompt) for prompt in prompts], device=model.device)
-    )
+    cache = DecodingCache(model.config, [len(prompt) for prompt in prompts], model.device)
     parts = []
     for first, last in _buckets([len(prompt) for prompt in unique]):
         of_bucket = cache.for_prompts(len(cache.layers))
@@ -138,21 +145,26 @@ def _buckets(lengths: Sequence[int]) -> list[tuple[int, int]]:
     return list(zip(starts, [*starts[1:], len(lengths)], strict=True))
 
 
-def _filled(x_B: Tensor, holes: Tensor, fillers: Tensor, rows: int) -> Tensor:
-    """The first `rows` of `x_B`, with those at `fillers` moved to `holes`, as in
-    DecodingCache.keep.
+def _kept(running_B: Tensor) -> Tensor:
+    """The running rows, so ordered that most of them stay where they are: those beyond the new
+    number of rows fill the holes.
     """
-    index = torch.arange(rows, device=x_B.device)
-    index[holes] = fillers
-    return x_B[index]
+    rows = int(running_B.sum())
+    source_B = torch.arange(rows)
+    source_B[~running_B[:rows]] = running_B[rows:].nonzero()[:, 0] + rows
+    return source_B
 
 
-def _by_row(steps: Sequence[tuple[Tensor, ...]], rows: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """The steps' tokens, log-probs and values, regrouped by sequence."""
+def _by_row(
+    steps: Sequence[tuple[Tensor, ...]], rows: int, eos: int
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """The steps' tokens, log-probs and values, regrouped by sequence, each up to its first EOS."""
     row_N, *columns = (torch.cat(column).cpu() for column in zip(*steps, strict=True))
     order_N = row_N.argsort(stable=True)
     lengths = row_N.bincount(minlength=rows).tolist()
-    token, logprob, value = (
-        [part.clone() for part in column[order_N].split(lengths)] for column in columns
-    )
-    return list(zip(token, logprob, value, strict=True))
+    found = []
+    for token, *others in zip(*(column[order_N].split(lengths) for column in columns), strict=True):
+        ends = (token == eos).nonzero()
+        length = int(ends[0]) + 1 if len(ends) else len(token)
+        found.append(tuple(part[:length].clone() for part in (token, *others)))
+    return found

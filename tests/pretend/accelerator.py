@@ -1,0 +1,139 @@
+"""A pretended accelerator: tensors that say they lie on `sim:0`, their data in host memory.
+
+Operations on tensors of both devices raise, as on a GPU, and whenever the host waits for the device
+the line of the product that made it wait is counted. The arithmetic is the CPU's, to the bit.
+
+Importing this registers the device for the rest of the process, through PyTorch's backend for
+PrivateUse1 in Python; so tests use it in a process of its own.
+"""
+
+import collections
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.backend_registration import (
+    _DummyBackendModule,
+    _setup_privateuseone_for_python_backend,
+)
+
+SYNCS: collections.Counter[str] = collections.Counter()
+"""Line of the product -> how often the host waited there for the device."""
+WAITING = ("aten._local_scalar_dense", "aten.nonzero", "aten.equal", "aten.masked_select")
+INDEXING = ("aten.index", "aten._index_put")
+"""Operations that take indices from the host."""
+
+
+class _Backend(_DummyBackendModule):
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+    def get_rng_state(self, device: Any = 0) -> Tensor:
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: Tensor, device: Any = 0) -> None:
+        pass
+
+    def manual_seed_all(self, seed: int) -> None:
+        pass
+
+    def synchronize(self, device: Any = None) -> None:
+        pass
+
+
+class Sim(Tensor):
+    """Wraps a tensor in host memory."""
+
+    host: Tensor
+
+    @staticmethod
+    def __new__(cls, host: Tensor, requires_grad: bool = False) -> "Sim":
+        made: Sim = Tensor._make_wrapper_subclass(
+            cls, host.size(), strides=host.stride(), storage_offset=host.storage_offset(),
+            dtype=host.dtype, layout=host.layout, device=torch.device("sim:0"),
+            requires_grad=requires_grad,
+        )  # fmt: skip
+        made.host = host
+        return made
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        return _run(func, args, kwargs or {})
+
+
+def _line() -> str:
+    """The innermost line of the product on the stack."""
+    places = [
+        f"{frame.filename.rpartition('/')[2]}:{frame.name}"
+        for frame in traceback.extract_stack()
+        if "/training/" in frame.filename and "/tests/" not in frame.filename
+    ]
+    return places[-1] if places else "?"
+
+
+def _host(value: Any) -> Any:
+    return value.host if isinstance(value, Sim) else value
+
+
+def _run(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    name = str(func)
+    tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+    on_device, device = any(isinstance(each, Sim) for each in tensors), kwargs.get("device")
+    to_device = device is not None and torch.device(device).type == "sim"
+    if name.startswith("aten.copy_"):
+        if isinstance(args[1], Sim) and not isinstance(args[0], Sim):
+            SYNCS[_line()] += 1
+        func(_host(args[0]), _host(args[1]), *args[2:])
+        return args[0]
+    if name.startswith("aten._to_copy"):
+        to_device = to_device or (device is None and on_device)
+        if on_device and not to_device:
+            SYNCS[_line()] += 1
+        copied = func(_host(args[0]), *args[1:], **{**kwargs, "device": "cpu"})
+        return Sim(copied) if to_device else copied
+    if on_device and name.startswith(WAITING):
+        SYNCS[_line()] += 1
+    if on_device and not name.startswith(INDEXING):
+        for each in tensors:
+            if not isinstance(each, Sim) and each.dim() > 0:
+                raise RuntimeError(
+                    "Expected all tensors to be on the same device, but found sim:0 and cpu: "
+                    f"{name} at {_line()}"
+                )
+    settings = dict(tree_map(_host, kwargs))
+    if to_device:
+        settings["device"] = torch.device("cpu")
+    found = func(*tree_map(_host, args), **settings)
+    if not (on_device or to_device):
+        return found
+    in_place = {id(each.host): each for each in tensors if isinstance(each, Sim)}
+
+    def wrapped(each: Any) -> Any:
+        if not isinstance(each, Tensor):
+            return each
+        return in_place[id(each)] if id(each) in in_place else Sim(each)
+
+    return tree_map(wrapped, found)
+
+
+def _fallback(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return _run(func, args, kwargs)
+
+
+_setup_privateuseone_for_python_backend("sim", backend_module=_Backend())  # type: ignore[no-untyped-call]
+_LIBRARY = torch.library.Library("_", "IMPL")
+_LIBRARY.fallback(_fallback, "PrivateUse1")
+_tensor = torch.tensor
+
+
+def _from_list(data: Any, *args: Any, device: Any = None, **kwargs: Any) -> Tensor:
+    made = _tensor(data, *args, **kwargs)
+    return made if device is None else made.to(device)
+
+
+torch.tensor = _from_list  # a list goes to the device through the host
