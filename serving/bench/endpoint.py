@@ -95,17 +95,20 @@ class ChatEndpoint(OpenAICompletionStreamEndpoint):
         Raises EnvironmentFault with one line for an endpoint that does not stream replies.
         """
         few = min(PROBE_TOKENS, payload["max_tokens"])
-        body, began = self.prepare_payload({**payload, "max_tokens": few}), time.perf_counter()
-        found = InvocationResponse(response_text=None)
-        try:
-            self.process_raw_response(self._client.chat.completions.create(**body), began, found)
-        except (openai.APIError, httpx.HTTPError, TypeError, AttributeError) as error:
-            raise EnvironmentFault(f"{self.url}/chat/completions: {_reason(error)}") from None
+        for _ in range(2):  # the first one of a server may wait for what is set up only then
+            found, began = InvocationResponse(response_text=None), time.perf_counter()
+            body = self.prepare_payload({**payload, "max_tokens": few})
+            try:
+                self.process_raw_response(
+                    self._client.chat.completions.create(**body), began, found
+                )
+            except (openai.APIError, httpx.HTTPError, TypeError, AttributeError) as error:
+                raise EnvironmentFault(f"{self.url}/chat/completions: {_reason(error)}") from None
         seconds, tokens = time.perf_counter() - began, found.num_tokens_output or few
         if not found.num_tokens_output and found.response_text is None:
             raise EnvironmentFault(f"{self.url}/chat/completions does not stream a reply.")
-        ttft = found.time_to_first_token or seconds
-        return ttft + (seconds - ttft) / max(1, tokens - 1) * payload["max_tokens"]
+        ttft, last = found.time_to_first_token or seconds, found.time_to_last_token or seconds
+        return ttft + (last - ttft) / max(1, tokens - 1) * payload["max_tokens"]
 
 
 class ServedModel(NamedTuple):
