@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -115,12 +116,13 @@ class Engine:
         await self.stop()
 
     async def stop(self) -> None:
-        """Kill the process."""
+        """Kill the process, and what it started."""
         self._process.terminate()
         deadline = time.monotonic() + STOP_SECONDS
         while self.is_alive and time.monotonic() < deadline:
             await asyncio.sleep(POLL_SECONDS)
-        self._process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         await self._session.close()
 
