@@ -35,11 +35,10 @@ from cli.commands.export import exported
 from cli.run_models import CHAMPION, run_id_of
 from config import jsonl
 from config.ports import free_port
-from config.workspace.exported import read_exported
+from config.workspace.exported import gguf_path, read_exported
 from config.workspace.login import SERVE_KEY
 from serving.settings import QUEUE
 from training.export.llama_cpp import SLOTS, serving
-from training.export.package import gguf_path
 
 MAX_TOKENS = 48
 BLOCKS = 4

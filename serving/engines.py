@@ -21,7 +21,7 @@ import aiohttp
 from config.child import BOUND
 from config.errors import EnvironmentFault, ModelError
 from config.ports import free_port
-from config.workspace.exported import read_exported
+from config.workspace.exported import gguf_path, read_exported
 from serving.settings import QUEUE, EngineName, Settings
 
 STOP_SECONDS = 5.0
@@ -133,7 +133,7 @@ class LlamaCpp(Engine):
     title = "llama.cpp"
 
     def command(self, port: int) -> Sequence[str]:
-        file = self.folder / "gguf" / f"model-{self.settings.weights}.gguf"
+        file = gguf_path(self.folder, self.settings.weights)
         if self.export.differs:
             raise ModelError(
                 f"{self.folder} is not served with llama.cpp, which does not do what training did: "

@@ -143,7 +143,10 @@ class Front:
             _refuse_control_tokens(engine, body)
         if self._running >= self._most:
             raise Refused("", f"{self._most} requests are running; try again in a second.", 429)
-        hides_usage = _asks_for_usage(body)
+        hides_usage = _leaves_out_usage(body)
+        if hides_usage:
+            options = body.get("stream_options") or {}
+            body["stream_options"] = {**options, "include_usage": True}
         if hides_usage or body.get("model") == "champion":
             raw = json.dumps({**body, "model": engine.name}).encode()
         with self._counted(engine):
@@ -227,13 +230,11 @@ def _refuse_control_tokens(engine: Engine, body: dict[str, Any]) -> None:
         )
 
 
-def _asks_for_usage(body: dict[str, Any]) -> bool:
-    """Make a streamed reply end with its token counts; whether the client did not ask for them."""
+def _leaves_out_usage(body: dict[str, Any]) -> bool:
+    """Whether the client wants a streamed reply without its token counts, which the front needs."""
     options = body.get("stream_options") or {}
-    if body.get("stream") is not True or not isinstance(options, dict):
-        return False
-    body["stream_options"] = {**options, "include_usage": True}
-    return not options.get("include_usage")
+    is_streamed = body.get("stream") is True and isinstance(options, dict)
+    return is_streamed and not options.get("include_usage")
 
 
 def _counts(event: bytes) -> dict[str, Any]:

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -96,11 +95,11 @@ def write_export(root: Path, run: str, target: Path) -> None:
 
 def _keep(root: Path, run_id: str, target: Path) -> None:
     """Keep the effect of quantisation with the run: its report shows it, the next sync ships it."""
+    from config.workspace.exported import read_exported
     from config.workspace.quantised import Quantised, keep_quantised
     from tasks.champions.registry import describe
 
-    files = json.loads((target / "export.json").read_text(encoding="utf-8"))["quantised"]
-    digest = describe(root, run_id).model_digest
+    files, digest = read_exported(target).quantised, describe(root, run_id).model_digest
     keep_quantised(root, run_id, Quantised(model_digest=digest, files=files))
 
 
@@ -160,16 +159,18 @@ def _to_hub(root: Path, name: str, *folder: str) -> None:
 
 def _show(target: Path) -> None:
     """The files, with the effect of each quantisation."""
-    content: Mapping[str, Any] = json.loads((target / "export.json").read_text(encoding="utf-8"))
-    if content["quantised"]:
+    from config.workspace.exported import read_exported
+
+    files = read_exported(target).quantised
+    if files:
         print(f"{'in gguf/':<16} {'size':>12} {'differ':>14} {'score':>8} {'interval':>20}")
-    for each in content["quantised"]:
-        gain = each["difference"]
+    for each in files:
+        gain = each.difference
         print(
-            f"model-{each['kind']}.gguf".ljust(16),
-            f"{each['bytes'] / 2**20:8.2f} MiB",
-            f"{each['flips']} of {each['prompts']}".rjust(14),
-            f"{gain['mean']:+8.4f}",
-            f"{gain['low']:+.4f} to {gain['high']:+.4f}".rjust(20),
+            f"model-{each.kind}.gguf".ljust(16),
+            f"{each.bytes / 2**20:8.2f} MiB",
+            f"{each.flips} of {each.prompts}".rjust(14),
+            f"{gain.mean:+8.4f}",
+            f"{gain.low:+.4f} to {gain.high:+.4f}".rjust(20),
         )
     print(f"Written to {target}; README.md there is the model card.")

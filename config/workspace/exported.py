@@ -8,6 +8,8 @@ from config.errors import ModelError
 from config.workspace.quantised import QuantisedFile
 
 FILE = "export.json"
+GGUF = "gguf"
+"""Folder of the GGUF files within an export."""
 
 
 class Exported(BaseModel):
@@ -38,3 +40,8 @@ def read_exported(folder: Path) -> Exported:
 def keep_exported(folder: Path, content: Exported) -> None:
     """Write the record of an export, its last file."""
     (folder / FILE).write_text(content.model_dump_json(indent=1) + "\n", encoding="utf-8")
+
+
+def gguf_path(folder: Path, kind: str) -> Path:
+    """Path of a GGUF file within an export."""
+    return folder / GGUF / f"model-{kind}.gguf"

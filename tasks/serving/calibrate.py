@@ -16,7 +16,7 @@ import yaml
 from config.atomic_file import write_atomically
 from config.errors import EnvironmentFault
 from config.workspace.benchmarked import Limits, Load
-from config.workspace.exported import read_exported
+from config.workspace.exported import gguf_path, read_exported
 from config.workspace.login import SERVE_KEY
 from config.workspace.machine import SERVING_FILE, ServedPoint, ServingRates
 from costs.ledger.history import this_machine
@@ -63,29 +63,30 @@ def measured_rates(root: Path, say: Callable[[str], None]) -> ServingRates:
         folder = Path(place)
         _write_exports(root, folder)
 
-        def measured(
-            told: str, name: str, weights: Weights, loads: Sequence[CalibrationLoad]
+        def points_of(
+            model: str, name: str, weights: Weights, loads: Sequence[CalibrationLoad]
         ) -> tuple[list[ServedPoint], int]:
-            say(f"serving {told}")
+            say(f"serving {model}")
             return _measured(folder / name, weights, loads, pace)
 
         pairs = [(tokens, n) for tokens in (SHORT, LONG) for n in CONCURRENCIES]
         small_loads = [
             CalibrationLoad(SHORT_PROMPT, tokens, n, SMALL_SECONDS) for tokens, n in pairs
         ]
-        small, held = measured("a small model", "small", "f32", small_loads)
+        small, held = points_of("a small model", "small", "f32", small_loads)
         deep_loads = [CalibrationLoad(SHORT_PROMPT, LONG, n, SMALL_SECONDS) for n in CONCURRENCIES]
-        deep, _ = measured("a deep model", "deep", "f32", deep_loads)
+        deep, _ = points_of("a deep model", "deep", "f32", deep_loads)
         large_loads = [CalibrationLoad(SHORT_PROMPT, 24, n, LARGE_SECONDS) for n in CONCURRENCIES]
         large_loads.append(CalibrationLoad(LONG_PROMPT, 4, 1, SMALL_SECONDS))
         kinds: tuple[Weights, ...] = ("f32", "q8_0", "q4_0")
         large = [
             point
             for kind in kinds
-            for point in measured(f"a large model in {kind}", "large", kind, large_loads)[0]
+            for point in points_of(f"a large model in {kind}", "large", kind, large_loads)[0]
         ]
-        again, _ = measured("the small one again", "small", "f32", small_loads)
-        shape, weights = _shape(folder / "small"), gguf_bytes(folder / "small")
+        again, _ = points_of("the small one again", "small", "f32", small_loads)
+        shape = _shape(folder / "small")
+        weights = gguf_path(folder / "small", "f32").stat().st_size
         context = read_exported(folder / "small").context_length
     longest = max(each.input_tokens for each in small)
     beside = weights + SLOTS * context * cache_bytes(shape)
@@ -100,10 +101,6 @@ def measured_rates(root: Path, say: Callable[[str], None]) -> ServingRates:
         process_bytes=round(held - beside),
         seconds=time.perf_counter() - began,
     )
-
-
-def gguf_bytes(export: Path) -> int:
-    return (export / "gguf/model-f32.gguf").stat().st_size
 
 
 def _write_exports(root: Path, folder: Path) -> None:

@@ -13,13 +13,12 @@ import psutil
 from transformers import PreTrainedModel
 
 from config.ports import free_port
-from config.workspace.exported import Exported, keep_exported
+from config.workspace.exported import Exported, gguf_path, keep_exported
 from serving.settings import EngineName
 from tests.conftest import ROOT
 from tests.training.support.tiny import CONTEXT, tokenizer
 from training.export.aligned import with_prompts_of_training
 from training.export.gguf_file import write_gguf
-from training.export.package import gguf_path
 from training.modeling.tokenizer import special_tokens
 
 PROGRAM = """

@@ -21,13 +21,13 @@ from transformers import PreTrainedModel
 
 from config.errors import EnvironmentFault, ModelError
 from config.ports import free_port
+from config.workspace.exported import gguf_path
 from config.workspace.served import served_of
 from serving.engines import LlamaCpp, Vllm
 from serving.settings import Settings
 from tests.conftest import ROOT
 from tests.serving.fronts import PROGRAM, Served, made_export
 from tests.training.support.tiny import policy, tokenizer
-from training.export.package import gguf_path
 from training.modeling.tokenizer import encode_prompt
 
 pytestmark = pytest.mark.integration

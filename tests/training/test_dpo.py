@@ -178,7 +178,8 @@ def test_loss_and_gradient_of_every_weight_are_those_of_trls_padded_batch(
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
     assert of_ours == pytest.approx(of_trl, rel=1e-4, abs=1e-5)
     for name, gradient in expected.items():
-        torch.testing.assert_close(gradients[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
+        atol = 2e-6 * max(1.0, float(gradient.abs().max()))  # a sum rounds as its largest terms do
+        torch.testing.assert_close(gradients[name], gradient, atol=atol, rtol=1e-4, msg=name)
 
 
 @pytest.mark.parametrize("budget_tokens", [1, 150, 100_000])

@@ -12,11 +12,10 @@ from pathlib import Path
 from config.compose import compose
 from config.load import read, validate
 from config.sections.data import HelpdeskSource
-from config.workspace.exported import Exported, keep_exported
+from config.workspace.exported import GGUF, Exported, gguf_path, keep_exported
 from training.calibrate.stages import ROOT
 from training.export.aligned import with_prompts_of_training
 from training.export.gguf_file import TYPES, write_gguf
-from training.export.package import GGUF, gguf_path
 from training.modeling.models import base_model
 from training.modeling.tokenizer import special_tokens, trained_tokenizer
 from training.preparation import helpdesk

@@ -147,21 +147,21 @@ def _add_shape(writer: gguf.GGUFWriter, config: Any) -> None:
 def _check(config: Any) -> None:
     """Raise ModelError for a setting that changes replies and that the file cannot carry."""
     usual = type(config)().to_dict()
-    known = WRITTEN | WITHOUT_EFFECT | PreTrainedConfig().to_dict().keys()
-    found = {
+    carried = WRITTEN | WITHOUT_EFFECT | PreTrainedConfig().to_dict().keys()
+    lost = {
         name: value
         for name, value in config.to_dict().items()
-        if name in usual.keys() - known and value != usual[name]
+        if name in usual.keys() - carried and value != usual[name]
     }
-    found |= {
+    lost |= {
         f"rope_parameters.{name}": value
         for name, value in config.rope_parameters.items()
         if name != "rope_theta" and value not in ("default", None, 1.0)
     }
     windows = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
     if windows:
-        found["layer_types"] = ", ".join(windows)
-    for name, value in found.items():
+        lost["layer_types"] = ", ".join(windows)
+    for name, value in lost.items():
         raise ModelError(
             f"a model with {name}={value} cannot be written as GGUF: llama.cpp would reply without "
             f"it. {ELSEWHERE}"

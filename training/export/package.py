@@ -17,7 +17,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from config.errors import ModelError
 from config.schema import Params
-from config.workspace.exported import Exported, keep_exported
+from config.workspace.exported import GGUF, Exported, gguf_path, keep_exported
 from config.workspace.quantised import Difference, QuantisedFile
 from training.evaluation.comparison import gain
 from training.export.aligned import load_aligned, stop_tokens
@@ -42,8 +42,6 @@ from training.rollout.static import generate
 
 logger = logging.getLogger(__name__)
 
-GGUF = "gguf"
-"""Folder of the GGUF files within an export."""
 MOST_FLIPS = 0.02
 """Share of greedy replies that may differ in f32: between two tokens that are almost as likely, the
 order of a sum decides.
@@ -84,8 +82,9 @@ def export(folder: Path, target: Path, facts: Mapping[str, Any]) -> None:
             control_tokens=special_tokens(tokenizer),
             differs=tuple(differs),
             quantised=tuple(table),
+            **facts,
         )
-        keep_exported(out, record.model_copy(update=facts))
+        keep_exported(out, record)
 
 
 def _wrong_replies(f32: QuantisedFile) -> list[str]:
@@ -95,11 +94,6 @@ def _wrong_replies(f32: QuantisedFile) -> list[str]:
     if f32.flips <= MOST_FLIPS * f32.prompts:
         return []
     return [f"{f32.flips} of {f32.prompts} greedy replies are not those of the trained model."]
-
-
-def gguf_path(folder: Path, kind: str) -> Path:
-    """Path of a GGUF file within an export."""
-    return folder / GGUF / f"model-{kind}.gguf"
 
 
 def compared(
@@ -132,8 +126,8 @@ def compared(
         return found
 
     limits = Limits(evaluate.max_new_tokens, tokenizer.eos_token_id, tokenizer.pad_token_id)
-    own = generate(policy, encoded, None, 0.0, limits, evaluate.batch_size).responses
-    exact = scores(own)
+    trained = generate(policy, encoded, None, 0.0, limits, evaluate.batch_size).responses
+    exact = scores(trained)
     found = []
     for kind, of_kind in replies.items():
         mean, low, high, _ = gain(scores(of_kind), exact, evaluate.confidence)
@@ -142,7 +136,7 @@ def compared(
                 kind=kind,
                 bytes=gguf_path(folder, kind).stat().st_size,
                 prompts=len(prompts),
-                flips=sum(a != b for a, b in zip(of_kind, own, strict=True)),
+                flips=sum(a != b for a, b in zip(of_kind, trained, strict=True)),
                 difference=Difference(mean=mean, low=low, high=high),
                 judge="gold score" if world is not None else "score of the reward model",
             )

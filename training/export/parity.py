@@ -27,15 +27,15 @@ def differences(
     prompts, texts and turns that those may lack, and control tokens that are spelt out.
     """
     is_plain = isinstance(prompts[0], str)
-    drawn = random.Random(0).sample(list(prompts), min(CHECKED, len(prompts)))
+    held_out = random.Random(0).sample(list(prompts), min(CHECKED, len(prompts)))
     texts = [*TEXTS, *(f"a {token} b{token}" for token in special_tokens(tokenizer))]
     user, reply = {"role": "user", "content": "a b"}, {"role": "assistant", "content": "c d"}
     system = {"role": "system", "content": "e f"}
     chats = [
-        *(as_messages(prompt) for prompt in [*drawn, *texts]),
+        *(as_messages(prompt) for prompt in [*held_out, *texts]),
         [system, user], [user, reply, user], [system, user, reply, user],
     ]  # fmt: skip
-    found = []
+    lines = []
     for chat in chats:
         expected = _trained(tokenizer, chat, is_plain)
         rendered = server.post("/apply-template", {"messages": chat}).get("prompt")
@@ -43,12 +43,12 @@ def differences(
         if rendered is not None:
             ids = server.post("/tokenize", {"content": rendered, "add_special": True})["tokens"]
         if ids != expected:
-            said = "; ".join(f"{each['role']}: {each['content']}" for each in chat)
+            text = "; ".join(f"{each['role']}: {each['content']}" for each in chat)
             counts = " and ".join(
                 "a refusal" if each is None else f"{len(each)} tokens" for each in (ids, expected)
             )
-            found.append(f"{said!r:.60} gives {counts} in training.")
-    return found
+            lines.append(f"{text!r:.60} gives {counts} in training.")
+    return lines
 
 
 def _trained(

@@ -162,9 +162,9 @@ def _by_row(
     row_N, *columns = (torch.cat(column).cpu() for column in zip(*steps, strict=True))
     order_N = row_N.argsort(stable=True)
     lengths = row_N.bincount(minlength=rows).tolist()
-    found = []
+    responses = []
     for token, *others in zip(*(column[order_N].split(lengths) for column in columns), strict=True):
         ends = (token == eos).nonzero()
         length = int(ends[0]) + 1 if len(ends) else len(token)
-        found.append(tuple(part[:length].clone() for part in (token, *others)))
-    return found
+        responses.append(tuple(part[:length].clone() for part in (token, *others)))
+    return responses

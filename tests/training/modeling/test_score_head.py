@@ -26,7 +26,7 @@ from training.modeling.scoring import raw_pair_scores, raw_scores
 
 LARGE = 40.0
 """Of a score this size bf16 has steps of 1/4."""
-SEQUENCES = [[*prompts(1)[0], 9, 14, token, 2] for token in range(4, 68)]
+SEQUENCES = [[*prompts(2)[1], 9, 14, token, 2] for token in range(4, 68)]
 """Responses that differ in one token."""
 
 
@@ -60,7 +60,7 @@ def test_near_identical_responses_keep_their_difference_in_a_bf16_model(
     with autocast(in_bf16, torch.device("cpu")) if under_autocast else nullcontext():
         scores = raw_scores(model, SEQUENCES, 1)
     exact = torch.stack([h.double() @ head_1D[0].double() for h in hidden])
-    assert float(exact.abs().max()) > LARGE / 8
+    assert float(exact.abs().max()) > LARGE / 4
     torch.testing.assert_close(scores.double(), exact, rtol=0, atol=2e-4)
     near = (exact[:, None] - exact[None]).abs()
     assert bool(((near > 1e-3) & (near < 0.1)).any())  # in bf16 they would tie, or stand apart
