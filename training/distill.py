@@ -30,10 +30,10 @@ from training.distillation.signs import check_responses, check_step
 from training.distillation.student import Pair, load_pair, save_student
 from training.distributed.collectives import (
     all_reduce_gradients,
-    all_reduce_sum,
     counted_batches,
     local_indices,
     map_across_ranks,
+    sum_of_all,
 )
 from training.modeling.batching import token_budget_batches
 from training.modeling.logprobs import output_weight, token_logprobs
@@ -235,7 +235,7 @@ def accumulate_gradients(
         loss = total / tokens
         pair.backward(loss if counts else 0 * loss)
         if counts:
-            statistics.add(float(total.detach()), float(agreed))
+            statistics.add(total.detach(), agreed)
 
 
 def student_responses(settings: Distill, update: int) -> int:
@@ -299,10 +299,10 @@ def student_loss(
     hidden_ND = response_hidden(pair.student, sequences, starts)
     weight_VD = output_weight(pair.student)
     if teacher is None:
-        targets_N = response_targets(sequences, starts).to(hidden_ND.device)
+        targets_N = response_targets(sequences, starts).to(hidden_ND.device, non_blocking=True)
         found = token_logprobs(hidden_ND, weight_VD, targets_N, settings.temperature)
         return -found.logprobs.sum(), found.entropy.new_zeros(())
-    teacher_NE = torch.cat(list(teacher)).to(hidden_ND.device)
+    teacher_NE = torch.cat(list(teacher)).to(hidden_ND.device, non_blocking=True)
     total, agreed_N = divergence(
         hidden_ND, weight_VD, teacher_NE, pair.teacher_head_VE, settings.beta, settings.temperature
     )
@@ -315,7 +315,8 @@ class Sums:
     """
 
     def __init__(self) -> None:
-        self._open = [0.0, 0.0, 0.0]
+        self._open: list[Tensor] = []
+        self._tokens = 0
         self._total = [0.0, 0.0, 0.0]
         self.losses: list[float] = []
         """Mean per token of each mini-batch."""
@@ -325,17 +326,16 @@ class Sums:
         """Start a mini-batch with this many response tokens, discarding sums of an unfinished
         one.
         """
-        self._open = [0.0, 0.0, float(tokens)]
+        self._open, self._tokens = [], tokens
 
-    def add(self, loss: float, agreed: float) -> None:
+    def add(self, loss: Tensor, agreed: Tensor) -> None:
         """Add a micro-batch."""
-        self._open[0] += loss
-        self._open[1] += agreed
+        self._open.append(torch.stack([loss, agreed.to(loss.dtype)]))
 
     def step(self, grad_norm: float) -> None:
         """Finish a mini-batch."""
-        loss, agreed = all_reduce_sum(self._open[:2])
-        tokens = self._open[2]
+        loss, agreed = sum_of_all(self._open, 2)
+        tokens = self._tokens
         self._total = [
             old + new for old, new in zip(self._total, (loss, agreed, tokens), strict=True)
         ]

@@ -23,7 +23,7 @@ from training.calibrate.stages import loop, stage_processes
 from training.process import allocator
 from training.process.artifacts import replacing
 from training.process.command import run_command
-from training.process.device import device
+from training.process.device import device, device_name
 
 logger = logging.getLogger(__name__)
 
@@ -117,8 +117,8 @@ def device_memory(device: str) -> tuple[str, int, int]:
     control group.
     """
     if device != "cpu":
-        free, total = torch.cuda.mem_get_info()
-        return torch.cuda.get_device_name(), total, free
+        free, total = torch.accelerator.get_memory_info()
+        return device_name(torch.device(device)), total, free
     memory = psutil.virtual_memory()
     limits = [memory.total]
     for path in (

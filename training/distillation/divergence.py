@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from training.modeling.logprobs import chunks
+from training.modeling.logprobs import add_product_, chunks, product_dtype
 
 
 def generalised_jsd(student_NV: Tensor, teacher_NV: Tensor, beta: float) -> Tensor:
@@ -80,27 +80,30 @@ class _ChunkedDivergence(torch.autograd.Function):
         beta: float,
         temperature: float,
     ) -> tuple[Tensor, Tensor]:
-        # fp16 overflows for a gradient before the loss scale is applied
-        exact = torch.float32 if student_ND.dtype == torch.float16 else student_ND.dtype
+        dtype, teacher_dtype = product_dtype(student_ND), product_dtype(teacher_NE)
+        # fp16 underflows for a gradient before the loss scale is applied
+        exact = torch.float32 if dtype == torch.float16 else dtype
         grad_ND = torch.empty_like(student_ND, dtype=exact)
         grad_VD = torch.zeros_like(student_VD, dtype=torch.float32)
         total = torch.zeros((), device=student_ND.device)
         agreed_N = torch.empty(len(student_ND), dtype=torch.bool, device=student_ND.device)
-        own_VD, weight_VE = student_VD.to(student_ND.dtype), teacher_VE.to(teacher_NE.dtype)
-        for rows in chunks(student_ND, student_VD):
-            teacher = torch.log_softmax(
-                (teacher_NE[rows] @ weight_VE.T).float() / temperature, dim=1
-            )
-            logits = (student_ND[rows] @ own_VD.T).float()
-            agreed_N[rows] = logits.argmax(dim=1) == teacher.argmax(dim=1)
-            with torch.enable_grad():
-                logits.requires_grad_()
-                student = torch.log_softmax(logits / temperature, dim=1)
-                loss = generalised_jsd(student, teacher, beta).sum()
-                (grad,) = torch.autograd.grad(loss, logits)
-            total += loss.detach()
-            grad_ND[rows] = (grad.to(exact) @ student_VD.to(exact)).to(exact)
-            grad_VD.addmm_(grad.T, student_ND[rows].float())
+        own_VD, weight_VE = student_VD.to(dtype), teacher_VE.to(teacher_dtype)
+        exact_VD = student_VD.to(exact)
+        with torch.autocast(student_ND.device.type, enabled=False):
+            for rows in chunks(student_ND, student_VD):
+                taught = teacher_NE[rows].to(teacher_dtype) @ weight_VE.T
+                teacher = torch.log_softmax(taught.float() / temperature, dim=1)
+                logits = (student_ND[rows].to(dtype) @ own_VD.T).float()
+                agreed_N[rows] = logits.argmax(dim=1) == teacher.argmax(dim=1)
+                with torch.enable_grad():
+                    logits.requires_grad_()
+                    student = torch.log_softmax(logits / temperature, dim=1)
+                    loss = generalised_jsd(student, teacher, beta).sum()
+                    (grad,) = torch.autograd.grad(loss, logits)
+                total += loss.detach()
+                grad = grad.to(exact)
+                grad_ND[rows] = grad @ exact_VD
+                add_product_(grad_VD, grad.T, student_ND[rows].to(exact))
         ctx.save_for_backward(grad_ND, grad_VD.to(student_VD.dtype))
         ctx.dtype = student_ND.dtype
         ctx.mark_non_differentiable(agreed_N)

@@ -9,6 +9,7 @@ everybody and comes out the same everywhere.
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,30 +32,39 @@ BUCKET_ELEMENTS = 2**22
 all gradients.
 """
 
+LONGEST_WAIT = timedelta(hours=2)
+"""For the other processes, while rank 0 writes a checkpoint or a model. A process that is lost ends
+all of them at once: training/process/launch.py.
+"""
 
-def join(stage: str, accelerator: bool) -> None:
-    """Join the process group of this stage, if it has several processes: gloo on CPU, nccl on GPUs.
 
-    Raises EnvironmentFault if there are more processes than GPUs on this machine.
+def join(stage: str, device: torch.device) -> None:
+    """Join the process group of this stage, if it has several processes: gloo on CPU, on an
+    accelerator what torch has for it (NCCL on NVIDIA and AMD GPUs).
+
+    Raises EnvironmentFault if there are more processes than accelerators on this machine.
     """
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if processes == 1:
         return
-    if accelerator:
-        local, devices = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    backends = "cpu:gloo"
+    if device.type != "cpu":
+        local, devices = int(os.environ.get("LOCAL_RANK", "0")), torch.accelerator.device_count()
         if local >= devices:
             raise EnvironmentFault(
                 f"where.{stage}.processes={processes} needs a GPU for each process, this machine "
                 f"has {devices}. "
                 f"Change where.{stage}.processes in params.yaml."
             )
-        torch.cuda.set_device(local)
+        torch.accelerator.set_device_index(local)
+        backends += f",{device.type}:{dist.Backend.default_device_backend_map[device.type]}"
     meeting = os.environ.get(RENDEZVOUS_VARIABLE)
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if accelerator else "gloo",
+        backends,
         init_method=f"file://{meeting}" if meeting else "env://",
         rank=int(os.environ["RANK"]),
         world_size=processes,
+        timeout=LONGEST_WAIT,
     )
 
 
@@ -181,6 +191,17 @@ def all_reduce_sum(values: Sequence[float]) -> list[float]:
     total = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(total)
     return [float(value) for value in total]
+
+
+def sum_of_all(rows: Sequence[Tensor], width: int) -> list[float]:
+    """The sum of this process's `rows`, [width] each on its device, and of all other processes'.
+
+    An accelerator is waited for once, so collect rows without reading them.
+    """
+    total = [0.0] * width
+    for row in torch.stack(list(rows)).tolist() if rows else []:
+        total = [old + new for old, new in zip(total, row, strict=True)]
+    return all_reduce_sum(total)
 
 
 def all_reduce_max(value: float) -> float:

@@ -12,8 +12,10 @@ from transformers import PreTrainedModel
 from config.errors import ModelError
 
 CHUNK_LOGITS = 2**22
-"""Logits held at once: 16 MiB in fp32. The chunk's rows are this over V, so the peak does not grow
-with tokens x vocabulary.
+"""Logits held at once on a CPU, whose caches they should not leave: 16 MiB in fp32."""
+BYTES_PER_CHUNK_LOGIT = 1024
+"""An accelerator holds a logit for each of these bytes of its memory. A logit and its gradient take
+14, so a chunk takes 1.4% of the device, and products are large enough to keep it busy.
 """
 
 
@@ -62,11 +64,12 @@ class _ChunkedLogprobs(torch.autograd.Function):
         ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(hidden_ND, weight_VD, targets_N)
-        ctx.temperature = temperature
+        ctx.temperature, ctx.dtype = temperature, product_dtype(hidden_ND)
+        product_VD = weight_VD.to(ctx.dtype)
         logprobs_N = torch.empty(len(targets_N), device=hidden_ND.device)
         entropy_N = torch.empty_like(logprobs_N)
         for rows in chunks(hidden_ND, weight_VD):
-            log_softmax = _log_softmax(hidden_ND[rows], weight_VD, temperature)
+            log_softmax = _log_softmax(hidden_ND[rows].to(ctx.dtype), product_VD, temperature)
             logprobs_N[rows] = log_softmax.gather(1, targets_N[rows, None]).squeeze(1)
             entropy_N[rows] = -(log_softmax.exp() * log_softmax).sum(dim=1)
         ctx.mark_non_differentiable(entropy_N)
@@ -79,27 +82,54 @@ class _ChunkedLogprobs(torch.autograd.Function):
         hidden_ND, weight_VD, targets_N = ctx.saved_tensors
         grad_hidden_ND = torch.empty_like(hidden_ND) if ctx.needs_input_grad[0] else None
         grad_weight_VD = torch.zeros_like(weight_VD) if ctx.needs_input_grad[1] else None
+        product_VD = weight_VD.to(ctx.dtype)
         for rows in chunks(hidden_ND, weight_VD):
-            grad_logits = _log_softmax(hidden_ND[rows], weight_VD, ctx.temperature).exp_().neg_()
+            hidden = hidden_ND[rows].to(ctx.dtype)
+            grad_logits = _log_softmax(hidden, product_VD, ctx.temperature).exp_().neg_()
             grad_logits.scatter_add_(
                 1,
                 targets_N[rows, None],
                 torch.ones_like(targets_N[rows, None], dtype=grad_logits.dtype),
             )
-            grad_logits = grad_logits.mul_(grad_N[rows, None] / ctx.temperature).to(weight_VD.dtype)
+            grad_logits = grad_logits.mul_(grad_N[rows, None] / ctx.temperature).to(ctx.dtype)
             if grad_hidden_ND is not None:
-                grad_hidden_ND[rows] = (grad_logits @ weight_VD).to(hidden_ND.dtype)
+                grad_hidden_ND[rows] = (grad_logits @ product_VD).to(hidden_ND.dtype)
             if grad_weight_VD is not None:
-                grad_weight_VD.addmm_(grad_logits.T, hidden_ND[rows].to(weight_VD.dtype))
+                add_product_(grad_weight_VD, grad_logits.T, hidden)
         return grad_hidden_ND, grad_weight_VD, None, None
 
 
 def _log_softmax(hidden: Tensor, weight_VD: Tensor, temperature: float) -> Tensor:
-    logits = hidden @ weight_VD.to(hidden.dtype).T
+    logits = hidden @ weight_VD.T
     return torch.log_softmax(logits.float().div_(temperature), dim=-1)
 
 
+def product_dtype(x: Tensor) -> torch.dtype:
+    """In which a matrix product with `x` is computed here: under autocast its type, else that of
+    `x`. Hidden states are fp32 under autocast, as the residual stream is.
+    """
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left @ right, where the product may have a lower precision."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    else:
+        total.add_(left @ right)
+
+
 def chunks(hidden_ND: Tensor, weight_VD: Tensor) -> list[slice]:
-    """Rows of `hidden_ND` per chunk of logits."""
-    rows = max(1, CHUNK_LOGITS // len(weight_VD))
+    """Rows of `hidden_ND` per chunk of logits, so that the peak does not grow with tokens x
+    vocabulary.
+    """
+    rows = max(1, logits_at_once(hidden_ND.device) // len(weight_VD))
     return [slice(start, start + rows) for start in range(0, len(hidden_ND), rows)]
+
+
+def logits_at_once(device: torch.device) -> int:
+    """Logits of a chunk on this device."""
+    if device.type == "cpu":
+        return CHUNK_LOGITS
+    return max(CHUNK_LOGITS, torch.accelerator.get_memory_info()[1] // BYTES_PER_CHUNK_LOGIT)

@@ -12,6 +12,7 @@ tokens that two sequences share, D model width.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -168,11 +169,11 @@ def packed_hidden(model: PreTrainedModel, packed: Packed, keep_K: Tensor) -> Ten
     """Last hidden states [K, D] of the trunk at the row indices `keep_K`, as if each sequence were
     alone.
     """
-    ids_1N, position_1N = (
-        x.unsqueeze(0).to(model.device) for x in (packed.ids_N, packed.position_N)
-    )
-    keep_K = keep_K.to(model.device)
-    shared = packed.shared and Shared(*(x.to(model.device) for x in packed.shared))
+    # the host goes on while the device works: nothing here waits for it
+    to_device = partial(Tensor.to, device=model.device, non_blocking=True)
+    ids_1N, position_1N = (to_device(x[None]) for x in (packed.ids_N, packed.position_N))
+    keep_K = to_device(keep_K)
+    shared = packed.shared and Shared(*map(to_device, packed.shared))
     if shares_prefix(model):
         narrow = {"keep_K": keep_K} if narrows(model) else {}
         # A four-dimensional mask is used as it is: the model builds none of its own, which would
@@ -249,7 +250,24 @@ def _by_group(dense: Attention) -> Attention:
     return attention
 
 
-PACKABLE = {"sdpa": sdpa_attention_forward, "flash_attention_2": flash_attention_forward}
+def _sdpa(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
+    scaling: float | None = None, **options: Any,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Of transformers, but one new token's queries that share keys and values are rows of one
+    query, where transformers would repeat the cache for each of them.
+    """
+    shared = query.shape[1] // key.shape[1]
+    others = options.get("cache"), options.get("position_bias")
+    if shared == 1 or query.shape[2] > 1 or any(other is not None for other in others):
+        return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **options)
+    # [B, heads, 1, head] -> [B, heads of keys, shared, head]
+    rows = query.squeeze(2).unflatten(1, (-1, shared))
+    output = nn.functional.scaled_dot_product_attention(rows, key, value, mask, scale=scaling)
+    return output.flatten(1, 2)[:, None], None
+
+
+PACKABLE = {"sdpa": _sdpa, "flash_attention_2": flash_attention_forward}
 """By the name in model.attention. With any other, groups of equal length go through the whole model
 one by one.
 """

@@ -34,13 +34,13 @@ def raw_scores(
     reward_model: PreTrainedModel, sequences: Sequence[Sequence[int]], budget_tokens: int
 ) -> Tensor:
     """Head outputs before normalisation, [B] in fp32."""
-    scores_B = torch.empty(len(sequences))
-    for batch in token_budget_batches([len(ids) for ids in sequences], budget_tokens):
+    batches = token_budget_batches([len(ids) for ids in sequences], budget_tokens)
+    found = []
+    for batch in batches:
         packed = pack([sequences[i] for i in batch])
         last_B = packed.start_B + torch.tensor([len(sequences[i]) for i in batch]) - 1
-        hidden_BD = packed_hidden(reward_model, packed, last_B)
-        scores_B[batch] = reward_model.score(hidden_BD).squeeze(-1).cpu()
-    return scores_B
+        found.append(reward_model.score(packed_hidden(reward_model, packed, last_B)).squeeze(-1))
+    return _in_order(batches, found, torch.empty(len(sequences)))
 
 
 @torch.no_grad()
@@ -48,11 +48,18 @@ def raw_pair_scores(
     reward_model: PreTrainedModel, pairs: Sequence[tuple[Ids, Ids]], budget_tokens: int
 ) -> Tensor:
     """Head outputs for both sequences of each pair, before normalisation, [B, 2] in fp32."""
-    scores_B2 = torch.empty(len(pairs), 2)
-    lengths = [len(first) + len(second) for first, second in pairs]
-    for batch in token_budget_batches(lengths, budget_tokens):
-        scores_B2[batch] = pair_scores(reward_model, [pairs[i] for i in batch]).cpu()
-    return scores_B2
+    batches = token_budget_batches([len(a) + len(b) for a, b in pairs], budget_tokens)
+    found = [pair_scores(reward_model, [pairs[i] for i in batch]) for batch in batches]
+    return _in_order(batches, found, torch.empty(len(pairs), 2))
+
+
+def _in_order(batches: Sequence[list[int]], found: Sequence[Tensor], empty: Tensor) -> Tensor:
+    """Results of batches in the order of their rows, put into `empty`; only now is an accelerator
+    waited for.
+    """
+    if found:
+        empty[[i for batch in batches for i in batch]] = torch.cat(list(found)).cpu()
+    return empty
 
 
 def pair_scores(reward_model: PreTrainedModel, pairs: Sequence[tuple[Ids, Ids]]) -> Tensor:

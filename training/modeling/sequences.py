@@ -59,17 +59,16 @@ def per_response(
     """Results [response length] of each sequence, in order; `of_rows` gets rows of similar length
     and returns [N].
     """
-    results: list[Tensor] = [torch.empty(0)] * len(sequences)
-    for batch in token_budget_batches([len(ids) for ids in sequences], budget_tokens):
-        rows, lengths = [sequences[i] for i in batch], [prompt_lengths[i] for i in batch]
-        parts = (
-            of_rows(rows, lengths)
-            .cpu()
-            .split([len(ids) - length for ids, length in zip(rows, lengths, strict=True)])
-        )
-        for i, part in zip(batch, parts, strict=True):
-            results[i] = part
-    return results
+    batches = token_budget_batches([len(ids) for ids in sequences], budget_tokens)
+    found = [
+        of_rows([sequences[i] for i in batch], [prompt_lengths[i] for i in batch])
+        for batch in batches
+    ]
+    order = [i for batch in batches for i in batch]
+    lengths = [len(sequences[i]) - prompt_lengths[i] for i in order]
+    parts = torch.cat(found).cpu().split(lengths) if found else ()
+    by_row = dict(zip(order, parts, strict=True))
+    return [by_row[i] for i in range(len(sequences))]
 
 
 @torch.no_grad()
@@ -84,7 +83,7 @@ def sequence_logprobs(
 
     def of_rows(rows: list[Sequence[int]], lengths: list[int]) -> Tensor:
         hidden_ND = response_hidden(model, rows, lengths)
-        targets_N = response_targets(rows, lengths).to(hidden_ND.device)
+        targets_N = response_targets(rows, lengths).to(hidden_ND.device, non_blocking=True)
         return token_logprobs(hidden_ND, output_weight(model), targets_N, temperature).logprobs
 
     return per_response(of_rows, sequences, prompt_lengths, budget_tokens)
@@ -110,7 +109,7 @@ def pair_logps(
         said_BL = (place_L >= starts[:, None]) & (place_L < ends[:, None])
         found = _pair_logprobs(model, [pairs[i] for i in batch], ids_BL, said_BL)
         logprobs_BT = torch.zeros(ids_BL[:, 1:].shape, dtype=torch.float64)
-        logprobs_BT[said_BL[:, 1:]] = found.logprobs.double().cpu()
+        logprobs_BT[said_BL[:, 1:]] = found.logprobs.cpu().double()
         sums_B2[batch] = logprobs_BT.sum(dim=1).view(-1, 2)
     return sums_B2
 
@@ -128,7 +127,7 @@ def _pair_logprobs(
     said_BT = said_BL[:, 1:]
     before_BT = pad_right(places, 0)[:, :-1]
     hidden_ND = packed_hidden(model, packed, before_BT[said_BT.cpu()])
-    targets_N = ids_BL[:, 1:][said_BT].to(hidden_ND.device)
+    targets_N = ids_BL[:, 1:][said_BT].to(hidden_ND.device, non_blocking=True)
     return token_logprobs(hidden_ND, output_weight(model), targets_N, 1.0)
 
 

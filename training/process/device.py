@@ -10,9 +10,10 @@ def device() -> torch.device:
     H100, and nearly every micro-batch and every step of a rollout has another shape.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
 def device_name(found: torch.device) -> str:
     """`cpu`, or what the accelerator is called."""
-    return "cpu" if found.type == "cpu" else torch.cuda.get_device_name()
+    named = getattr(torch.get_device_module(found), "get_device_name", lambda: found.type)
+    return "cpu" if found.type == "cpu" else str(named())

@@ -139,5 +139,5 @@ def halving(work: Callable[[int], T], size: int, name: str) -> T:
 def release() -> None:
     """Release the memory of the failed work."""
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()

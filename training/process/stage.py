@@ -414,7 +414,7 @@ def run_stage(
     code, message = EXIT_CRASHED, ""
     try:
         stage.begin()
-        collectives.join(name, stage.device != "cpu")
+        collectives.join(name, stage.torch_device)
         torch.manual_seed(stage.params.seed)
         if not stage.reuse_finished_outputs():
             stage.resolve_changed_code()

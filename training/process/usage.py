@@ -119,7 +119,7 @@ class Meter:
 def peak_memory_bytes(accelerator: bool) -> int:
     """Peak since the last reset: the allocator's on an accelerator, the resident set on CPU."""
     if accelerator:
-        return int(torch.cuda.max_memory_allocated())
+        return torch.accelerator.max_memory_allocated()
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -135,7 +135,7 @@ def reset_peak_memory(accelerator: bool) -> None:
     (proc(5)); elsewhere it stays.
     """
     if accelerator:
-        torch.cuda.reset_peak_memory_stats()
+        torch.accelerator.reset_peak_memory_stats()
         return
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")

@@ -61,10 +61,11 @@ class Episodes(NamedTuple):
         counts: `in_lockstep`, a process with fewer batches repeats its last.
         """
         batches = token_budget_batches(self.lengths(), budget_tokens)
+        absent = torch.empty(0, device=device)
         for rows, counts in counted_batches(batches, in_lockstep):
             own = self.of(rows)
             at_tokens = [
-                x_BT[own.mask].to(device) if x_BT is not None else torch.empty(0, device=device)
+                x_BT[own.mask].to(device, non_blocking=True) if x_BT is not None else absent
                 for x_BT in (own.logprobs, own.advantages, own.values, own.returns)
             ]
             yield MicroBatch(own.sequences, own.prompt_lengths, *at_tokens), counts

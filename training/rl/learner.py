@@ -2,6 +2,7 @@
 gradient becomes a step.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias, TypeVar
@@ -108,14 +109,15 @@ class Learner:
             sharding.clip_gradients(group["params"], max_grad_norm)
             for group in self.optimizer.param_groups
         ]
-        is_finite = all(torch.isfinite(norm) for norm in norms)
+        found: list[float] = torch.stack(norms).tolist()
+        is_finite = all(map(math.isfinite, found))
         if is_finite or self.scaler.is_enabled():
             self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         if not is_finite and self.scaler.is_enabled() and self.scaler.get_scale() >= MIN_LOSS_SCALE:
             return 0.0
-        return float(norms[0]) if torch.isfinite(norms[-1]) else float(norms[-1])
+        return found[0] if math.isfinite(found[-1]) else found[-1]
 
 
 def _module(role: Role | nn.Linear) -> nn.Module:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from training.distributed.collectives import all_reduce_max, all_reduce_sum
+from training.distributed.collectives import all_reduce_max, sum_of_all
 from training.rl.ppo_math import PolicyLoss, ValueLoss, explained_variance
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ SUMMED = (
     "clip_fraction",
     "value_clip_fraction",
     "approx_kl",
-    "tokens",
 )
 OF_A_CRITIC = ("value_loss", "value_clip_fraction")
 
@@ -82,19 +81,20 @@ class UpdateStatistics:
         self._names = (
             SUMMED if critic else tuple(name for name in SUMMED if name not in OF_A_CRITIC)
         )
-        self._open: dict[str, float] = {}
-        """This process's share of the current mini-batch."""
+        self._open: list[Tensor] = []
+        """Sums and tokens of each micro-batch of the current mini-batch, in this process."""
         self._sums: dict[str, float] = {}
         self._mini_kl: list[float] = []
         self.grad_norms: list[float] = []
-        self.first_ratio_error: float | None = None
+        self._first_ratio_error: Tensor | None = None
+        self.first_ratio_error = 0.0
         """Largest |ratio - 1| of the first micro-batch, where new and old policy are the same:
         floating-point noise in a correct setup.
         """
 
     def begin(self) -> None:
         """Start a mini-batch, discarding sums of an unfinished one."""
-        self._open = {}
+        self._open = []
 
     def add(self, policy: PolicyLoss, value: ValueLoss | None, new: "Forward") -> None:
         """Add a micro-batch."""
@@ -112,23 +112,19 @@ class UpdateStatistics:
                     else {}
                 ),
             }
-            sums = {name: float(x_N.sum()) for name, x_N in parts.items()}
-            if self.first_ratio_error is None:
-                self.first_ratio_error = float((policy.ratio - 1).abs().max())
-        for name, total in {**sums, "tokens": len(policy.ratio)}.items():
-            self._open[name] = self._open.get(name, 0.0) + total
+            sums = [parts[name].float().sum() for name in self._names]
+            tokens = torch.full_like(sums[0], len(policy.ratio))
+            self._open.append(torch.stack([*sums, tokens]))
+            if self._first_ratio_error is None:
+                self._first_ratio_error = (policy.ratio - 1).abs().max()
 
     def step(self, grad_norm: float) -> None:
         """Finish a mini-batch."""
         if not self.grad_norms:
-            self.first_ratio_error = all_reduce_max(self.first_ratio_error or 0.0)
-        found = dict(
-            zip(
-                self._names,
-                all_reduce_sum([self._open.get(name, 0.0) for name in self._names]),
-                strict=True,
-            )
-        )
+            own = 0.0 if self._first_ratio_error is None else float(self._first_ratio_error)
+            self.first_ratio_error = all_reduce_max(own)
+        names = (*self._names, "tokens")
+        found = dict(zip(names, sum_of_all(self._open, len(names)), strict=True))
         self._sums = {name: self._sums.get(name, 0.0) + total for name, total in found.items()}
         self._mini_kl.append(found["approx_kl"] / found["tokens"])
         self.grad_norms.append(grad_norm)
@@ -145,4 +141,4 @@ class UpdateStatistics:
             if name != "tokens"
         }
         grad_norm = sum(self.grad_norms) / len(self.grad_norms)
-        return {**means, "grad_norm": grad_norm, "first_ratio_error": self.first_ratio_error or 0.0}
+        return {**means, "grad_norm": grad_norm, "first_ratio_error": self.first_ratio_error}

@@ -89,7 +89,8 @@ class Roles(Learner):
         self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int]
     ) -> Forward:
         hidden_ND = response_hidden(self.policy, sequences, prompt_lengths)
-        targets_N = response_targets(sequences, prompt_lengths).to(hidden_ND.device)
+        targets_N = response_targets(sequences, prompt_lengths)
+        targets_N = targets_N.to(hidden_ND.device, non_blocking=True)
         logprobs_N, entropy_N = token_logprobs(
             hidden_ND, output_weight(self.policy), targets_N, self.settings.temperature
         )

@@ -4,6 +4,10 @@ shrinks with their number.
 Rows are aligned left, so that position and column are the same, and a new token is written at the
 end of its row. Transformers' own cache pads on the left and is copied at every step.
 
+On a CPU attention reads the columns in use. On an accelerator it reads all that are allocated, with
+the unused ones masked, so that shapes stay the same for many tokens and a step can be captured as a
+graph (training/rollout/static.py).
+
 Shapes: B responses, H heads of keys and values, S columns, D width of a head.
 """
 
@@ -22,6 +26,7 @@ from transformers.cache_utils import (
 )
 
 from config.errors import ModelError
+from training.modeling.logprobs import product_dtype
 
 SPARE_COLUMNS = 32
 """Columns allocated beyond those in use: at least this many, at most a quarter more."""
@@ -53,7 +58,11 @@ class DecodingCache(Cache):
         self._length_B = torch.tensor(prompt_lengths)  # on the host
         self.position_B = (self._length_B - 1).to(device)
         """Position of the newest token of each row."""
-        self.columns = max(prompt_lengths)
+        self._all_columns = device.type != "cpu"
+        self.room = max(prompt_lengths) + SPARE_COLUMNS
+        """Columns allocated."""
+        self.columns = self.room if self._all_columns else max(prompt_lengths)
+        """Columns that attention reads."""
         super().__init__(layers=[_Layer(self) for _ in self.layer_types])
 
     @staticmethod
@@ -70,9 +79,12 @@ class DecodingCache(Cache):
 
     def advance(self) -> None:
         """Free some space for one more token per row."""
-        self.position_B = self.position_B + 1
-        self._length_B = self._length_B + 1
-        self.columns = int(self._length_B.max())
+        self.position_B += 1  # in place, as a graph reads it there
+        self._length_B += 1
+        longest = int(self._length_B.max())
+        if longest > self.room:
+            self.room = longest + max(SPARE_COLUMNS, longest // 4)
+        self.columns = self.room if self._all_columns else longest
 
     def keep(self, source_B: Tensor) -> None:
         """Keep the rows at `source_B`, on the host, in that order: most of them where they are."""
@@ -119,36 +131,33 @@ class _Layer(CacheLayerMixin):
         self._cache = cast(DecodingCache, weakref.proxy(cache))
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Room for every row, of the type and device of these. Zeros, as masked values must be
-        finite.
+        """Room for every row, in the type that attention computes in. Zeros, as masked values must
+        be finite.
         """
-        rows, columns = len(self._cache.position_B), self._cache.columns + SPARE_COLUMNS
+        rows, columns = len(self._cache.position_B), self._cache.room
         self.keys, self.values = (
-            x.new_zeros(rows, x.shape[1], columns, x.shape[3]) for x in (key_states, value_states)
+            x.new_zeros(rows, x.shape[1], columns, x.shape[3], dtype=product_dtype(x))
+            for x in (key_states, value_states)
         )
         self.is_initialized = True
 
     def put(self, rows: Tensor, keys: Tensor, values: Tensor) -> None:
         if not self.is_initialized:
             self.lazy_initialization(keys, values)
-        self.keys[rows, :, : keys.shape[2]] = keys
-        self.values[rows, :, : values.shape[2]] = values
+        self.keys[rows, :, : keys.shape[2]] = keys.to(self.keys.dtype)
+        self.values[rows, :, : values.shape[2]] = values.to(self.values.dtype)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         """Write the newest token [B, H, 1, D] of every row; keys and values of all of them so far,
         [B, H, S, D].
-
-        Under autocast the prompts' cache of Transformers has cast low-precision values to the type
-        of the keys.
         """
-        rows, columns = len(key_states), self._cache.columns
-        if columns > self.keys.shape[2]:
-            grown = columns + max(SPARE_COLUMNS, columns // 4)
+        rows, columns, room = len(key_states), self._cache.columns, self._cache.room
+        if room > self.keys.shape[2]:
             self.keys, self.values = (
                 torch.cat(
-                    [x[:rows], x.new_zeros(rows, x.shape[1], grown - x.shape[2], x.shape[3])], dim=2
+                    [x[:rows], x.new_zeros(rows, x.shape[1], room - x.shape[2], x.shape[3])], dim=2
                 )
                 for x in (self.keys, self.values)
             )

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from training.modeling.adapters import AdapterView
 from training.modeling.batching import pad_right
-from training.modeling.logprobs import output_weight
+from training.modeling.logprobs import output_weight, product_dtype
 from training.rollout.engine import Limits, Rollout, draw
 from training.rollout.kv_cache import DecodingCache
 
@@ -24,6 +25,10 @@ a pass costs as much as some padding.
 TOKENS_PER_LOOK = 8
 """Tokens after which the host asks an accelerator which responses have ended; until then those
 that have are continued, and cut afterwards. A CPU is asked after every token, as it costs nothing.
+"""
+FEWER_ROWS = 3 / 4
+"""An accelerator goes on with fewer rows once at most this share of them is running, as another
+shape costs it another graph.
 """
 
 
@@ -65,11 +70,13 @@ def _generate_batch(
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Token ids, log-probabilities and values of each response, [its length] each."""
     hidden_BD, cache = _read_prompts(model, prompts, limits.pad)
-    weight_DV = output_weight(model).to(hidden_BD.dtype).T
+    weight_DV = output_weight(model).to(product_dtype(hidden_BD)).T
     live = torch.arange(len(prompts), device=model.device)  # row of the cache -> row of the batch
-    noise_BT = None if noise_BT is None else noise_BT.to(model.device)
+    noise_BT = None if noise_BT is None else noise_BT.to(model.device, non_blocking=True)
     ended_B = torch.zeros_like(live, dtype=torch.bool)
-    looks = 1 if model.device.type == "cpu" else TOKENS_PER_LOOK
+    on_cpu = model.device.type == "cpu"
+    looks = 1 if on_cpu else TOKENS_PER_LOOK
+    step = _Step(model, cache)
     steps: list[tuple[Tensor, ...]] = []
     for t in range(limits.max_new_tokens):
         token_B, logprob_B = draw(
@@ -88,19 +95,53 @@ def _generate_batch(
             source_B = _kept((~ended_B).cpu())
             if not len(source_B):
                 break
-            if len(source_B) < len(live):
+            if len(source_B) <= (len(live) - 1 if on_cpu else FEWER_ROWS * len(live)):
                 cache.keep(source_B)
-                source_B = source_B.to(model.device)
+                source_B = source_B.to(model.device, non_blocking=True)
                 live, token_B, ended_B = live[source_B], token_B[source_B], ended_B[source_B]
         cache.advance()
-        hidden_BD = model.base_model(
+        hidden_BD = step(token_B, hidden_BD.dtype)
+    return _by_row(steps, len(prompts), limits.eos)
+
+
+class _Step:
+    """The forward pass for the newest token of every row. On a GPU it is captured as a CUDA graph
+    the second time that it has the same shapes, and replayed from then on: launching the kernels of
+    small products one by one takes longer than computing them.
+    """
+
+    def __init__(self, model: PreTrainedModel | AdapterView, cache: DecodingCache) -> None:
+        self._model, self._cache = model, cache
+        whole = model.model if isinstance(model, AdapterView) else model
+        self._captures = model.device.type == "cuda" and not isinstance(whole, FSDPModule)
+        self._shape: tuple[int, int] | None = None
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._token_B, self._hidden_BD = torch.empty(0), torch.empty(0)
+
+    def __call__(self, token_B: Tensor, dtype: torch.dtype) -> Tensor:
+        """Hidden states [B, D], valid until the next call."""
+        shape = (len(token_B), self._cache.room)
+        if not self._captures or shape != self._shape:
+            self._shape, self._graph = shape, None
+            return self._forward(token_B, dtype)
+        if self._graph is None:
+            self._token_B = token_B.clone()
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._hidden_BD = self._forward(self._token_B, dtype)
+        self._token_B.copy_(token_B)
+        self._graph.replay()
+        return self._hidden_BD
+
+    def _forward(self, token_B: Tensor, dtype: torch.dtype) -> Tensor:
+        found: Tensor = self._model.base_model(
             input_ids=token_B[:, None],
-            attention_mask=cache.mask(model.config._attn_implementation, hidden_BD.dtype),
-            position_ids=cache.position_B[:, None],
-            past_key_values=cache,
+            attention_mask=self._cache.mask(self._model.config._attn_implementation, dtype),
+            position_ids=self._cache.position_B[:, None],
+            past_key_values=self._cache,
             use_cache=True,
         ).last_hidden_state[:, -1]
-    return _by_row(steps, len(prompts), limits.eos)
+        return found
 
 
 def _read_prompts(
@@ -121,7 +162,7 @@ def _read_prompts(
     parts = []
     for first, last in _buckets([len(prompt) for prompt in unique]):
         of_bucket = cache.for_prompts(len(cache.layers))
-        ids_BP = pad_right(unique[first:last], pad).to(model.device)
+        ids_BP = pad_right(unique[first:last], pad).to(model.device, non_blocking=True)
         hidden_BPD = model.base_model(
             input_ids=ids_BP, past_key_values=of_bucket, use_cache=True
         ).last_hidden_state

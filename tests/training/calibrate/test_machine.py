@@ -158,7 +158,8 @@ def test_trunks_are_timed_on_the_device_that_stages_have(
     has_gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    found = torch.device("cuda") if has_gpu else None
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: found)
     monkeypatch.setattr(module, "passes", lambda device, _: seen.append(device) or ())
     monkeypatch.chdir(tmp_path)
     write_trunks()

@@ -61,11 +61,11 @@ def test_one_process_does_everything_in_its_order() -> None:
 
 
 def test_more_processes_than_gpus_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
     for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():
         monkeypatch.setitem(os.environ, name, value)
     with pytest.raises(
         EnvironmentFault,
         match=r"where\.ppo\.processes=2 needs a GPU for each process, this machine has 1\.",
     ):
-        collectives.join("ppo", accelerator=True)
+        collectives.join("ppo", torch.device("cuda"))

@@ -11,6 +11,8 @@ from pathlib import Path
 from subprocess import Popen
 from typing import NamedTuple
 
+import torch
+
 from config.errors import EXIT_DONE, EXIT_RESUMABLE
 from config.load import read, validate, write
 from config.records import RENDEZVOUS_VARIABLE
@@ -68,7 +70,7 @@ def main(jobs: Sequence[Job]) -> int:
     from training.distributed import collectives
     from training.process.stage import Stage
 
-    collectives.join("crew", accelerator=False)
+    collectives.join("crew", torch.device("cpu"))
     part = collectives.leave
     collectives.join = lambda *_: None
     collectives.leave = lambda: None

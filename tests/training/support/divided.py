@@ -65,7 +65,7 @@ def model_bytes(shape: str) -> int:
 
 def main(what: str, folder: Path) -> None:
     torch.set_num_threads(1)
-    collectives.join("divided", accelerator=False)
+    collectives.join("divided", torch.device("cpu"))
     found = save_models(folder) if what == "models" else checkpoint(what, folder)
     sys.stdout.write(json.dumps(found))
     collectives.leave()
