@@ -88,7 +88,7 @@ ENGINES = OWN | {
         # all logits.
         Engine(
             "unsloth",
-            loss="streamed",
+            loss="liger",
             fused_norm=True,
             compiled=True,
             layer_ops=20,

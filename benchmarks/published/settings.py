@@ -72,7 +72,7 @@ def _engine(run: Run, notes: list[str]) -> Engine:
     if run.sequence_parallel is not None:
         found = replace(found, sequence_parallel=run.sequence_parallel)
     if run.fused_kernels:
-        found = replace(found, loss="streamed", fused_norm=True)
+        found = replace(found, loss="liger", fused_norm=True)
     return found
 
 

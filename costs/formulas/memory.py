@@ -126,7 +126,7 @@ def scoring(
     if vocabulary:
         read = total * logits_share(setting)
         logits = read * loss(setting.engine.loss).bytes_per_token(
-            shape.vocab, read, b, setting.engine.compiled
+            shape.vocab, read, b, setting.engine.compiled, setting.accelerator_bytes
         )
     return {
         "activations": total * active * b / levers.tensor_parallel,

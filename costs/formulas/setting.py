@@ -254,6 +254,11 @@ class Setting:
         return self.gpus // self.levers.tensor_parallel
 
     @property
+    def accelerator_bytes(self) -> float:
+        """Memory of one device, 0 on a CPU."""
+        return 0.0 if self.hardware.is_cpu else self.hardware.memory_bytes
+
+    @property
     def loss(self) -> Loss:
         return loss(self.levers.loss or self.engine.loss)
 

@@ -118,7 +118,7 @@ def logits_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
 
 def _logits(setting: Setting, shape: ModelShape, levers: Levers, tokens: float) -> float:
     each = setting.loss.bytes_per_token(
-        shape.vocab, tokens, levers.dtype_bytes, setting.engine.compiled, setting.hardware.is_cpu
+        shape.vocab, tokens, levers.dtype_bytes, setting.engine.compiled, setting.accelerator_bytes
     )
     return tokens * each
 

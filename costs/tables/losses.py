@@ -19,6 +19,8 @@ class Loss:
     chunks: int = 1
     chunk_logits: int = 0
     """Logits of a chunk where its size is fixed, 0 where the tokens are cut into `chunks` parts."""
+    chunk_per_byte: float = 0.0
+    """Logits of a chunk for each byte of an accelerator's memory, where that is more."""
     host: float = 0.0
     """Held for each logit of a chunk on a CPU, where a fused kernel is written out in operations; 0
     where it is the same.
@@ -36,29 +38,29 @@ class Loss:
         tokens: float,
         dtype_bytes: float,
         compiled: bool = False,
-        host: bool = False,
+        accelerator_bytes: float = 0.0,
     ) -> float:
-        """Bytes per token at the peak of the loss, for `tokens` tokens at once; `host` on a CPU.
+        """Bytes per token at the peak of the loss, for `tokens` tokens at once, on an accelerator
+        with this memory; 0 is a CPU.
 
         A compiled chunk is never upcast in memory: it holds logits and their gradient.
         """
-        empty = (
-            max(0, self.tile_width - vocab)
-            * dtype_bytes
-            * self._share(max(vocab, self.tile_width), tokens)
-        )
-        if host and self.host:
-            return empty + vocab * self.host * self._share(vocab, tokens)
+        share = self._share(vocab, tokens, accelerator_bytes)
+        tile = max(vocab, self.tile_width)
+        empty = (tile - vocab) * dtype_bytes * self._share(tile, tokens, accelerator_bytes)
+        if not accelerator_bytes and self.host:
+            return empty + vocab * self.host * share
         if compiled and self.chunked:
-            return vocab * (self.kept + 4 * self._share(vocab, tokens))
+            return vocab * (self.kept + 4 * share)
         # at fp32 the upcast copy and its gradient are the same tensors
         wide = 1.0 if dtype_bytes <= 2 else 12 / 14
-        return empty + vocab * wide * (self.kept + self.chunked * self._share(vocab, tokens))
+        return empty + vocab * wide * (self.kept + self.chunked * share)
 
-    def _share(self, vocab: int, tokens: float) -> float:
+    def _share(self, vocab: int, tokens: float, accelerator_bytes: float) -> float:
         if not self.chunk_logits or not tokens:
             return 1 / self.chunks
-        return min(1.0, max(self.chunk_logits, vocab) / (vocab * tokens))
+        logits = max(self.chunk_logits, self.chunk_per_byte * accelerator_bytes, vocab)
+        return min(1.0, logits / (vocab * tokens))
 
 
 LOSSES = {
@@ -82,10 +84,18 @@ LOSSES = {
         # logits of all tokens 2, the rest of `dense` for one chunk of eight: torchtune
         # CEWithChunkedOutputLoss
         Loss("chunked", kept=2, chunked=12, chunks=8),
-        # hidden states meet the output head one chunk of 2^22 logits at a time, and again in the
-        # backward pass: training/modeling/logprobs.py, and much the same in TRL's fused head and
-        # Liger
-        Loss("streamed", kept=0, chunked=14, chunk_logits=2**22, recomputes=True),
+        # hidden states meet the output head one chunk of logits at a time, and again in the
+        # backward pass: training/modeling/logprobs.py
+        Loss(
+            "streamed",
+            kept=0,
+            chunked=14,
+            chunk_logits=2**22,
+            chunk_per_byte=1 / 1024,
+            recomputes=True,
+        ),
+        # the same in small chunks on every device: Liger, and TRL's fused head before 1.16
+        Loss("liger", kept=0, chunked=14, chunk_logits=2**22, recomputes=True),
         # TRL 1.16's fused head, of SFT and DPO: tiles of 4,096 tokens by 32,768 entries in the
         # compute type. Without Triton the backward pass over a tile is written in torch: tile, y,
         # z, log p, p, gradient and two terms of it in fp32, and a mask:

@@ -56,7 +56,7 @@ class DecodingCache(Cache):
             decoder.sliding_window if "sliding_attention" in self.layer_types else None
         )
         self._length_B = torch.tensor(prompt_lengths)  # on the host
-        self.position_B = (self._length_B - 1).to(device)
+        self.position_B = (self._length_B - 1).to(device, non_blocking=True)
         """Position of the newest token of each row."""
         self._all_columns = device.type != "cpu"
         self.room = max(prompt_lengths) + SPARE_COLUMNS
@@ -88,12 +88,13 @@ class DecodingCache(Cache):
 
     def keep(self, source_B: Tensor) -> None:
         """Keep the rows at `source_B`, on the host, in that order: most of them where they are."""
-        rows = len(source_B)
-        moved = source_B != torch.arange(rows)
-        device = self.position_B.device
-        holes, fillers = moved.nonzero()[:, 0].to(device), source_B[moved].to(device)
+        moved = source_B != torch.arange(len(source_B))
+        holes, fillers, kept_B = (
+            rows.to(self.position_B.device, non_blocking=True)
+            for rows in (moved.nonzero()[:, 0], source_B[moved], source_B)
+        )
         self._length_B = self._length_B[source_B]
-        self.position_B = self.position_B[source_B.to(device)]
+        self.position_B = self.position_B[kept_B]
         for layer in self.layers:
             layer.keys[holes], layer.values[holes] = layer.keys[fillers], layer.values[fillers]
 

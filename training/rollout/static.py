@@ -166,11 +166,10 @@ def _read_prompts(
         hidden_BPD = model.base_model(
             input_ids=ids_BP, past_key_values=of_bucket, use_cache=True
         ).last_hidden_state
-        rows = torch.tensor(
-            [i for i, place in enumerate(source) if first <= place < last], device=model.device
-        )
-        places = torch.tensor(
-            [place - first for place in source if first <= place < last], device=model.device
+        own = [(i, place - first) for i, place in enumerate(source) if first <= place < last]
+        rows, places = (
+            torch.tensor(column).to(model.device, non_blocking=True)
+            for column in zip(*own, strict=True)
         )
         cache.put(rows, of_bucket, places)
         parts.append(hidden_BPD[places, cache.position_B[rows]])

@@ -184,6 +184,10 @@ def test_the_whole_loss_holds_fourteen_bytes_a_logit() -> None:
     assert loss("chunked").bytes_per_token(1000, 4096, 2) == 3_500
     assert loss("chunked").bytes_per_token(1000, 4096, 2, compiled=True) == 2_500
     assert loss("streamed").bytes_per_token(1000, 8192, 2) * 8192 == 14 * 2**22
+    # an accelerator's chunk takes the same share of any memory, a small one's as many as a CPU's
+    for memory, logits in ((2**36, 2**26), (2**30, 2**22)):
+        each = loss("streamed").bytes_per_token(2**16, 8192, 2, accelerator_bytes=memory)
+        assert each * 8192 == 14 * logits
 
 
 def test_full_checkpointing_keeps_one_input_a_layer() -> None:
@@ -282,10 +286,10 @@ def test_tensor_parallel_divides_weights() -> None:
 def test_a_fused_head_holds_a_tile_on_a_gpu_and_thirty_three_bytes_a_logit_on_a_cpu() -> None:
     fused = loss("fused")
     # the buffer is as wide for a small vocabulary
-    assert fused.bytes_per_token(8192, 1024, 4, host=True) == 33 * 8192 + 4 * (32768 - 8192)
-    assert fused.bytes_per_token(8192, 1024, 2) == 2 * 32768
+    assert fused.bytes_per_token(8192, 1024, 4) == 33 * 8192 + 4 * (32768 - 8192)
+    assert fused.bytes_per_token(8192, 1024, 2, accelerator_bytes=2**36) == 2 * 32768
     # a tile has 4,096 tokens
-    assert fused.bytes_per_token(32768, 8192, 4, host=True) == 33 * 32768 / 2
+    assert fused.bytes_per_token(32768, 8192, 4) == 33 * 32768 / 2
 
 
 def fullest(attention: str, checkpointing: bool) -> tuple[float, dict[str, object]]:
