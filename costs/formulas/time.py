@@ -165,9 +165,11 @@ def decode_duration(work: Work, setting: Setting) -> Seconds:
     compute = work.matmul_flops / matmul_rate(setting) + work.attention_flops / (
         hardware.peak(setting.levers.dtype) * efficiency.attention
     )
-    launch = work.operations * setting.engine.op_seconds
+    whole = setting.levers.parallel not in ("zero2", "zero3", "fsdp")
+    graphed = (setting.engine.graphed_decoding and whole) or not setting.engine.op_seconds
+    launch = 0.0 if graphed else work.operations * setting.engine.op_seconds
     layers = setting.model.layers * setting.engine.decode_layer_seconds
-    latency = _message_seconds(setting) if setting.engine.op_seconds else GRAPH_MESSAGE_SECONDS
+    latency = GRAPH_MESSAGE_SECONDS if graphed else _message_seconds(setting)
     sent = work.communicated_bytes / (_link(setting) * efficiency.network) + work.messages * latency
     device = max(moved, compute) + layers
     seconds = max(device, launch) + sent
