@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._device import _device_constructors
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import (
     _DummyBackendModule,
@@ -28,6 +29,11 @@ INDEXING = ("aten.index", "aten._index_put")
 
 
 class _Backend(_DummyBackendModule):
+    __name__ = "torch.sim"
+
+    def get_device_name(self) -> str:
+        return "a pretended accelerator"
+
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]
 
@@ -44,10 +50,40 @@ class _Backend(_DummyBackendModule):
         pass
 
 
+class Memory:
+    """Bytes of the device that are held by tensors."""
+
+    total = 2**40
+    live = peak = 0
+    owners: collections.Counter[int] = collections.Counter()
+    """Address of a storage -> how many tensors share it."""
+
+
+class _Held:
+    """A tensor's part in its storage, until the tensor is freed."""
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self.address, self.size = storage.data_ptr(), storage.nbytes()
+        if not Memory.owners[self.address]:
+            if Memory.live + self.size > Memory.total:
+                self.size = 0
+                raise torch.OutOfMemoryError(f"pretended to be out of memory at {_line()}")
+            Memory.live += self.size
+            Memory.peak = max(Memory.peak, Memory.live)
+        Memory.owners[self.address] += 1
+
+    def __del__(self) -> None:
+        if self.size and Memory is not None:  # at the end of the process it is
+            Memory.owners[self.address] -= 1
+            if not Memory.owners[self.address]:
+                Memory.live -= self.size
+
+
 class Sim(Tensor):
     """Wraps a tensor in host memory."""
 
     host: Tensor
+    held: _Held
 
     @staticmethod
     def __new__(cls, host: Tensor, requires_grad: bool = False) -> "Sim":
@@ -56,8 +92,18 @@ class Sim(Tensor):
             dtype=host.dtype, layout=host.layout, device=torch.device("sim:0"),
             requires_grad=requires_grad,
         )  # fmt: skip
-        made.host = host
+        made.host, made.held = host, _Held(host.untyped_storage())
         return made
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.host.untyped_storage()
+
+    def data_ptr(self) -> int:
+        return self.host.data_ptr()
+
+    def tolist(self) -> Any:
+        SYNCS[_line()] += 1
+        return self.host.tolist()
 
     @classmethod
     def __torch_dispatch__(
@@ -86,13 +132,14 @@ def _run(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any
     on_device, device = any(isinstance(each, Sim) for each in tensors), kwargs.get("device")
     to_device = device is not None and torch.device(device).type == "sim"
     if name.startswith("aten.copy_"):
-        if isinstance(args[1], Sim) and not isinstance(args[0], Sim):
+        crosses = isinstance(args[1], Sim) != isinstance(args[0], Sim)
+        if crosses and args[1].numel() and args[2:] != (True,):
             SYNCS[_line()] += 1
         func(_host(args[0]), _host(args[1]), *args[2:])
         return args[0]
     if name.startswith("aten._to_copy"):
         to_device = to_device or (device is None and on_device)
-        if on_device and not to_device:
+        if on_device != to_device and args[0].numel() and not kwargs.get("non_blocking"):
             SYNCS[_line()] += 1
         copied = func(_host(args[0]), *args[1:], **{**kwargs, "device": "cpu"})
         return Sim(copied) if to_device else copied
@@ -128,6 +175,7 @@ def _fallback(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 _setup_privateuseone_for_python_backend("sim", backend_module=_Backend())  # type: ignore[no-untyped-call]
 _LIBRARY = torch.library.Library("_", "IMPL")
 _LIBRARY.fallback(_fallback, "PrivateUse1")
+_device_constructors()  # remembers torch.tensor, which `with torch.device(...)` then knows
 _tensor = torch.tensor
 
 
@@ -137,3 +185,18 @@ def _from_list(data: Any, *args: Any, device: Any = None, **kwargs: Any) -> Tens
 
 
 torch.tensor = _from_list  # a list goes to the device through the host
+
+
+def _reset_peak() -> None:
+    Memory.peak = Memory.live
+
+
+torch.accelerator.max_memory_allocated = lambda: Memory.peak
+torch.accelerator.reset_peak_memory_stats = _reset_peak
+torch.accelerator.empty_cache = torch.accelerator.synchronize = lambda *_: None
+torch.accelerator.device_count = lambda: 2
+torch.accelerator.set_device_index = lambda _: None
+torch.distributed.Backend.default_device_backend_map["sim"] = "gloo"
+torch.accelerator.get_memory_info = lambda: (Memory.total - Memory.live, Memory.total)
+Tensor.pin_memory = lambda self, *_: self
+torch.__future__.set_swap_module_params_on_conversion(True)  # as on CUDA, tied weights stay tied
