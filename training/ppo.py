@@ -123,7 +123,9 @@ def ppo(stage: Stage) -> None:
             tokens = sum(map(len, sequences))
             work.add(tokens, len(batch))
         with phase("logprobs", roles.policy) as work:
-            logprobs, gap = own_logprobs(backoff, roles, rollout.logprobs, sequences, starts, work)
+            logprobs, weights, gap = own_logprobs(
+                backoff, roles, rollout.logprobs, sequences, starts, work
+            )
 
         # 2. score
         with phase("score", roles.reward_model) as work:
@@ -146,6 +148,7 @@ def ppo(stage: Stage) -> None:
         logprobs_BT, mask_BT = pad_responses(logprobs)
         ref_logprobs_BT, _ = pad_responses(ref_logprobs)
         values_BT = pad_responses(values)[0] if values is not None else None
+        weights_BT = pad_responses(weights)[0] if weights is not None else None
 
         with phase("advantage"):
             # 4. rewards
@@ -153,7 +156,9 @@ def ppo(stage: Stage) -> None:
             reward_BT = token_rewards(kl_BT, shaped_B, mask_BT, state.kl_coef)
             # 5. advantages
             targets = advantages(stage.name)(reward_BT, shaped_B, values_BT, mask_BT, settings)
-            episodes = Episodes(sequences, starts, mask_BT, logprobs_BT, values_BT, *targets)
+            episodes = Episodes(
+                sequences, starts, mask_BT, logprobs_BT, values_BT, *targets, weights_BT
+            )
             row = gap | rollout_statistics(
                 episodes, ref_logprobs_BT, score_B, ended_B, state.kl_coef
             )
@@ -233,7 +238,8 @@ def accumulate_gradients(
         with autocast(stage.params.model, device):
             new = roles.forward(old.sequences, old.prompt_lengths)
         policy = policy_loss(new.logprobs, old.logprobs, old.advantages, settings.cliprange)
-        total, value = policy.losses.sum(), None
+        weighted = policy.losses if mini_batch.weights is None else old.weights * policy.losses
+        total, value = weighted.sum(), None
         if critic is not None:
             value = value_loss(new.values, old.values, old.returns, critic.cliprange_value)
             total = total + critic.vf_coef * value.losses.sum()

@@ -74,6 +74,15 @@ class Distill(SamplingLoop):
         return self
 
     @model_validator(mode="after")
+    def _samples_itself(self) -> "Distill":
+        if self.rollout_engine == "vllm":
+            raise ParamsError(
+                "distill.rollout_engine=vllm is for the policy of an alignment method. Set "
+                "distill.rollout_engine: static in params.yaml."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _sft_ends(self) -> "Distill":
         if self.sft_updates > self.updates:
             raise ParamsError(

@@ -55,11 +55,12 @@ class SamplingLoop(Section):
     rollout_batch_size: Positive = Field(
         description="Responses generated side by side in a process."
     )
-    rollout_engine: Literal["static", "paged"] = Field(
+    rollout_engine: Literal["static", "paged", "vllm"] = Field(
         description="static: a batch that shrinks as responses end. paged: Transformers' "
         "continuous batching, for a GPU with model.attention "
-        "flash_attention_2; on a CPU it is slower. Both sample the same responses; paged gives no "
-        "values, so not in shared_trunk."
+        "flash_attention_2; on a CPU it is slower. Both sample the same responses. vllm: a vLLM "
+        "server beside the stage, in the environment that RLHF_VLLM names, for whole models with "
+        "recompute_logprobs. paged and vllm give no values, so not in shared_trunk."
     )
     num_mini_batches: Positive = Field(
         description="Optimizer steps per pass; must divide the batch."
@@ -121,6 +122,16 @@ class Online(SamplingLoop):
         "back to its last checkpoint with half the learning rates; the second time it ends."
     )
 
+    @model_validator(mode="after")
+    def _vllm(self) -> "Online":
+        if self.rollout_engine == "vllm" and (self.lora is not None or not self.recompute_logprobs):
+            raise ParamsError(
+                f"{self.method}.rollout_engine=vllm samples whole models, with numbers that are "
+                f"not training's. Set {self.method}.lora: null and {self.method}."
+                "recompute_logprobs: true, or rollout_engine: static in params.yaml."
+            )
+        return self
+
 
 class ActorCritic(Online):
     """Settings shared by methods with a critic."""
@@ -159,9 +170,9 @@ class ActorCritic(Online):
 
     @model_validator(mode="after")
     def _engine(self) -> "ActorCritic":
-        if self.layout == "shared_trunk" and self.rollout_engine == "paged":
+        if self.layout == "shared_trunk" and self.rollout_engine != "static":
             raise ParamsError(
-                f"{self.method}.rollout_engine=paged computes no values, and "
+                f"{self.method}.rollout_engine={self.rollout_engine} computes no values, and "
                 f"{self.method}.layout=shared_trunk takes them from the rollout. "
                 "Set rollout_engine: static or layout: separate in params.yaml."
             )

@@ -29,6 +29,8 @@ class MicroBatch(NamedTuple):
     advantages: Tensor
     values: Tensor
     returns: Tensor
+    weights: Tensor
+    """Of the policy's loss; [0] where the policy itself has sampled."""
 
 
 class Episodes(NamedTuple):
@@ -41,6 +43,8 @@ class Episodes(NamedTuple):
     values: Tensor | None
     advantages: Tensor
     returns: Tensor | None
+    weights: Tensor | None = None
+    """Importance weights, where another program has sampled."""
 
     def lengths(self) -> list[int]:
         """Prompt and response tokens of each."""
@@ -66,7 +70,7 @@ class Episodes(NamedTuple):
             own = self.of(rows)
             at_tokens = [
                 x_BT[own.mask].to(device, non_blocking=True) if x_BT is not None else absent
-                for x_BT in (own.logprobs, own.advantages, own.values, own.returns)
+                for x_BT in (own.logprobs, own.advantages, own.values, own.returns, own.weights)
             ]
             yield MicroBatch(own.sequences, own.prompt_lengths, *at_tokens), counts
 

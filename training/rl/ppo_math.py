@@ -59,6 +59,20 @@ def policy_loss(
     return PolicyLoss(torch.maximum(unclipped_N, clipped_N), ratio_N, clipped_N > unclipped_N)
 
 
+MAX_IMPORTANCE = 2.0
+
+
+def importance_weights(logprobs_T: Tensor, sampled_logprobs_T: Tensor) -> Tensor:
+    """How much more likely each token is to the policy than to the engine that sampled it, at most
+    MAX_IMPORTANCE: [T], which multiplies the loss. The bound keeps the variance finite, for a bias
+    where the two differ a lot.
+
+    Source: Ionides 2008, "Truncated importance sampling"; Yao et al. 2025, "Your efficient RL
+    framework secretly brings you off-policy RL training", which takes 2.
+    """
+    return torch.exp(logprobs_T - sampled_logprobs_T).clamp(max=MAX_IMPORTANCE)
+
+
 class ValueLoss(NamedTuple):
     """Per token, [N]."""
 

@@ -13,11 +13,16 @@ from training.distributed.collectives import Backoff, map_across_ranks
 from training.process.usage import Work
 from training.rl.learner import Role
 from training.rl.passes import per_token
+from training.rl.ppo_math import MAX_IMPORTANCE, importance_weights
 from training.rl.roles import Roles
-from training.rollout import paged, static
+from training.rollout import paged, static, vllm
 from training.rollout.engine import Engine, Limits, Rollout
 
-ENGINES: dict[str, Engine] = {"static": static.generate, "paged": paged.generate}
+ENGINES: dict[str, Engine] = {
+    "static": static.generate,
+    "paged": paged.generate,
+    "vllm": vllm.generate,
+}
 """By rollout_engine."""
 GAP_SAMPLE = 16
 """Responses per update whose log-probs are recomputed for comparison."""
@@ -75,9 +80,10 @@ def own_logprobs(
     sequences: Sequence[list[int]],
     prompt_lengths: Sequence[int],
     work: Work,
-) -> tuple[list[Tensor], dict[str, float]]:
-    """The old log-probs for the update, and how far those of sampling are from the trainer's.
-    `work` counts the recomputed tokens.
+) -> tuple[list[Tensor], list[Tensor] | None, dict[str, float]]:
+    """The old log-probs for the update; the weight of each token, where another program sampled it;
+    and how far the log-probs of sampling are from the trainer's. `work` counts the recomputed
+    tokens.
 
     With recompute_logprobs they are the trainer's; else they are those of sampling, and a sample
     of responses is compared.
@@ -94,4 +100,8 @@ def own_logprobs(
         "rollout_logprob_gap": float(gap_N.mean()),
         "rollout_logprob_gap_max": float(gap_N.max()),
     }
-    return (own if settings.recompute_logprobs else list(logprobs)), gap
+    if settings.rollout_engine != "vllm":
+        return (own if settings.recompute_logprobs else list(logprobs)), None, gap
+    weights = [importance_weights(mine, drawn) for mine, drawn in zip(own, logprobs, strict=True)]
+    truncated = torch.cat(weights) == MAX_IMPORTANCE
+    return own, weights, gap | {"rollout_truncated_fraction": float(truncated.float().mean())}

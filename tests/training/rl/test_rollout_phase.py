@@ -1,3 +1,4 @@
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from config.errors import ParamsError, StageStopped, TrainingDiverged
+from tests.training.support.one_step import step_of_the_loop
 from tests.training.support.processes import metric_rows
 from tests.training.support.tiny import (
     files,
@@ -15,12 +17,15 @@ from tests.training.support.tiny import (
     policy,
     prompts,
     random_responses,
+    reward_model,
     work,
 )
 from training.distributed.collectives import Backoff
 from training.modeling.sequences import sequence_logprobs
+from training.ppo import advantages
 from training.process.usage import Work
 from training.rl import rollout_phase
+from training.rl.roles import Models, Roles
 from training.rl.rollout_phase import own_logprobs, roll_out
 from training.rollout.engine import Limits, Rollout, sampling_noise
 
@@ -67,7 +72,15 @@ def test_the_gap_is_the_distance_of_the_engines_logprobs_from_the_trainers(recom
     off = [row + 0.25 for row in own]
     off[0] = own[0] - torch.tensor([0.25, 0.25, 0.5])
     counted = Work()
-    learnt_from, gap = own_logprobs(pieces_of(4096), roles(chosen), off, sequences, starts, counted)  # type: ignore[arg-type]
+    learnt_from, weights, gap = own_logprobs(
+        pieces_of(4096),
+        roles(chosen),
+        off,
+        sequences,
+        starts,
+        counted,  # type: ignore[arg-type]
+    )
+    assert weights is None
     compared = 40 if recompute else 20  # every second one of 40 makes at least 16
     assert (counted.tokens, counted.sequences) == (7 * compared, compared)
     assert gap["rollout_logprob_gap"] == pytest.approx(0.25 + 0.25 / (3 * compared), abs=1e-5)
@@ -146,3 +159,28 @@ def test_both_engines_train_alike_and_the_paged_one_resumes_to_the_same_bits(
 def test_values_from_the_rollout_need_the_static_engine() -> None:
     with pytest.raises(ParamsError, match=r"ppo\.rollout_engine=paged computes no values"):
         params(ppo={"rollout_engine": "paged", "layout": "shared_trunk"})
+
+
+@pytest.mark.parametrize(("likelier", "weight"), [(1.5, 1.5), (0.5, 0.5), (3.0, 2.0)])
+def test_tokens_that_vllm_sampled_weigh_what_they_are_likelier_to_the_policy(
+    monkeypatch: pytest.MonkeyPatch, likelier: float, weight: float
+) -> None:
+    batch, responses = prompts(6), random_responses([3, 5, 4, 6, 2, 5])
+    sequences = [[*prompt, *response] for prompt, response in zip(batch, responses, strict=True)]
+    own = roles().logprobs(sequences, [len(prompt) for prompt in batch], 4096)
+    gradients = {}
+    for engine in ("static", "vllm"):
+        rloo = {"rollout_engine": engine, "recompute_logprobs": True, "responses_per_prompt": 2}
+        chosen = params(rloo=rloo, align={"method": "rloo"}).rloo
+        models = Models(policy(), policy(2), reward_model(), None, None)
+        trained = Roles(models, chosen)
+        step_of_the_loop(
+            monkeypatch, trained, chosen, advantages("rloo"), batch, responses,
+            [row - math.log(likelier) for row in own], torch.arange(6.0), range(6),
+        )  # fmt: skip
+        gradients[engine] = {
+            name: parameter.grad for name, parameter in trained.trainable().items()
+        }
+    for name, plain in gradients["static"].items():
+        assert plain is not None
+        torch.testing.assert_close(gradients["vllm"][name], weight * plain, rtol=1e-4, atol=1e-6)
