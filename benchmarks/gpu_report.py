@@ -34,7 +34,7 @@ from config.methods.registry import stage_module
 from config.records import MetricRow, UsageRow
 from config.sections.where import SHARED_STAGES
 from training.modeling.tokenizer import load_tokenizer
-from training.process.device import device
+from training.process.device import device, device_name
 
 TINY = ROOT / "tests" / "e2e" / "tiny.yaml"
 SPEED = ROOT / "recipes" / "demo.yaml"
@@ -158,7 +158,7 @@ class Bench:
 
     def __init__(self, work: Path, cpu: bool, until: float) -> None:
         self.work, self.until = work, until
-        self.device = "cpu" if cpu else torch.cuda.get_device_name()
+        self.device = "cpu" if cpu else device_name(device())
         self.environment = {**os.environ, "PYTHONPATH": os.pathsep.join(
             [str(ROOT), os.environ.get("PYTHONPATH", "")]
         ), "OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"} | (
@@ -298,7 +298,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=ROOT / ".bench" / "gpu")
     parser.add_argument("--json", action="store_true", help="print JSON, not a table")
     options = parser.parse_args()
-    if not (options.cpu or torch.cuda.is_available()):
+    if not (options.cpu or torch.accelerator.is_available()):
         print("No accelerator here: torch sees the CPU alone. --cpu runs the matrix on it.",
               file=sys.stderr)  # fmt: skip
         sys.exit(2)
