@@ -11,13 +11,15 @@ from config.errors import EnvironmentFault
 
 OUT_OF_MEMORY_WORDS = (
     "can't allocate memory",
+    "Cannot allocate memory",
     "not enough memory",
     "std::bad_alloc",
     "out of memory",
     "STATUS_ALLOC_FAILED",
+    "ERROR_OUT_OF_DEVICE_MEMORY",
 )
-"""Messages of the CPU's allocators, of the CUDA and HIP runtimes, and of cuBLAS and cuDNN, which
-allocate outside of torch.
+"""Messages of the CPU's allocators and of shared memory, of the CUDA, HIP and SYCL runtimes, and of
+cuBLAS and cuDNN, which allocate outside of torch.
 """
 
 

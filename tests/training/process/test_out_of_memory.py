@@ -58,6 +58,8 @@ def test_what_allocators_say_is_understood() -> None:
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
         "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
         "HIP error: out of memory",
+        "level_zero backend failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)",
+        "unable to mmap 4096 bytes from file </torch_1>: Cannot allocate memory (12)",
     ):
         assert is_out_of_memory(RuntimeError(words))
     assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
