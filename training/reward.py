@@ -18,6 +18,7 @@ from trl import RewardConfig, RewardTrainer
 from trl.trainer.reward_trainer import DataCollatorForPreference
 
 from config.errors import TrainingDiverged
+from config.work import NORMALISATION_PAIRS
 from training.distributed.model_files import replacing_on_rank0, save_adapter, save_model
 from training.distributed.sharding import unsharded
 from training.evaluation.intervals import wilson
@@ -43,10 +44,6 @@ SECTIONS = ("seed", "model", "reward")
 INPUTS = ("data/prepared/preference", "data/tokenizer", "models/sft", "metrics/data.json")
 OF_DATA = ("bayes_accuracy", "baseline_longer_wins", "baseline_bow")
 """Keys of metrics/data.json that the stage reads; DVC compares them."""
-NORMALISATION_PAIRS = 2000
-"""Training pairs whose scores give the mean and standard deviation: the standard error of the mean
-is then 1/60 of a deviation.
-"""
 
 
 IDS = Features({name: List(Value("int32")) for name in ("chosen_ids", "rejected_ids")})

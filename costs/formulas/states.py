@@ -4,6 +4,7 @@ Source: ZeRO, arXiv 1910.02054 section 3.1 (2 + 2 + 12 bytes per parameter for m
 and figure 1 for what each stage divides by the number of devices.
 """
 
+from config.work import BUCKET_ELEMENTS
 from costs.formulas.setting import QUANT_BYTES, Levers, Setting
 from costs.formulas.sharding import outside_of_layers, sharding_of
 from costs.tables.shapes import ModelShape
@@ -241,12 +242,8 @@ def bucket_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     size = trained_parameters(shape, levers)
     if setting.engine.name == "ours" and setting.rlhf is not None:
         largest = max([shape.vocab * shape.width, *(i * o for i, o, _ in shape.matrices.values())])
-        size = min(size, SUMMED_AT_ONCE + (largest if levers.tuning == "full" else 0))
+        size = min(size, BUCKET_ELEMENTS + (largest if levers.tuning == "full" else 0))
     return size * gradient_width(setting, levers)
-
-
-SUMMED_AT_ONCE = 2**22
-"""BUCKET_ELEMENTS of training/distributed/collectives.py, which this package cannot import."""
 
 
 def optimizer_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:

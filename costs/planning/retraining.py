@@ -15,6 +15,7 @@ from config.errors import ParamsError
 from config.load import read
 from config.schema import Params
 from config.sections.model import Model
+from config.work import EXAMINED_PAIRS
 from config.workspace.champions import champion_folder, read_record
 from costs.formulas.compute import Work, forward_pass
 from costs.formulas.setting import Levers, Setting, Workload
@@ -33,8 +34,6 @@ from costs.tables.price import rented_devices
 
 EXAMINE, CONTEST = "examine", "contest"
 """Their stage names in a plan."""
-MAX_PAIRS = 5000
-"""Of training/retraining/examine.py, which this package cannot import."""
 COMPARE_SECONDS = 26e-6
 """Comparing a row of the data now or of the champion's with the other: 2.0 CPU seconds for 76,000
 helpdesk rows on one core of an AMD EPYC machine, two thirds of it tokenising prompts for their
@@ -101,13 +100,13 @@ def _new_pairs(rows: Rows, root: Path) -> tuple[float, str]:
             before = known["preference_train_rows"] + known["preference_test_rows"]
         except (OSError, ValueError, KeyError, TypeError):
             champion = None
-    pairs = min(max(0.0, now - before), float(MAX_PAIRS))
+    pairs = min(max(0.0, now - before), float(EXAMINED_PAIRS))
     reason = (
         "as many as there are more than the champion had"
         if champion
         else "all, as it is not known how many a champion had"
     )
-    return pairs, f"{pairs:.0f} new pairs to judge ({reason}; at most {MAX_PAIRS})"
+    return pairs, f"{pairs:.0f} new pairs to judge ({reason}; at most {EXAMINED_PAIRS})"
 
 
 def _judging(params: Params, rows: Rows, aim: Target, pairs: float) -> Setting:

@@ -17,6 +17,7 @@ from config.schema import Params
 from config.sections.distillation import Distill
 from config.sections.levers import Lora
 from config.sections.online import ActorCritic, Online, SamplingLoop
+from config.work import GAP_SAMPLE, NORMALISATION_PAIRS
 from costs.formulas.setting import EVALUATED, Attention, Levers, Parallel, Rlhf, Setting, Workload
 from costs.planning.models import base_shape, reward_shape, student_shape
 from costs.planning.rows import Rows, count
@@ -24,12 +25,6 @@ from costs.planning.target import Target
 from costs.tables.engines import engine
 from costs.tables.shapes import ModelShape
 
-NORMALISATION_PAIRS = 2000
-"""Training pairs that the reward stage scores once more, for the mean and deviation of its
-scores.
-"""
-GAP_SAMPLE = 16
-"""Of training/rl/rollout_phase.py, which this package cannot import."""
 PARALLEL: dict[str, Parallel] = {"none": "ddp", "zero2": "zero2", "zero3": "fsdp"}
 """By the word in `sharding`."""
 ATTENTION: dict[str, Attention] = {"sdpa": "sdpa", "eager": "eager", "flash_attention_2": "flash"}

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from config.errors import CostError
+from config.work import BYTES_PER_CHUNK_LOGIT, CHUNK_LOGITS
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,8 @@ LOSSES = {
             "streamed",
             kept=0,
             chunked=14,
-            chunk_logits=2**22,
-            chunk_per_byte=1 / 1024,
+            chunk_logits=CHUNK_LOGITS,
+            chunk_per_byte=1 / BYTES_PER_CHUNK_LOGIT,
             recomputes=True,
         ),
         # the same in small chunks on every device: Liger, and TRL's fused head before 1.16

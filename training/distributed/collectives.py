@@ -21,15 +21,12 @@ from torch.utils._pytree import tree_map_only
 
 from config.errors import EnvironmentFault, ParamsError
 from config.records import FAULT_SUFFIX, FAULTS_VARIABLE, RENDEZVOUS_VARIABLE
+from config.work import BUCKET_ELEMENTS
 
 T = TypeVar("T")
 Backoff = Callable[[Callable[[int], Any]], Any]
 """Runs work with a micro-batch size that fits in memory, the same in all processes: OomBackoff.run
 of training/process/out_of_memory.py.
-"""
-BUCKET_ELEMENTS = 2**22
-"""Gradients are summed in messages of about this size: few calls, and a copy of 16 MiB instead of
-all gradients.
 """
 
 LONGEST_WAIT = timedelta(hours=2)

@@ -10,13 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from config.errors import ModelError
-
-CHUNK_LOGITS = 2**22
-"""Logits held at once on a CPU, whose caches they should not leave: 16 MiB in fp32."""
-BYTES_PER_CHUNK_LOGIT = 1024
-"""An accelerator holds a logit for each of these bytes of its memory. A logit and its gradient take
-14, so a chunk takes 1.4% of the device, and products are large enough to keep it busy.
-"""
+from config.work import BYTES_PER_CHUNK_LOGIT, CHUNK_LOGITS
 
 
 class TokenLogprobs(NamedTuple):

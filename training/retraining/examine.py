@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from config import jsonl
 from config.load import load
 from config.schema import Params
+from config.work import EXAMINED_PAIRS
 from config.workspace.retraining import Examination, LengthDrift, Share
 from training.evaluation.intervals import wilson
 from training.inference.trained_models import TrainedModels, pair_margins
@@ -41,9 +42,6 @@ from training.process.artifacts import write_json
 from training.retraining.drift import critical_distance, length_distance, unseen_words
 from training.retraining.helper import run_helper
 
-MAX_PAIRS = 5000
-"""New pairs scored by the reward model: enough for an interval of 0.013."""
-
 Contents = Mapping[str, Sequence[dict[str, Any]]]
 """dataset/split -> rows."""
 
@@ -66,7 +64,7 @@ def examine(root: Path, params: Params, champion: TrainedModels) -> Examination:
         refused=refused,
         length_drift=_length_drift(asked, known, champion.tokenizer, confidence) if asked else None,
         new_words=_new_words(asked, known, confidence),
-        accuracy=_accuracy(champion, pairs[:MAX_PAIRS], confidence),
+        accuracy=_accuracy(champion, pairs[:EXAMINED_PAIRS], confidence),
         accuracy_before=champion.metrics("reward").get("accuracy"),
     )
 

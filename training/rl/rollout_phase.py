@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from config.sections.online import SamplingLoop
+from config.work import GAP_SAMPLE
 from training.distributed.collectives import Backoff, map_across_ranks
 from training.process.usage import Work
 from training.rl.learner import Role
@@ -24,8 +25,6 @@ ENGINES: dict[str, Engine] = {
     "vllm": vllm.generate,
 }
 """By rollout_engine."""
-GAP_SAMPLE = 16
-"""Responses per update whose log-probs are recomputed for comparison."""
 
 
 def roll_out(

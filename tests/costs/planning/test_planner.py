@@ -9,6 +9,7 @@ import yaml
 from config.errors import CostError, ParamsError
 from config.load import load, load_partly
 from config.schema import Params
+from config.work import GAP_SAMPLE
 from costs.formulas.setting import Workload
 from costs.planning.models import base_shape
 from costs.planning.moments import moments
@@ -16,7 +17,6 @@ from costs.planning.planner import plan
 from costs.planning.rows import Rows, count, file_rows
 from costs.planning.settings import compared_responses, setting_of, settings
 from costs.planning.target import Target, target
-from training.rl.rollout_phase import GAP_SAMPLE
 
 DEMO = Path("recipes/demo.yaml")
 LARGE = ["model.path=meta-llama/Llama-3.1-8B", "model.random=null", "model.dtype=bf16"]

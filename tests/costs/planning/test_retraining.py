@@ -9,13 +9,13 @@ import pytest
 
 from config.load import load, write
 from config.schema import Params
+from config.work import EXAMINED_PAIRS
 from config.workspace.champions import Champion, ChampionRecord, champion_folder, write_record
 from costs.planning.planner import plan
 from costs.planning.plans import StagePlan
 from costs.planning.retraining import plan_contest, plan_cycle, plan_examination
 from costs.planning.target import target
 from tests.conftest import ROOT
-from training.retraining import examine
 
 ASKED = ["evaluate.prompts=400", "evaluate.batch_size=200", "data.source.prompt_rows=40000"]
 
@@ -139,7 +139,7 @@ def test_only_pairs_that_came_are_judged_and_no_more_than_it_looks_at(tmp_path: 
     assert judged[8000] == 0
     assert judged[6000] == pytest.approx(2 * judged[7000])
     assert flops(without, "score") == flops(unknown, "score") == judged[100]
-    assert judged[100] == pytest.approx(judged[7000] * examine.MAX_PAIRS / 1000)
+    assert judged[100] == pytest.approx(judged[7000] * EXAMINED_PAIRS / 1000)
 
 
 def test_the_champions_model_judges_and_the_new_sources_are_read(tmp_path: Path) -> None:
