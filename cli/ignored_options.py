@@ -24,7 +24,7 @@ def refuse_ignored(
     """Refuse options that are not among the parameters `read`.
 
     needs     parameter -> the option without which nothing reads it, where there is one
-    instead   what reads none of the others, for the message, such as "--compare"
+    instead   what reads none of the others, for the message, such as "--docker"
 
     Raises UserError.
     """

@@ -15,7 +15,7 @@ from cli.commands.fetch import fetch
 from cli.commands.init import init
 from cli.commands.label import label, label_import
 from cli.commands.levers import levers, scale
-from cli.commands.plan import plan
+from cli.commands.plan import app as plan_app
 from cli.commands.report import report
 from cli.commands.retrain import promote, rollback
 from cli.commands.serve import serve
@@ -126,7 +126,7 @@ def retrain(
 
 
 app.command()(init)
-app.command()(plan)
+app.add_typer(plan_app, name="plan")
 app.command()(report)
 app.command()(compare)
 app.command()(runs)

@@ -1,14 +1,14 @@
-"""`rlhf plan`: what a run will need before it starts, as a table, JSON, an HTML page, a comparison,
-or a search.
+"""`rlhf plan`: what a run will need before it starts, as a table, JSON or an HTML page; and what
+another file changes, the best levers, how a figure comes about, and a server's plan.
 """
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.ignored_options import refuse_ignored
+from cli.ignored_options import typed_options
 from cli.project import enter_project, typed_path
 from serving.settings import Weights
 
@@ -19,249 +19,224 @@ if TYPE_CHECKING:
     from costs.planning.search import Found
     from costs.planning.target import Target
 
+app = typer.Typer(invoke_without_command=True)
 
-class Search(NamedTuple):
-    """Limits of --optimise, and the file it writes."""
+File = Annotated[
+    Path,
+    typer.Option(
+        "--params", "--recipe", parser=typed_path, metavar="FILE", help="Params file to plan."
+    ),
+]
+Assignments = Annotated[
+    list[str],
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one parameter; repeatable."),
+]
+Stages = Annotated[
+    list[str],
+    typer.Option(
+        "--stage",
+        help="Plan this stage alone; the file may then leave other sections out. Repeatable.",
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        "--hardware",
+        metavar="NAME",
+        help="Device, such as a100-80; without it, this machine's CPU.",
+    ),
+]
+Gpus = Annotated[
+    int | None,
+    typer.Option("--gpus", help="Devices of every stage; without it, as many as it has processes."),
+]
+Price = Annotated[
+    float | None,
+    typer.Option("--usd-per-gpu-hour", help="Your own price, instead of the catalogue's."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+OfCycle = Annotated[
+    bool,
+    typer.Option(
+        "--retrain",
+        help="With what `rlhf retrain` adds: the examination before the run, the contest after it.",
+    ),
+]
+PARAMS = Path("params.yaml")
 
-    adapters: bool
-    max_usd: float | None
-    max_hours: float | None
-    out: Path
 
-
-PLANNED = {
-    "params_file",
-    "assignments",
-    "stage",
-    "hardware",
-    "gpus",
-    "usd_per_gpu_hour",
-    "as_json",
-}
-READ = {
-    "": PLANNED | {"html", "retrain"},
-    "--compare": PLANNED | {"compare", "markdown", "retrain"},
-    "--optimise": PLANNED | {"optimise", "adapters", "max_usd", "max_hours", "out"},
-    "--explain": PLANNED | {"explain", "part"},
-    "--stage serve": (PLANNED - {"gpus"}) | {"requests_per_second", "weights", "slots"},
-}
-"""Mode of `plan` -> the options that it reads."""
-NEEDED = {
-    "requests_per_second": "--stage serve",
-    "weights": "--stage serve",
-    "slots": "--stage serve",
-    "markdown": "--compare",
-    "adapters": "--optimise",
-    "max_usd": "--optimise",
-    "max_hours": "--optimise",
-    "out": "--optimise",
-    "part": "--explain",
-}
-
-
+@app.callback()
 def plan(
     context: typer.Context,
-    part: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[STAGE[.PHASE]]", help="With --explain: what of; without it, the run."
-        ),
-    ] = None,
-    params_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--params",
-            "--recipe",
-            parser=typed_path,
-            metavar="FILE",
-            help="Params file to plan; params.yaml by default.",
-        ),
-    ] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="SECTION.KEY=VALUE", help="Change one parameter; repeatable."
-        ),
-    ] = None,
-    stage: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--stage",
-            help="Plan this stage alone; the file may then leave other sections out. Repeatable. "
-            "serve: the server of the final model.",
-        ),
-    ] = None,
-    hardware: Annotated[
-        str | None,
-        typer.Option(
-            "--hardware",
-            metavar="NAME",
-            help="Device, such as a100-80; without it, this machine's CPU.",
-        ),
-    ] = None,
-    gpus: Annotated[
-        int | None,
-        typer.Option(
-            "--gpus", help="Devices of every stage; without it, as many as it has processes."
-        ),
-    ] = None,
-    usd_per_gpu_hour: Annotated[
-        float | None,
-        typer.Option("--usd-per-gpu-hour", help="Your own price, instead of the catalogue's."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    retrain: Annotated[
-        bool,
-        typer.Option(
-            "--retrain",
-            help="With what `rlhf retrain` adds: the examination before the run, the contest "
-            "after it.",
-        ),
-    ] = False,
+    file: File = PARAMS,
+    assignments: Assignments = [],  # noqa: B006  # read only
+    stage: Stages = [],  # noqa: B006
+    hardware: Device = None,
+    gpus: Gpus = None,
+    usd_per_gpu_hour: Price = None,
+    as_json: AsJson = False,
+    retrain: OfCycle = False,
     html: Annotated[
         Path | None,
         typer.Option(
             "--html", metavar="FILE", parser=typed_path, help="Write the breakdown as a page."
         ),
     ] = None,
-    compare: Annotated[
-        Path | None,
-        typer.Option(
-            "--compare",
-            metavar="OTHER.yaml",
-            parser=typed_path,
-            help="Show what changes from this plan to the other file's.",
-        ),
-    ] = None,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="With --compare: as markdown for a pull request.")
-    ] = False,
-    optimise: Annotated[
-        str | None,
-        typer.Option(
-            "--optimise",
-            metavar="usd|time|memory",
-            help="Search the levers and write the best params file.",
-        ),
-    ] = None,
-    adapters: Annotated[
-        bool,
-        typer.Option(
-            "--adapters",
-            help="With --optimise: try LoRA and 4-bit storage too, which change the trained model.",
-        ),
-    ] = False,
-    max_usd: Annotated[
-        float | None, typer.Option("--max-usd", help="With --optimise: most that the run may cost.")
-    ] = None,
-    max_hours: Annotated[
-        float | None,
-        typer.Option("--max-hours", help="With --optimise: longest that the run may take."),
-    ] = None,
-    out: Annotated[
-        Path,
-        typer.Option(
-            "--out",
-            metavar="FILE",
-            parser=typed_path,
-            help="With --optimise: where the winning params go.",
-        ),
-    ] = Path("params.optimised.yaml"),
-    explain: Annotated[
-        bool,
-        typer.Option(
-            "--explain",
-            help="Show the calculation as a trail: every quantity with its formula and source, and "
-            "what 10% more of each input does.",
-        ),
-    ] = False,
-    requests_per_second: Annotated[
-        float | None,
-        typer.Option(
-            metavar="N", min=0.001, help="With --stage serve: how many devices answer so many."
-        ),
-    ] = None,
-    weights: Annotated[
-        Weights, typer.Option(help="With --stage serve: of the GGUF file, on a CPU.")
-    ] = "f32",
-    slots: Annotated[
-        int, typer.Option(help="With --stage serve: replies side by side.", min=1, max=1024)
-    ] = 16,
 ) -> None:
     """What a run will need: memory, time and money of every stage and phase, and whether it
     fits.
     """
-    modes = {
-        "--optimise": optimise,
-        "--compare": compare,
-        "--explain": explain or None,
-    }
-    mode = next((option for option, value in modes.items() if value is not None), "")
-    if not mode and "serve" in (stage or ()):
-        mode = "--stage serve"
-    enter_project()
-    refuse_ignored(context, READ[mode], NEEDED, mode or "a plan")
-    from config.errors import ParamsError
-    from config.load import load_partly
-    from costs.planning.planner import plan as run_plan
-    from costs.planning.target import target
+    if context.invoked_subcommand is not None:
+        from config.errors import UserError
 
-    stages = tuple(stage or ())
-    file = params_file or Path("params.yaml")
-    if mode == "--stage serve":
-        if len(stages) > 1:
-            raise ParamsError(
-                f"--stage {' --stage '.join(stages)}: serve is planned alone. Leave the others out."
+        for option in typed_options(context).values():
+            raise UserError(
+                f"{option} stands before {context.invoked_subcommand}, which does not see it "
+                "there. Put it at the end."
             )
-        params, _ = load_partly(file, assignments or [], ())
-        aim = target(params, hardware, None, usd_per_gpu_hour, Path())
-        _serving(params, aim, weights, slots, requests_per_second, as_json)
         return
-    params, notes = load_partly(file, assignments or [], stages)
-    aim = target(params, hardware, gpus, usd_per_gpu_hour, Path())
-    for line in _is_guessed(params, hardware):
-        typer.echo(line, err=True)
-    make = _of_cycle if retrain else run_plan
-    chosen = stages or params.stages
-    if explain:
-        from costs.planning.explain import explain_params
+    from costs.ledger.history import read_history, skipped_note
+    from costs.planning.accuracy import with_errors
 
-        _show_trail(explain_params(params, aim, chosen, part or ""), as_json)
-    elif optimise is not None:
-        _optimise(params, aim, optimise, chosen, Search(adapters, max_usd, max_hours, out), as_json)
-    elif compare is not None:
-        other, _ = load_partly(compare, assignments or [], stages)
-        other_aim = target(other, hardware, gpus, usd_per_gpu_hour, Path())
-        _compare(
-            make(params, aim, chosen),
-            make(other, other_aim, chosen),
-            file.name,
-            compare.name,
-            as_json,
-            markdown,
-        )
-    else:
-        from costs.ledger.history import read_history, skipped_note
-        from costs.planning.accuracy import with_errors
-
-        past = read_history(Path())
-        note = skipped_note(past.skipped)
-        made = _noted(make(params, aim, chosen), (*notes, note) if note else notes)
-        show(with_errors(made, past.rows), as_json, html, file.name)
+    params, aim, notes = _asked(file, assignments, stage, hardware, gpus, usd_per_gpu_hour)
+    past = read_history(Path())
+    note = skipped_note(past.skipped)
+    made = _made(params, aim, stage, retrain)
+    show(
+        with_errors(_noted(made, (*notes, note) if note else notes), past.rows),
+        as_json, html, file.name,
+    )  # fmt: skip
 
 
-def _serving(
-    params: "Params",
-    aim: "Target",
-    weights: str,
-    slots: int,
-    requests_per_second: float | None,
-    as_json: bool,
+@app.command()
+def compare(
+    other: Annotated[
+        Path, typer.Argument(metavar="OTHER.yaml", parser=typed_path, help="The other file.")
+    ],
+    file: File = PARAMS,
+    assignments: Assignments = [],  # noqa: B006
+    stage: Stages = [],  # noqa: B006
+    hardware: Device = None,
+    gpus: Gpus = None,
+    usd_per_gpu_hour: Price = None,
+    as_json: AsJson = False,
+    retrain: OfCycle = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="As markdown for a pull request.")
+    ] = False,
 ) -> None:
-    """Print the plan of the server of a run's final model."""
+    """What changes from this plan to the other file's."""
+    from costs.planning.compare import compare as differences
+    from costs.planning.compare import markdown as as_markdown
+
+    plans = [
+        _made(*_asked(each, assignments, stage, hardware, gpus, usd_per_gpu_hour)[:2], stage,
+              retrain)
+        for each in (file, other)
+    ]  # fmt: skip
+    rows = differences(*plans)
+    if markdown:
+        typer.echo(as_markdown(rows, file.name, other.name), nl=False)
+    elif as_json:
+        from dataclasses import asdict
+
+        typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
+    else:
+        _print(_views().difference_table(rows))
+
+
+@app.command()
+def optimise(
+    goal: Annotated[str, typer.Argument(metavar="usd|time|memory", help="What to spend least of.")],
+    file: File = PARAMS,
+    assignments: Assignments = [],  # noqa: B006
+    stage: Stages = [],  # noqa: B006
+    hardware: Device = None,
+    gpus: Gpus = None,
+    usd_per_gpu_hour: Price = None,
+    as_json: AsJson = False,
+    adapters: Annotated[
+        bool,
+        typer.Option(
+            "--adapters", help="Try LoRA and 4-bit storage too, which change the trained model."
+        ),
+    ] = False,
+    max_usd: Annotated[
+        float | None, typer.Option("--max-usd", help="Most that the run may cost.")
+    ] = None,
+    max_hours: Annotated[
+        float | None, typer.Option("--max-hours", help="Longest that the run may take.")
+    ] = None,
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", metavar="FILE", parser=typed_path, help="Where the winning params go."
+        ),
+    ] = Path("params.optimised.yaml"),
+) -> None:
+    """Search the levers, and write the params file that spends least."""
+    from config.load import write
+    from costs.planning.search import Limits, cheapest, within_total
+
+    params, aim, _ = _asked(file, assignments, stage, hardware, gpus, usd_per_gpu_hour)
+    best = cheapest(params, aim, tuple(stage) or params.stages, goal, adapters)  # type: ignore[arg-type]
+    within_total(list(best.found.values()), Limits(max_usd, max_hours))
+    write(best.params, out)
+    if as_json:
+        found = {name: _found_json(each) for name, each in best.found.items()}
+        typer.echo(
+            json.dumps(found | {"changes": list(best.changes), "written": str(out)}, indent=2)
+        )
+        return
+    _print(_views().search_view(best.found))
+    typer.echo(f"written: {out}")
+
+
+@app.command()
+def explain(
+    part: Annotated[
+        str, typer.Argument(metavar="[STAGE[.PHASE]]", help="What of; without it, the run.")
+    ] = "",
+    file: File = PARAMS,
+    assignments: Assignments = [],  # noqa: B006
+    stage: Stages = [],  # noqa: B006
+    hardware: Device = None,
+    gpus: Gpus = None,
+    usd_per_gpu_hour: Price = None,
+    as_json: AsJson = False,
+) -> None:
+    """How a figure comes about: every quantity with its formula and source, and what 10% more of
+    each input does.
+    """
+    from costs.planning.explain import explain_params
+
+    params, aim, _ = _asked(file, assignments, stage, hardware, gpus, usd_per_gpu_hour)
+    _show_trail(explain_params(params, aim, tuple(stage) or params.stages, part), as_json)
+
+
+@app.command()
+def serve(
+    file: File = PARAMS,
+    assignments: Assignments = [],  # noqa: B006
+    hardware: Device = None,
+    usd_per_gpu_hour: Price = None,
+    as_json: AsJson = False,
+    requests_per_second: Annotated[
+        float | None,
+        typer.Option(metavar="N", min=0.001, help="How many devices answer so many."),
+    ] = None,
+    weights: Annotated[Weights, typer.Option(help="Of the GGUF file, on a CPU.")] = "f32",
+    slots: Annotated[int, typer.Option(help="Replies side by side.", min=1, max=1024)] = 16,
+) -> None:
+    """Memory, pace and price of a server of the final model."""
+    enter_project()
+    from config.load import load_partly
     from costs.planning.serving import as_json as as_record
     from costs.planning.serving import plan_serving
+    from costs.planning.target import target
 
+    params, _ = load_partly(file, assignments, ())
+    aim = target(params, hardware, None, usd_per_gpu_hour, Path())
     concurrencies = [2**power for power in range(slots.bit_length()) if 2**power <= slots]
     found = plan_serving(params, aim, weights, slots, concurrencies, requests_per_second)
     if as_json:
@@ -272,12 +247,33 @@ def _serving(
     _print(plan_view(found))
 
 
-def _of_cycle(params: "Params", aim: "Target", stages: tuple[str, ...]) -> "Plan":
-    """The plan of the stages; with --retrain also of a retrain cycle's own processes."""
+def _asked(
+    file: Path,
+    assignments: list[str],
+    stages: list[str],
+    hardware: str | None,
+    gpus: int | None,
+    usd_per_gpu_hour: float | None,
+) -> tuple["Params", "Target", tuple[str, ...]]:
+    """The params to plan, for which device, and notes about them. Warns where all is guessed."""
+    enter_project()
+    from config.load import load_partly
+    from costs.planning.target import target
+
+    params, notes = load_partly(file, assignments, tuple(stages))
+    aim = target(params, hardware, gpus, usd_per_gpu_hour, Path())
+    for line in _is_guessed(params, hardware):
+        typer.echo(line, err=True)
+    return params, aim, notes
+
+
+def _made(params: "Params", aim: "Target", stages: list[str], of_cycle: bool) -> "Plan":
+    """The plan of the stages, or of all; with --retrain also of a retrain cycle's own processes."""
     from costs.planning.planner import plan
     from costs.planning.retraining import plan_cycle
 
-    return plan_cycle(plan(params, aim, stages), params, aim)
+    made = plan(params, aim, tuple(stages) or params.stages)
+    return plan_cycle(made, params, aim) if of_cycle else made
 
 
 def _is_guessed(params: "Params", hardware: str | None) -> list[str]:
@@ -354,47 +350,6 @@ def _write(path: Path, text: str) -> None:
         raise EnvironmentFault(
             f"{path} cannot be written: {error.strerror}. Name another file."
         ) from None
-
-
-def _compare(
-    before: "Plan", after: "Plan", first: str, second: str, as_json: bool, as_markdown: bool
-) -> None:
-    from dataclasses import asdict
-
-    from costs.planning.compare import compare, markdown
-
-    rows = compare(before, after)
-    if as_markdown:
-        typer.echo(markdown(rows, first, second), nl=False)
-    elif as_json:
-        typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
-    else:
-        _print(_views().difference_table(rows))
-
-
-def _optimise(
-    params: "Params",
-    aim: "Target",
-    goal: str,
-    stages: tuple[str, ...],
-    how: Search,
-    as_json: bool,
-) -> None:
-    """Search every stage, check the run against the limits, write the winner."""
-    from config.load import write
-    from costs.planning.search import Limits, cheapest, within_total
-
-    best = cheapest(params, aim, stages, goal, how.adapters)  # type: ignore[arg-type]
-    within_total(list(best.found.values()), Limits(how.max_usd, how.max_hours))
-    write(best.params, how.out)
-    if as_json:
-        found = {name: _found_json(each) for name, each in best.found.items()}
-        typer.echo(
-            json.dumps(found | {"changes": list(best.changes), "written": str(how.out)}, indent=2)
-        )
-        return
-    _print(_views().search_view(best.found))
-    typer.echo(f"written: {how.out}")
 
 
 def _found_json(found: "Found") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The tables of `rlhf bench` and of `rlhf plan --stage serve`."""
+"""The tables of `rlhf bench` and of `rlhf plan serve`."""
 
 from rich.console import Group
 from rich.table import Table

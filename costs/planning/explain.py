@@ -85,7 +85,7 @@ class Explanation:
     effects: tuple[Effect, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """The object that `rlhf plan --explain --json` prints."""
+        """The object that `rlhf plan explain --json` prints."""
         return asdict(self)
 
 
@@ -96,7 +96,8 @@ def explain_params(params: Params, aim: Target, stages: Sequence[str], asked: st
     stage, _, phase = asked.partition(".")
     if stage and stage not in stages:
         raise CostError(
-            f"--explain {asked}: {stage} is not a stage of this plan. Known: {', '.join(stages)}."
+            f"plan explain {asked}: {stage} is not a stage of this plan. "
+            f"Known: {', '.join(stages)}."
         )
     chosen = (stage,) if stage else tuple(stages)
     found = settings(params, aim)
@@ -106,7 +107,7 @@ def explain_params(params: Params, aim: Target, stages: Sequence[str], asked: st
     ]
     if phase and not reasons:
         known = ", ".join(each.phase for each in planned[0].phases)
-        raise CostError(f"--explain {asked}: {phase} is not a phase of {stage}. Known: {known}.")
+        raise CostError(f"plan explain {asked}: {phase} is not a phase of {stage}. Known: {known}.")
     prices = {name: aim.of(params, name).price for name in chosen}
     chosen_settings = {name: found[name] for name in chosen if name in found}
     return Explanation(

@@ -106,7 +106,7 @@ def cheapest(
     Raises CostError if no combination of a stage fits.
     """
     if goal not in GOALS:
-        raise CostError(f"--optimise {goal} is not one of {', '.join(GOALS)}.")
+        raise CostError(f"plan optimise {goal}: it is not one of {', '.join(GOALS)}.")
     storages: tuple[str | None, ...] = (params.model.quantisation,)
     if adapters and params.model.random is None:
         storages = ("nf4", None)

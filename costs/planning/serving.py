@@ -300,5 +300,5 @@ def _at_work(pace: Pace, rate: float, slots: int, length: Lengths) -> float:
 
 
 def as_json(found: ServingPlan) -> dict[str, Any]:
-    """What `rlhf plan --stage serve --json` prints."""
+    """What `rlhf plan serve --json` prints."""
     return {"stage": "serve", "fits": found.fits, **asdict(found)}

@@ -108,7 +108,7 @@ class Study:
         return [each for each in found if each.name in wanted]
 
     def _optimised(self, seed: int, params: Params) -> Params | None:
-        """What `rlhf plan --optimise usd` would choose for the method."""
+        """What `rlhf plan optimise usd` would choose for the method."""
         if seed not in self._chosen:
             try:
                 found = cheapest(params, self.aim, (params.align.method,), "usd").params

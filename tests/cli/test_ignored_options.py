@@ -11,13 +11,6 @@ from config.errors import UserError
     ("typed", "told"),
     [
         ("up --serve-port 3", "--serve-port does nothing without --serve."),
-        ("plan --max-usd 3", "--max-usd does nothing without --optimise."),
-        ("plan --max-hours 3", "--max-hours does nothing without --optimise."),
-        ("plan --adapters", "--adapters does nothing without --optimise."),
-        ("plan --out a.yaml", "--out does nothing without --optimise."),
-        ("plan --markdown", "--markdown does nothing without --compare."),
-        ("plan --compare a.yaml --html a.html", "--html does nothing beside --compare."),
-        ("plan --retrain --optimise usd", "--retrain does nothing beside --optimise."),
         ("up --gpu", "--gpu does nothing without --docker."),
         ("up --docker --prefect-port 5", "--prefect-port does nothing beside --docker."),
         ("up --docker --no-auth", "--no-auth does nothing beside --docker."),

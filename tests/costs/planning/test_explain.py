@@ -1,5 +1,5 @@
-"""What `--explain` shows is the plan's own: phases, resources, and with another input what planning
-again gives.
+"""What `rlhf plan explain` shows is the plan's own: phases, resources, and with another input what
+planning again gives.
 """
 
 from dataclasses import replace

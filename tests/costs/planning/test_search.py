@@ -124,7 +124,7 @@ def test_a_total_above_the_budget_is_reported() -> None:
 
 
 def test_an_unknown_goal_is_refused() -> None:
-    with pytest.raises(CostError, match="--optimise speed is not one of usd, time, memory"):
+    with pytest.raises(CostError, match="plan optimise speed: it is not one of usd, time, memory"):
         of_run([], "speed", adapters=False)  # type: ignore[arg-type]
 
 
