@@ -205,9 +205,7 @@ def explain(
     usd_per_gpu_hour: Price = None,
     as_json: AsJson = False,
 ) -> None:
-    """How a figure comes about: every quantity with its formula and source, and what 10% more of
-    each input does.
-    """
+    """How a figure comes about: every quantity with its formula and source."""
     from costs.planning.explain import explain_params
 
     params, aim, _ = _asked(file, assignments, stage, hardware, gpus, usd_per_gpu_hour)

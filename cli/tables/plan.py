@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from costs.planning.compare import Difference
-    from costs.planning.explain import Effect, Explanation, PhaseReason
+    from costs.planning.explain import Explanation, PhaseReason
     from costs.planning.plans import Plan, StagePlan
     from costs.planning.search import Found
 
@@ -195,12 +195,8 @@ def quantity(value: float, unit: str) -> str:
     return f"{value:,.4g} {unit}".rstrip()
 
 
-MOST_EFFECTS = 12
-"""Inputs listed: those with the largest effect."""
-
-
 def explain_view(explained: "Explanation") -> Group:
-    """Work asked of the device, memory, and the effect of inputs."""
+    """Work asked of the device, and memory."""
     parts: list[object] = [
         f"[bold]{explained.of}[/bold]: {duration(explained.seconds)}, {usd(explained.usd)}, "
         f"{memory(int(explained.peak_bytes))} a device"
@@ -216,8 +212,7 @@ def explain_view(explained: "Explanation") -> Group:
             "[bold]in memory at the peak of the stage[/bold]",
             _parts_table(("MiB of",), held),
         ]
-    parts += ["", f"[bold]what 10% more of an input does to {explained.of}[/bold]"]
-    return Group(*parts, effect_table(explained.effects))  # type: ignore[arg-type]
+    return Group(*parts)  # type: ignore[arg-type]
 
 
 def _phase_lines(phase: "PhaseReason") -> list[object]:
@@ -262,22 +257,6 @@ def _reason_table(explained: "Explanation") -> Table:
             each.stage, each.phase, duration(each.seconds), f"{share:.0%}", usd(each.usd),
             each.bound,
         )  # fmt: skip
-    return table
-
-
-def effect_table(effects: "tuple[Effect, ...]") -> Table:
-    """Relative changes, the largest first."""
-    table = Table(box=None, header_style="bold")
-    table.add_column("input", no_wrap=True)
-    for name in ("value", "memory", "time", "cost"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for each in effects[:MOST_EFFECTS]:
-        changes = (each.memory, each.time, each.usd)
-        table.add_row(
-            each.input,
-            quantity(each.value, each.unit),
-            *("" if abs(change) < 0.0005 else f"{change:+.1%}" for change in changes),
-        )
     return table
 
 
