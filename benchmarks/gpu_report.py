@@ -6,7 +6,11 @@ well, in what time and memory; and how fast training and sampling are at real si
 
 A cell is a stage process on a small model with other params. Cells that ended well are kept under
 --work and not run again, so the command resumes where its time was up. Without an accelerator it
-exits with 2; with --cpu it runs the matrix on the CPU, whose figures belong beside the others.
+exits with 2; with --cpu it runs the matrix on the CPU, whose figures belong beside the others. The
+memory that the plan of a cell says is compared with what the allocator held, also on the device of
+the tests that only pretends to be an accelerator and counts every byte:
+
+    PYTHONPATH=$PWD/tests/pretend/hook python -m benchmarks.gpu_report --parts matrix
 """
 
 import argparse
@@ -18,7 +22,9 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -29,10 +35,13 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 from benchmarks.projects.checkouts import ROOT
 from config import jsonl
 from config.compose import compose
-from config.load import read, validate, write
-from config.methods.registry import stage_module
+from config.load import load, read, validate, write
+from config.methods.registry import RECORDS, stage_module
 from config.records import MetricRow, UsageRow
 from config.sections.where import SHARED_STAGES
+from costs.planning.moments import moments
+from costs.planning.settings import settings
+from costs.planning.target import target
 from training.modeling.tokenizer import load_tokenizer
 from training.process.device import device, device_name
 
@@ -57,6 +66,8 @@ SHAPES = {
 }
 """Of Qwen2.5, with tied embeddings."""
 CELL_SECONDS = 240.0
+PLANNED_FOR = "h100-sxm"
+"""Any accelerator has the same need, except for the chunk of the output head."""
 
 
 class Cell(NamedTuple):
@@ -81,7 +92,9 @@ class Outcome(NamedTuple):
     """Of the process."""
     peak_bytes: int
     phases: dict[str, dict[str, float]]
-    """Seconds and tokens of each phase, without the first step, which warms up."""
+    """Seconds, tokens and peak bytes of each phase, without the first step, which warms up; and
+    planned bytes, for the sequences that it had.
+    """
     metrics: dict[str, float]
     """The last row."""
     said: str
@@ -228,14 +241,40 @@ def figures(folder: Path, stage: str) -> tuple[int, dict[str, dict[str, float]],
     warm = min((row.step for row in usage if row.tokens), default=0)
     for row in usage:
         if row.step > warm and row.phase not in ("start", "save", "end"):
-            phase = phases.setdefault(row.phase, {"seconds": 0.0, "tokens": 0})
+            phase = phases.setdefault(row.phase, {"seconds": 0.0, "tokens": 0, "peak_bytes": 0})
             phase["seconds"] += row.seconds
             phase["tokens"] += row.tokens
+            phase["peak_bytes"] = max(phase["peak_bytes"], row.peak_bytes)
+    if stage in RECORDS and max((row.world_size for row in usage), default=1) == 1:
+        for name, held in planned_bytes(folder, stage, usage).items():
+            if name in phases:
+                phases[name]["planned_bytes"] = held
     return (
         max((row.peak_bytes for row in usage), default=0),
         phases,
         dict(rows[-1].values) if rows else {},
     )
+
+
+def planned_bytes(folder: Path, stage: str, usage: Sequence[UsageRow]) -> dict[str, float]:
+    """The plan's peak of each phase of an alignment stage, for sequences as long as those were."""
+    params = load(folder / "params.yaml")
+    setting = settings(params, target(params, PLANNED_FOR, None, None, folder))[stage]
+    rolled = [row for row in usage if row.phase == "rollout" and row.sequences]
+    if rolled:
+        mean = sum(row.tokens for row in rolled) / sum(row.sequences for row in rolled)
+        work = setting.workload
+        longer = replace(
+            work, max_tokens=round(mean), mean_tokens=mean,
+            mean_response_tokens=max(1.0, mean - work.prompt_tokens),
+        )  # fmt: skip
+        setting = replace(setting, workload=longer)
+    found: dict[str, float] = {}
+    for moment in moments(setting):
+        held = sum(size for parts in moment.roles.values() for size in parts.values())
+        phase = moment.phase.partition(":")[0]
+        found[phase] = max(found.get(phase, 0.0), held)
+    return found
 
 
 def save_base(prepared: Path, shape: str, folder: Path) -> None:
@@ -332,16 +371,33 @@ def show(outcomes: Sequence[Outcome], as_json: bool) -> None:
     if as_json:
         print(json.dumps([outcome._asdict() for outcome in outcomes], indent=1))
         return
-    table = Table("cell", "exit", "seconds", "peak MiB", "tokens a second by phase", box=None)
+    table = Table("cell", "exit", "seconds", "peak MiB", "tokens a second by phase",
+                  "planned / held memory", box=None)  # fmt: skip
+    errors = []
     for one in sorted(outcomes):
         rates: list[Any] = [
             f"{name} {phase['tokens'] / phase['seconds']:,.0f}"
             for name, phase in one.phases.items()
             if phase["tokens"] and phase["seconds"]
         ]
-        table.add_row(one.cell, str(one.exit_code), f"{one.seconds:.1f}",
-                      f"{one.peak_bytes / 2**20:,.0f}", one.said or ", ".join(rates))  # fmt: skip
-    Console(width=160).print(table)
+        ratios = {
+            name: phase["planned_bytes"] / phase["peak_bytes"]
+            for name, phase in one.phases.items()
+            if phase.get("planned_bytes") and phase["peak_bytes"] and one.device != "cpu"
+        }
+        errors += [abs(ratio - 1) for ratio in ratios.values()]
+        table.add_row(
+            one.cell,
+            str(one.exit_code),
+            f"{one.seconds:.1f}",
+            f"{one.peak_bytes / 2**20:,.0f}",
+            one.said or ", ".join(rates),
+            ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items()),
+        )
+    Console(width=200).print(table)
+    if errors:
+        print(f"Memory planned for {len(errors)} phases: {median(errors):.1%} off in the median, "
+              f"{max(errors):.1%} at worst.")  # fmt: skip
 
 
 if __name__ == "__main__":

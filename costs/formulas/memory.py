@@ -84,9 +84,8 @@ def generating(
     logits of one position.
     """
     b = levers.dtype_bytes
-    active = 2 * (
-        (shape.experts_per_token * shape.expert_width or shape.mlp_width) + 2 * shape.width
-    )
+    feed_forward = shape.experts_per_token * shape.expert_width or shape.mlp_width
+    active = max(2 * feed_forward + 4 * shape.width, attending_width(shape))
     # the logits, fp32 copy and probabilities that sampling makes
     logits = sequences * shape.vocab * (b + 8)
     if setting.engine.whole_prefill:
@@ -117,22 +116,33 @@ def scoring(
     log-probs in chunks.
     """
     b = levers.dtype_bytes
-    active = 3 * (shape.experts_per_token * shape.expert_width or shape.mlp_width) + 4 * shape.width
+    feed_forward = shape.experts_per_token * shape.expert_width or shape.mlp_width
+    active = max(3 * feed_forward + 4 * shape.width, attending_width(shape))
     if levers.attention == "eager":
         # the scores, and what the softmax makes of them
         active = max(active, 2 * shape.heads * tokens + 4 * shape.width)
     total = sequences * tokens
-    logits = 0.0
+    layer, logits = total * active * b / levers.tensor_parallel, 0.0
     if vocabulary:
         read = total * logits_share(setting)
         logits = read * loss(setting.engine.loss).bytes_per_token(
             shape.vocab, read, b, setting.engine.compiled, setting.accelerator_bytes
         )
+        # of the trunk only the hidden states that are read are left, before and after the norm
+        read_bytes = 2 * read * shape.width * b
+        layer, logits = (layer, 0.0) if layer > read_bytes + logits else (read_bytes, logits)
     return {
-        "activations": total * active * b / levers.tensor_parallel,
+        "activations": layer,
         "logits": logits,
         "workspace": workspace(setting, shape, levers),
     }
+
+
+def attending_width(shape: ModelShape) -> int:
+    """Numbers per token at the widest point of a layer's attention without gradients: the residual
+    stream, its norm and what rotates it, and queries, keys and values before and after.
+    """
+    return 4 * shape.width + 3 * (shape.heads * shape.head_dim + shape.kv_width)
 
 
 def logits_share(setting: Setting) -> float:

@@ -187,6 +187,55 @@ def _from_list(data: Any, *args: Any, device: Any = None, **kwargs: Any) -> Tens
 torch.tensor = _from_list  # a list goes to the device through the host
 
 
+_attention = torch.nn.functional.scaled_dot_product_attention
+
+
+class _Attention(torch.autograd.Function):
+    """The CPU's fused attention. PyTorch would take the one that is written out, which keeps the
+    scores.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Sim, key: Sim, value: Sim, mask: Tensor | None, causal: bool,
+        scale: float | None,
+    ) -> Tensor:  # fmt: skip
+        ctx.options = {"attn_mask": mask, "scale": scale}, causal
+        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            *map(_host, (query, key, value)), 0.0, causal, attn_mask=mask, scale=scale
+        )
+        out, sums = map(Sim, found)
+        ctx.save_for_backward(query, key, value, out, sums)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Sim) -> tuple[Tensor | None, ...]:
+        options, causal = ctx.options
+        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad.host, *map(_host, ctx.saved_tensors), 0.0, causal, **options
+        )
+        return (*map(Sim, found), None, None, None)
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    if not isinstance(query, Sim):
+        return _attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    if enable_gqa:
+        key, value = (each.repeat_interleave(query.shape[1] // key.shape[1], 1)
+                      for each in (key, value))  # fmt: skip
+    found: Tensor = _Attention.apply(query, key, value, _host(attn_mask), is_causal, scale)
+    return found
+
+
+torch.nn.functional.scaled_dot_product_attention = _attend
+
+
 def _reset_peak() -> None:
     Memory.peak = Memory.live
 
@@ -200,3 +249,4 @@ torch.distributed.Backend.default_device_backend_map["sim"] = "gloo"
 torch.accelerator.get_memory_info = lambda: (Memory.total - Memory.live, Memory.total)
 Tensor.pin_memory = lambda self, *_: self
 torch.__future__.set_swap_module_params_on_conversion(True)  # as on CUDA, tied weights stay tied
+torch.autograd.set_multithreading_enabled(False)  # so that backward passes raise out of memory too

@@ -55,7 +55,7 @@ CELLS = (
     Cell("ppo recomputed", "ppo", SHORT | {"recompute_logprobs": True}),
     Cell("ppo stopped", "ppo", SHORT, stops=True),
     Cell("ppo in pieces", "ppo", SHORT | {"micro_batch_tokens": 100}),
-    Cell("ppo halved", "ppo", SHORT | {"micro_batch_tokens": 600}, device_bytes=3_000_000),
+    Cell("ppo halved", "ppo", SHORT | {"micro_batch_tokens": 600}, device_bytes=2_500_000),
     Cell("rloo", "rloo", SHORT),
     Cell("grpo", "grpo", SHORT),
     Cell("distill", "distill", DISTILL | SHORT | {"sft_updates": 1}, after="ppo"),

@@ -2,4 +2,9 @@
 accelerator.
 """
 
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[3]))
+
 import tests.pretend.accelerator  # noqa: F401  # registers the device
