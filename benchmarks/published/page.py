@@ -35,7 +35,7 @@ def document(found: Sequence[Case], held_out: Sequence[Case]) -> str:
         "What was held out is the rates and the launch times. The formulas themselves were written "
         "and chosen with these rows in",
         "sight, and the fixed time of a loop's step comes from DeepSpeed-Chat's log, so that rows "
-        "have not been seen will be planned worse.",
+        "that have not been seen will be planned worse.",
         "Three things about rows were settled after their errors had been seen: the loss that "
         "torchtune had in September 2024 and the",
         "CUDA context of the Transformers page (without both, memory of training, tier A, is 13.0% "
