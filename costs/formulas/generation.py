@@ -15,7 +15,7 @@ def generation(
     sequences: float | None = None,
 ) -> list[tuple[str, Work, float, str]]:
     """(phase, work, seconds, bound) of prefill and decode for `batches` batches of `sequences`
-    prompts each on one device.
+    responses each on one device.
 
     The steps of a batch go on to its longest response; the work of a step counts the sequences that
     are still going, on average mean_response / response of them. A static cache of one sequence
@@ -24,7 +24,8 @@ def generation(
     work = setting.workload
     batches = work.steps * levers.accumulation if batches is None else batches
     sequences = 1.0 * levers.micro_batch if sequences is None else sequences
-    prefill = forward_pass(setting, shape, levers, sequences, max(1, work.prompt_tokens), sequences)
+    prompts = setting.prompts_of(sequences)
+    prefill = forward_pass(setting, shape, levers, prompts, max(1, work.prompt_tokens), prompts)
     going = sequences * work.response_mean / max(1, work.response_tokens)
     step = decode_step(
         setting, shape, levers, max(1.0, going), work.prompt_tokens + work.response_tokens / 2

@@ -95,7 +95,7 @@ def generating(
     copies = 2.0 if setting.engine.concatenates_cache else 1.0
     return {
         "kv_cache": cache * copies * levers.cache_bytes / b,
-        "activations": min(sequences * prompt, setting.engine.prefill_tokens)
+        "activations": min(setting.prompts_of(sequences) * prompt, setting.engine.prefill_tokens)
         * active
         * b
         / levers.tensor_parallel,

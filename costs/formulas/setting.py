@@ -203,6 +203,8 @@ class Rlhf:
     """Share of the updates that learn from the teacher's probabilities, not its responses alone."""
     batch: int = 1
     """Responses of one rollout, over all devices."""
+    group: int = 1
+    """Responses to the same prompt, which is read once for all of them."""
     rollout_batch: int = 1
     """Responses generated side by side on one device."""
     ppo_epochs: int = 1
@@ -257,6 +259,10 @@ class Setting:
     def accelerator_bytes(self) -> float:
         """Memory of one device, 0 on a CPU."""
         return 0.0 if self.hardware.is_cpu else self.hardware.memory_bytes
+
+    def prompts_of(self, sequences: float) -> float:
+        """Prompts that are read for so many responses side by side."""
+        return max(1.0, sequences / self.rlhf.group) if self.rlhf is not None else sequences
 
     @property
     def loss(self) -> Loss:

@@ -6,12 +6,17 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import pytest
 from safetensors.torch import load_file
 
+from benchmarks.gpu_report import planned_bytes
+from config import jsonl
 from config.errors import EXIT_DONE
+from config.methods.registry import SAMPLING_METHODS
+from config.records import UsageRow
 from tests.conftest import ROOT
 from tests.pretend.stages import BASES, CELLS
 from tests.training.support.processes import attempts, metric_rows, start
@@ -22,6 +27,8 @@ CLOCK = ("seconds", "runtime", "per_second")
 """In names of figures that differ between any two runs."""
 SHARES = ("fraction", "accuracy")
 """In names of shares of a few tokens or pairs: one at the threshold may fall on either side."""
+OF_ANOTHER_SIZE = ("ppo paged", "ppo paged adapted", "ppo halved", "ppo in pieces")
+"""Cells whose engine has a cache of its own, or that take smaller pieces than they were given."""
 HOOK = ROOT / "tests/pretend/hook"
 
 
@@ -131,3 +138,21 @@ def test_two_processes_give_what_one_gives(both: Both, tmp_path: Path) -> None:
         for name in ("score", "kl", "entropy", "policy_loss", "grad_norm"):
             assert math.isclose(ours[name], theirs[name], rel_tol=1e-4, abs_tol=1e-5), name
     assert_same_models(root, both.sim / "ppo", "ppo")
+
+
+def test_the_plan_has_the_memory_that_is_held(both: Both) -> None:
+    """For sequences as long as these were. A plan reads all prompts at once, where the rollout
+    reads those of like length together.
+    """
+    errors = {}
+    for cell in CELLS:
+        if cell.stage in SAMPLING_METHODS and cell.name not in OF_ANOTHER_SIZE:
+            root = both.sim / cell.name.replace(" ", "-")
+            rows = jsonl.read(root / "runs" / cell.stage / "usage.jsonl", UsageRow).rows
+            for phase, planned in planned_bytes(root, cell.stage, rows).items():
+                held = max(row.peak_bytes for row in rows if row.phase == phase)
+                errors[cell.name, phase] = planned / held - 1
+    assert len(errors) >= 40
+    assert median(map(abs, errors.values())) < 0.03, errors
+    assert min(errors.values()) > -0.05, errors
+    assert max(errors.values()) < 0.13, errors
