@@ -8,6 +8,7 @@ PrivateUse1 in Python; so tests use it in a process of its own.
 """
 
 import collections
+import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -226,6 +227,10 @@ def _attend(
         return _attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(
+            ~attn_mask, -torch.inf
+        )
     if enable_gqa:
         key, value = (each.repeat_interleave(query.shape[1] // key.shape[1], 1)
                       for each in (key, value))  # fmt: skip
@@ -250,3 +255,4 @@ torch.accelerator.get_memory_info = lambda: (Memory.total - Memory.live, Memory.
 Tensor.pin_memory = lambda self, *_: self
 torch.__future__.set_swap_module_params_on_conversion(True)  # as on CUDA, tied weights stay tied
 torch.autograd.set_multithreading_enabled(False)  # so that backward passes raise out of memory too
+os.environ["ACCELERATE_TORCH_DEVICE"] = "sim"  # where Transformers' trainers work

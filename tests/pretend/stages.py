@@ -2,6 +2,7 @@
 accelerator: `python -m tests.pretend.stages cpu|sim FOLDER`.
 """
 
+import gc
 import json
 import shutil
 import sys
@@ -106,6 +107,7 @@ def main(folder: Path, waits: Counter[str], memory: Any) -> None:
         write(settings(cell), root / "params.yaml")
         if cell.after:
             shutil.copytree(folder / cell.after / "models" / "ppo", root / "models" / "ppo")
+        gc.collect()  # a trainer of the cell before lives in cycles
         waits.clear()
         memory.total = cell.device_bytes
         if cell.stops:

@@ -154,15 +154,16 @@ def _forward(
     model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **_: Any
 ) -> LabelLogprobs:
     """Log-probs of `labels` [2B, L], whose sequences are padded on the right."""
-    half = len(input_ids) // 2
-    order = [at for b in range(half) for at in (b, half + b)]
+    in_pairs_B = torch.arange(len(input_ids)).view(2, -1).T.flatten()
+    order, back = (
+        each.to(input_ids.device, non_blocking=True) for each in (in_pairs_B, in_pairs_B.argsort())
+    )
     ids_BL, said_BL = input_ids[order], labels[order] != IGNORED
     lengths = attention_mask[order].sum(dim=1).tolist()
     rows = [ids[:n] for ids, n in zip(ids_BL.tolist(), lengths, strict=True)]
     pairs = list(zip(rows[0::2], rows[1::2], strict=True))
     found = _pair_logprobs(model, pairs, ids_BL, said_BL)
     said_BT = said_BL[:, 1:]
-    back = torch.tensor(order).argsort().to(input_ids.device)
     log_probs, entropy = (
         each.new_zeros(said_BT.shape).masked_scatter(said_BT, each)[back] for each in found
     )
