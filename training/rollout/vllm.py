@@ -1,8 +1,9 @@
 """Sampling responses: the `vllm` engine, a vLLM server beside this process, on the same device.
 
-It runs in an environment of its own, which RLHF_VLLM names (its command `vllm`), and answers on the
-loopback alone. Before each rollout it reads the policy's weights from a file; then training and
-vLLM score the same prompts, and where vLLM has fallen behind the rollout is refused.
+It runs in an environment of its own, which RLHF_VLLM names (its command `vllm`), and answers on a
+socket in a folder that only this user enters. Before each rollout it reads the policy's weights
+from a file; then training and vLLM score the same prompts, and where vLLM has fallen behind the
+rollout is refused.
 
 Its numbers are not those of training, so training scores the responses again (recompute_logprobs)
 and weighs each token (training/rl/ppo_math.py, importance_weights).
@@ -11,16 +12,16 @@ Shapes: B responses, T response tokens.
 """
 
 import atexit
+import http.client
 import json
 import os
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,7 +34,6 @@ from transformers import PreTrainedModel
 
 from config.child import BOUND
 from config.errors import EnvironmentFault
-from config.ports import free_port
 from training.modeling.adapters import AdapterView
 from training.modeling.logprobs import output_weight, product_dtype
 from training.modeling.sequences import sequence_logprobs
@@ -115,11 +115,11 @@ class Server:
         dtype = product_dtype(output_weight(model))
         model.config.save_pretrained(self._folder)
         self._write(model, self._folder / "model.safetensors")
-        self._address = f"http://127.0.0.1:{free_port()}"
+        self._socket = self._folder / "socket"
         environment = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": "", "PYTHONSAFEPATH": "1"}
         command = [
             *BOUND, str(Path(vllm).resolve().with_name("python")), str(PROGRAM), "serve",
-            str(self._folder), "--host", "127.0.0.1", "--port", self._address.rpartition(":")[2],
+            str(self._folder), "--uds", str(self._socket),
             "--served-model-name", "policy", "--dtype", str(dtype).removeprefix("torch."),
             "--skip-tokenizer-init", "--enable-scale-out", "--max-num-seqs", str(batch_size),
             "--max-model-len", str(model.config.max_position_embeddings),
@@ -141,10 +141,11 @@ class Server:
         began = time.monotonic()
         while time.monotonic() - began < START_SECONDS and self._process.poll() is None:
             try:
-                with _opener().open(f"{self._address}/health", timeout=5):
-                    return
+                self._request("GET", "/health", {})
             except OSError:
                 time.sleep(0.1)
+            else:
+                return
         lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         said = next((line for line in reversed(lines) if "Error" in line), "it said nothing")
         raise EnvironmentFault(
@@ -223,23 +224,22 @@ class Server:
             return list(pool.map(one, requests))
 
     def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        request = urllib.request.Request(
-            self._address + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
         try:
-            with _opener().open(request, timeout=ANSWER_SECONDS) as response:
-                answer: dict[str, Any] = json.load(response)
-        except urllib.error.HTTPError as error:
-            raise EnvironmentFault(
-                f"vLLM refuses {path}: {error.read().decode(errors='replace')[:200]}"
-            ) from error
+            status, content = self._request("POST", path, body)
         except OSError as error:
             raise EnvironmentFault(f"vLLM ended during a rollout: {error}") from error
+        if status != http.HTTPStatus.OK:
+            raise EnvironmentFault(f"vLLM refuses {path}: {content.decode(errors='replace')[:200]}")
+        answer: dict[str, Any] = json.loads(content)
         return answer
 
-
-def _opener() -> urllib.request.OpenerDirector:
-    return urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    def _request(self, method: str, path: str, body: Mapping[str, Any]) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("localhost", timeout=ANSWER_SECONDS)
+        with socket.socket(socket.AF_UNIX) as connection.sock:
+            connection.sock.connect(str(self._socket))
+            connection.request(method, path, json.dumps(body), {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            return response.status, response.read()
 
 
 _server: Server | None = None
