@@ -256,12 +256,13 @@ def _asked(
     """The params to plan, for which device, and notes about them. Warns where all is guessed."""
     enter_project()
     from config.load import load_partly
-    from costs.planning.target import target
+    from costs.planning.target import doubted_price, target
 
     params, notes = load_partly(file, assignments, tuple(stages))
     aim = target(params, hardware, gpus, usd_per_gpu_hour, Path())
-    for line in _is_guessed(params, hardware):
-        typer.echo(line, err=True)
+    for line in (*_is_guessed(params, hardware), doubted_price(aim)):
+        if line is not None:
+            typer.echo(line, err=True)
     return params, aim, notes
 
 

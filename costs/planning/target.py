@@ -102,6 +102,33 @@ def target(
     return Target(device, price(device.name), gpus, root=root)
 
 
+UNLIKELY = 2.0
+"""A price is doubted that is this many times beyond the catalogue's range."""
+
+
+def doubted_price(aim: Target) -> str | None:
+    """A warning where the price of an accelerator is far from what it is offered for."""
+    device, paid = aim.hardware, aim.price.expected
+    if device.is_cpu:
+        return None
+    try:
+        known = price(device.name)
+    except CostError:
+        return None
+    listed = f"{device.name} is offered for {known.low:g} to {known.high:g} USD an hour"
+    if paid > UNLIKELY * known.high:
+        return (
+            f"{paid:g} USD per device-hour: {listed}. If that is an instance's price, divide it by "
+            "its devices."
+        )
+    if paid < known.low / UNLIKELY:
+        return (
+            f"{paid:g} USD per device-hour: {listed}. A spot instance may end at any time: runs go "
+            "on from their checkpoints, and what is done twice is not planned."
+        )
+    return None
+
+
 def this_device(root: Path) -> Hardware:
     """This machine, as `rlhf calibrate` measured it if it did."""
     return this_machine(root) or unmeasured(bf16_instructions())

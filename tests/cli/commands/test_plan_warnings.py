@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 import yaml
 from typer.testing import CliRunner
 
@@ -41,3 +42,22 @@ def test_a_measured_machine_is_not_warned_of(project: Path) -> None:
     measured = yaml.safe_dump(machine().model_dump(mode="json"))
     (project / MACHINE_FILE).write_text(measured)
     assert warned() == []
+
+
+@pytest.mark.parametrize(
+    ("usd", "said"),
+    [
+        (32.77, "If that is an instance's price, divide it by its devices."),
+        (0.7, "A spot instance may end at any time"),
+        (2.5, None),
+    ],
+)
+@pytest.mark.usefixtures("project")
+def test_a_price_far_from_the_catalogues_is_doubted(usd: float, said: str | None) -> None:
+    found = warned("--hardware", "h100", "--usd-per-gpu-hour", str(usd))
+    if said is None:
+        assert found == []
+    else:
+        (line,) = found
+        assert line.startswith(f"{usd} USD per device-hour: h100-sxm is offered for 1.99 to 5 USD")
+        assert said in line
