@@ -499,6 +499,7 @@ def test_sigterm_answers_what_is_at_work_and_ends_the_engine(
         assert reply.result(60).status_code == 200
     # another SIGTERM would come when its handler is gone and Python is ending
     assert served.process.wait(60) == 0
+    served.end()
     assert not engine.is_running()
 
 
