@@ -246,9 +246,9 @@ def figures(folder: Path, stage: str) -> tuple[int, dict[str, dict[str, float]],
             phase["tokens"] += row.tokens
             phase["peak_bytes"] = max(phase["peak_bytes"], row.peak_bytes)
     if stage in RECORDS and max((row.world_size for row in usage), default=1) == 1:
-        for name, held in planned_bytes(folder, stage, usage).items():
+        for name, planned in planned_bytes(folder, stage, usage).items():
             if name in phases:
-                phases[name]["planned_bytes"] = held
+                phases[name]["planned_bytes"] = planned
     return (
         max((row.peak_bytes for row in usage), default=0),
         phases,
@@ -269,12 +269,12 @@ def planned_bytes(folder: Path, stage: str, usage: Sequence[UsageRow]) -> dict[s
             mean_response_tokens=max(1.0, mean - work.prompt_tokens),
         )  # fmt: skip
         setting = replace(setting, workload=longer)
-    found: dict[str, float] = {}
+    peaks: dict[str, float] = {}
     for moment in moments(setting):
-        held = sum(size for parts in moment.roles.values() for size in parts.values())
+        total = sum(size for parts in moment.roles.values() for size in parts.values())
         phase = moment.phase.partition(":")[0]
-        found[phase] = max(found.get(phase, 0.0), held)
-    return found
+        peaks[phase] = max(peaks.get(phase, 0.0), total)
+    return peaks
 
 
 def save_base(prepared: Path, shape: str, folder: Path) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import re
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from typing import ClassVar
 
 import aiohttp
 
-from config.child import BOUND
+from config.child import BOUND, vllm_command
 from config.errors import EnvironmentFault, ModelError
 from config.ports import free_port
 from config.workspace.exported import gguf_path, read_exported
@@ -26,8 +25,6 @@ from serving.settings import QUEUE, EngineName, Settings
 
 STOP_SECONDS = 5.0
 POLL_SECONDS = 0.05
-VLLM_VARIABLE = "RLHF_VLLM"
-"""Path of the command vllm in another environment."""
 
 
 class EngineGone(Exception):
@@ -160,14 +157,9 @@ class Vllm(Engine):
     start_seconds = 900.0
 
     def command(self, port: int) -> Sequence[str]:
-        vllm = os.environ.get(VLLM_VARIABLE) or shutil.which("vllm")
-        if vllm is None or shutil.which(vllm) is None:
-            raise EnvironmentFault(
-                f"--engine vllm finds no command vllm ({vllm or 'not on the PATH'}). Install it in "
-                f"an environment of its own and name it: {VLLM_VARIABLE}=/path/to/bin/vllm."
-            )
         return [
-            vllm, "serve", str(self.folder.resolve()), "--host", "127.0.0.1", "--port", str(port),
+            vllm_command("--engine vllm"), "serve", str(self.folder.resolve()),
+            "--host", "127.0.0.1", "--port", str(port),
             "--served-model-name", self.name, "--max-num-seqs", str(self.settings.slots),
             "--max-model-len", str(self.export.context_length), *self.settings.arguments,
         ]  # fmt: skip

@@ -99,6 +99,7 @@ def plan(
     from costs.planning.accuracy import with_errors
 
     params, aim, notes = _asked(file, assignments, stage, hardware, gpus, usd_per_gpu_hour)
+    _warn(params, aim, hardware)
     past = read_history(Path())
     note = skipped_note(past.skipped)
     made = _made(params, aim, stage, retrain)
@@ -129,11 +130,12 @@ def compare(
     from costs.planning.compare import compare as differences
     from costs.planning.compare import markdown as as_markdown
 
-    plans = [
-        _made(*_asked(each, assignments, stage, hardware, gpus, usd_per_gpu_hour)[:2], stage,
-              retrain)
-        for each in (file, other)
-    ]  # fmt: skip
+    plans = []
+    for each in (file, other):
+        params, aim, _ = _asked(each, assignments, stage, hardware, gpus, usd_per_gpu_hour)
+        if each is file:
+            _warn(params, aim, hardware)
+        plans.append(_made(params, aim, stage, retrain))
     rows = differences(*plans)
     if markdown:
         typer.echo(as_markdown(rows, file.name, other.name), nl=False)
@@ -179,6 +181,7 @@ def optimise(
     from costs.planning.search import Limits, cheapest, within_total
 
     params, aim, _ = _asked(file, assignments, stage, hardware, gpus, usd_per_gpu_hour)
+    _warn(params, aim, hardware)
     best = cheapest(params, aim, tuple(stage) or params.stages, goal, adapters)  # type: ignore[arg-type]
     within_total(list(best.found.values()), Limits(max_usd, max_hours))
     write(best.params, out)
@@ -209,6 +212,7 @@ def explain(
     from costs.planning.explain import explain_params
 
     params, aim, _ = _asked(file, assignments, stage, hardware, gpus, usd_per_gpu_hour)
+    _warn(params, aim, hardware)
     _show_trail(explain_params(params, aim, tuple(stage) or params.stages, part), as_json)
 
 
@@ -253,17 +257,22 @@ def _asked(
     gpus: int | None,
     usd_per_gpu_hour: float | None,
 ) -> tuple["Params", "Target", tuple[str, ...]]:
-    """The params to plan, for which device, and notes about them. Warns where all is guessed."""
+    """The params to plan, for which device, and notes about them."""
     enter_project()
     from config.load import load_partly
-    from costs.planning.target import doubted_price, target
+    from costs.planning.target import target
 
     params, notes = load_partly(file, assignments, tuple(stages))
-    aim = target(params, hardware, gpus, usd_per_gpu_hour, Path())
+    return params, target(params, hardware, gpus, usd_per_gpu_hour, Path()), notes
+
+
+def _warn(params: "Params", aim: "Target", hardware: str | None) -> None:
+    """Say before the figures what makes them doubtful."""
+    from costs.planning.target import doubted_price
+
     for line in (*_is_guessed(params, hardware), doubted_price(aim)):
         if line is not None:
             typer.echo(line, err=True)
-    return params, aim, notes
 
 
 def _made(params: "Params", aim: "Target", stages: list[str], of_cycle: bool) -> "Plan":

@@ -95,7 +95,7 @@ LOSSES = {
             chunk_per_byte=1 / BYTES_PER_CHUNK_LOGIT,
             recomputes=True,
         ),
-        # the same in small chunks on every device: Liger, and TRL's fused head before 1.16
+        # much the same in chunks of that size on any device: TRL's fused head, Liger
         Loss("liger", kept=0, chunked=14, chunk_logits=2**22, recomputes=True),
         # TRL 1.16's fused head, of SFT and DPO: tiles of 4,096 tokens by 32,768 entries in the
         # compute type. Without Triton the backward pass over a tile is written in torch: tile, y,

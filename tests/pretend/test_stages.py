@@ -135,7 +135,7 @@ def test_two_processes_give_what_one_gives(both: Both, tmp_path: Path) -> None:
     root = tmp_path / "ppo"
     subprocess.run(["cp", "-r", both.sim / "whole", root], check=True)
     (root / "params.yaml").write_bytes((both.sim / "ppo/params.yaml").read_bytes())
-    process = start(root, "ppo", 2, PYTHONPATH=f"{HOOK}")
+    process = start(root, "ppo", 2, PYTHONPATH=str(HOOK))
     said = process.communicate(timeout=120)[1]
     assert process.returncode == EXIT_DONE, said
     for ours, theirs in zip(figures(root, "ppo"), figures(both.sim / "ppo", "ppo"), strict=True):

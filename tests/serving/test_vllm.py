@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from serving.engines import VLLM_VARIABLE
+from config.child import VLLM_VARIABLE
 from tests.serving.fronts import Served, made_export
 from tests.training.support import tiny
 

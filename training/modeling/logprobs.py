@@ -3,6 +3,7 @@
 Shapes: N tokens, D model width, V vocabulary.
 """
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -126,4 +127,10 @@ def logits_at_once(device: torch.device) -> int:
     """Logits of a chunk on this device."""
     if device.type == "cpu":
         return CHUNK_LOGITS
-    return max(CHUNK_LOGITS, torch.accelerator.get_memory_info()[1] // BYTES_PER_CHUNK_LOGIT)
+    return max(CHUNK_LOGITS, _accelerator_bytes() // BYTES_PER_CHUNK_LOGIT)
+
+
+@cache
+def _accelerator_bytes() -> int:
+    """Memory of this process's accelerator: asked once, as every micro-batch needs it."""
+    return torch.accelerator.get_memory_info()[1]

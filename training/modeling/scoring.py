@@ -35,12 +35,12 @@ def raw_scores(
 ) -> Tensor:
     """Head outputs before normalisation, [B] in fp32."""
     batches = token_budget_batches([len(ids) for ids in sequences], budget_tokens)
-    found = []
+    scores = []
     for batch in batches:
         packed = pack([sequences[i] for i in batch])
         last_B = packed.start_B + torch.tensor([len(sequences[i]) for i in batch]) - 1
-        found.append(reward_model.score(packed_hidden(reward_model, packed, last_B)).squeeze(-1))
-    return _in_order(batches, found, torch.empty(len(sequences)))
+        scores.append(reward_model.score(packed_hidden(reward_model, packed, last_B)).squeeze(-1))
+    return _in_order(batches, scores, torch.empty(len(sequences)))
 
 
 @torch.no_grad()
@@ -49,16 +49,16 @@ def raw_pair_scores(
 ) -> Tensor:
     """Head outputs for both sequences of each pair, before normalisation, [B, 2] in fp32."""
     batches = token_budget_batches([len(a) + len(b) for a, b in pairs], budget_tokens)
-    found = [pair_scores(reward_model, [pairs[i] for i in batch]) for batch in batches]
-    return _in_order(batches, found, torch.empty(len(pairs), 2))
+    scores = [pair_scores(reward_model, [pairs[i] for i in batch]) for batch in batches]
+    return _in_order(batches, scores, torch.empty(len(pairs), 2))
 
 
-def _in_order(batches: Sequence[list[int]], found: Sequence[Tensor], empty: Tensor) -> Tensor:
-    """Results of batches in the order of their rows, put into `empty`; only now is an accelerator
+def _in_order(batches: Sequence[list[int]], scores: Sequence[Tensor], empty: Tensor) -> Tensor:
+    """Scores of batches in the order of their rows, put into `empty`; only now is an accelerator
     waited for.
     """
-    if found:
-        empty[[i for batch in batches for i in batch]] = torch.cat(list(found)).cpu()
+    if scores:
+        empty[[i for batch in batches for i in batch]] = torch.cat(list(scores)).cpu()
     return empty
 
 

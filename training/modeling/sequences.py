@@ -60,13 +60,13 @@ def per_response(
     and returns [N].
     """
     batches = token_budget_batches([len(ids) for ids in sequences], budget_tokens)
-    found = [
+    results = [
         of_rows([sequences[i] for i in batch], [prompt_lengths[i] for i in batch])
         for batch in batches
     ]
     order = [i for batch in batches for i in batch]
     lengths = [len(sequences[i]) - prompt_lengths[i] for i in order]
-    parts = torch.cat(found).cpu().split(lengths) if found else ()
+    parts = torch.cat(results).cpu().split(lengths) if results else ()
     by_row = dict(zip(order, parts, strict=True))
     return [by_row[i] for i in range(len(sequences))]
 

@@ -109,15 +109,15 @@ class Learner:
             sharding.clip_gradients(group["params"], max_grad_norm)
             for group in self.optimizer.param_groups
         ]
-        found: list[float] = torch.stack(norms).tolist()
-        is_finite = all(map(math.isfinite, found))
+        sizes: list[float] = torch.stack(norms).tolist()
+        is_finite = all(map(math.isfinite, sizes))
         if is_finite or self.scaler.is_enabled():
             self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         if not is_finite and self.scaler.is_enabled() and self.scaler.get_scale() >= MIN_LOSS_SCALE:
             return 0.0
-        return found[0] if math.isfinite(found[-1]) else found[-1]
+        return sizes[0] if math.isfinite(sizes[-1]) else sizes[-1]
 
 
 def _module(role: Role | nn.Linear) -> nn.Module:

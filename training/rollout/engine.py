@@ -3,8 +3,10 @@
 static  training/rollout/static.py: a batch that shrinks as responses end.
 paged   training/rollout/paged.py: Transformers' continuous batching, which refills the batch as
         responses end.
+vllm    training/rollout/vllm.py: a vLLM server beside this process.
 
-All engines draw with the same random numbers, so they give the same responses up to rounding.
+The first two draw with the same random numbers, so they give the same responses up to rounding;
+vLLM draws with its own, from a seed for each response.
 
 Shapes: B responses, T response tokens, V vocabulary.
 """

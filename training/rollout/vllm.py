@@ -32,14 +32,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from config.child import BOUND
+from config.child import BOUND, vllm_command
 from config.errors import EnvironmentFault
 from training.modeling.adapters import AdapterView
 from training.modeling.logprobs import output_weight, product_dtype
 from training.modeling.sequences import sequence_logprobs
 from training.rollout.engine import Limits, Rollout
 
-VLLM_VARIABLE = "RLHF_VLLM"
 ARGUMENTS_VARIABLE = "RLHF_VLLM_ARGUMENTS"
 """Further arguments of `vllm serve`, such as `--gpu-memory-utilization 0.4`."""
 PROGRAM = Path(__file__).with_name("vllm_server.py")
@@ -85,11 +84,11 @@ def generate(
         "stop_token_ids": [limits.eos], "temperature": temperature if noise_BT is not None else 0.0,
     }  # fmt: skip
     seeds = [0] * len(prompts) if noise_BT is None else (noise_BT[:, 0] * 2**24).long().tolist()
-    found = _server.ask(
+    answers = _server.ask(
         [(list(prompt), {**asked, "seed": seed})
          for prompt, seed in zip(prompts, seeds, strict=True)]
     )  # fmt: skip
-    choices = [answer["choices"][0] for answer in found]
+    choices = [answer["choices"][0] for answer in answers]
     logprobs = [
         torch.tensor([token["logprob"] for token in choice["logprobs"]["content"]])
         for choice in choices
@@ -101,13 +100,7 @@ class Server:
     """A vLLM process with the policy's weights. It ends with this process."""
 
     def __init__(self, model: PreTrainedModel, batch_size: int, limits: Limits) -> None:
-        vllm = os.environ.get(VLLM_VARIABLE) or shutil.which("vllm")
-        if vllm is None or shutil.which(vllm) is None:
-            raise EnvironmentFault(
-                f"rollout_engine: vllm finds no command vllm ({vllm or 'not on the PATH'}). "
-                "Install it in an environment of its own and name it: "
-                f"{VLLM_VARIABLE}=/path/to/bin/vllm."
-            )
+        vllm = vllm_command("rollout_engine: vllm")
         self._folder = Path(tempfile.mkdtemp(prefix="rlhf-vllm-"))
         self._parallel = batch_size
         self._compared: list[list[int]] = []

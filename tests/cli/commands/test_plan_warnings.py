@@ -44,6 +44,13 @@ def test_a_measured_machine_is_not_warned_of(project: Path) -> None:
     assert warned() == []
 
 
+@pytest.mark.usefixtures("project")
+def test_a_comparison_says_once_that_rates_are_not_measured() -> None:
+    words = ["plan", "compare", str(ROOT / "recipes" / "demo.yaml"), "--json"]
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert done.stderr.count("rlhf calibrate does that") == 1
+
+
 @pytest.mark.parametrize(
     ("usd", "said"),
     [

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
+from config.child import VLLM_VARIABLE
 from config.errors import EnvironmentFault, ParamsError
 from tests.training.support.tiny import params, policy, prompts
 from training.modeling.sequences import sequence_logprobs
@@ -18,12 +19,12 @@ from training.rollout.engine import Limits, Rollout, sampling_noise
 
 LIMITS = Limits(12, 2, 0)
 real = pytest.mark.skipif(
-    shutil.which(os.environ.get(vllm.VLLM_VARIABLE, "")) is None, reason="RLHF_VLLM names no vLLM"
+    shutil.which(os.environ.get(VLLM_VARIABLE, "")) is None, reason="RLHF_VLLM names no vLLM"
 )
 
 
 def test_without_vllm_the_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(vllm.VLLM_VARIABLE, "/nowhere/vllm")
+    monkeypatch.setenv(VLLM_VARIABLE, "/nowhere/vllm")
     with pytest.raises(
         EnvironmentFault, match=r"no command vllm \(/nowhere/vllm\)\. Install it in"
     ):
