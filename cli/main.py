@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from cli.commands.bench import bench
+from cli.commands.calibrate import calibrate
 from cli.commands.chat import chat
 from cli.commands.compare import compare
 from cli.commands.data import app as data_app
@@ -145,14 +146,7 @@ app.command("label-import")(label_import)
 app.add_typer(data_app, name="data")
 
 
-@app.command()
-def calibrate(as_json: AsJson = False) -> None:
-    """Measure this machine in two minutes, training and serving; rlhf plan then plans with its
-    own rates.
-    """
-    from cli.commands.calibrate import calibrate as measure
-
-    measure(as_json)
+app.command()(calibrate)
 
 
 UP_HERE = {

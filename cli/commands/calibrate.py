@@ -1,66 +1,55 @@
-"""`rlhf calibrate`: measure this machine in a separate process and print the rates."""
+"""`rlhf calibrate`: time the stages of a recipe and serving on this machine."""
 
 import json
-import subprocess
 import sys
+import textwrap
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
-from cli.project import project_root
-from config.errors import EnvironmentFault
+from cli.commands.levers import AsJson, Overrides, Recipe, until_stopped
+from cli.project import chosen_params, project_root
 from config.workspace.machine import MACHINE_FILE, SERVING_FILE
 
+if TYPE_CHECKING:
+    from config.workspace.machine import Machine
 
-def calibrate(as_json: bool) -> None:
-    """Write .rlhf/hardware.yaml and .rlhf/serving.yaml, which `rlhf plan` then uses.
 
-    Raises EnvironmentFault if the measurement fails; earlier files are kept.
+def calibrate(recipe: Recipe = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Run a few steps of every stage of a recipe here, and serve three small models: rlhf plan then
+    plans with the pace of this machine. Two minutes for the demo.
     """
     root = project_root()
-    command = [sys.executable, "-m", "training.calibrate.machine", "--out", str(MACHINE_FILE)]
-    code = subprocess.run(command, cwd=root, stdout=sys.stderr, check=False).returncode
-    if code < 0 or code == 130:
-        raise EnvironmentFault(
-            f"the measurement was stopped; {MACHINE_FILE} is unchanged. Run rlhf calibrate again."
-        )
-    if code:
-        raise EnvironmentFault(
-            f"the measurement failed with exit code {code}, the line above says why; "
-            f"{MACHINE_FILE} is unchanged. Try rlhf doctor."
-        )
+    params = chosen_params(root, recipe, overrides or [])
+    from tasks.levers.calibrate import calibrate as timed
     from tasks.serving.calibrate import calibrate_serving
 
-    calibrate_serving(root, lambda line: print(line, file=sys.stderr, flush=True))
-    show(root, as_json)
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    found = until_stopped(lambda stop: timed(root, params, say, stop))
+    calibrate_serving(root, say)
+    show(root, found, as_json)
 
 
-def show(root: Path, as_json: bool) -> None:
-    """The rates that matter most, or the full record."""
+def show(root: Path, found: "Machine", as_json: bool) -> None:
+    """The rates and paces, or the full record."""
+    if as_json:
+        record = found.model_dump(mode="json") | {"file": str(MACHINE_FILE)}
+        typer.echo(json.dumps(record, indent=2))
+        return
     from costs.planning.machine import this_machine
 
-    found = this_machine(root)
-    assert found is not None
-    if found.measured is None:  # an accelerator is planned by a roofline of its best rates
-        record: dict[str, object] = {
-            "name": found.name,
-            "peak_flops_per_second": dict(found.peak_flops_per_second),
-        }
-    else:
-        record = found.measured.machine.model_dump(mode="json")
-    if as_json:
-        typer.echo(json.dumps(record | {"file": str(MACHINE_FILE)}, indent=2))
-        return
-    best = max(rate for _, rate in found.peak_flops_per_second)
-    typer.echo(f"{found.name}: {found.source}")
+    device = this_machine(root)
+    assert device is not None
+    typer.echo(f"{device.name}: {device.source}")
     typer.echo(f"memory      {found.usable_bytes / 2**30:.1f} GiB")
-    typer.echo(f"products    up to {best / 1e9:.0f} GFLOP/s")
-    typer.echo(f"bandwidth   {found.bandwidth_bytes_per_second / 1e9:.1f} GB/s beyond the caches")
-    if found.measured is not None:
-        machine = found.measured.machine
-        typer.echo(f"launches    {found.measured.forward_op_seconds * 1e6:.1f} us an operation")
-        typer.echo(
-            f"processes   {machine.stages['sft'].start_seconds:.1f} s to start a Trainer's stage, "
-            f"{machine.stages['ppo'].start_seconds:.1f} s another"
-        )
-    typer.echo(f"written: {MACHINE_FILE}, {SERVING_FILE}; rlhf plan uses them from now on")
+    typer.echo(f"products    up to {max(found.flops_per_second.values()) / 1e9:.0f} GFLOP/s")
+    typer.echo(f"bandwidth   {found.bytes_per_second / 1e9:.1f} GB/s beyond the caches")
+    typer.echo("stage       start  phases, as times of what the formulas say")
+    for each in found.stages:
+        paces = ", ".join(f"{name} {pace:.2g}" for name, pace in each.paces.items())
+        line = f"{each.stage:<10} {each.start_seconds:4.1f} s  {paces}"
+        typer.echo(textwrap.fill(line, 80, subsequent_indent=" " * 19))
+    typer.echo(f"written: {MACHINE_FILE}, {SERVING_FILE}; rlhf plan uses both")

@@ -52,7 +52,7 @@ def levers(
     from tasks.levers.publish import publish
     from tasks.levers.study import Study
 
-    found = _until_stopped(lambda stop: Study(root, params, seeds, only or [], stop).run())
+    found = until_stopped(lambda stop: Study(root, params, seeds, only or [], stop).run())
     page = publish(root, params, found)
     _show(found, as_json, lambda: levers_view(found), page)
 
@@ -82,11 +82,11 @@ def scale(
     from reporting.levers_page import write_levers_page
     from tasks.levers.scale import Measuring
 
-    found = _until_stopped(lambda stop: Measuring(root, params, quick, only or [], stop).run())
+    found = until_stopped(lambda stop: Measuring(root, params, quick, only or [], stop).run())
     _show(found, as_json, lambda: scale_view(found), write_levers_page(root))
 
 
-def _until_stopped(work: Callable[["StopRequest"], T]) -> T:
+def until_stopped(work: Callable[["StopRequest"], T]) -> T:
     from config.errors import StageStopped
     from tasks.run.stop import on_signals
 

@@ -229,16 +229,13 @@ def _phase_lines(phase: "PhaseReason") -> list[object]:
         table.add_row(
             each.name,
             quantity(each.amount, each.unit),
-            "-" if each.seconds is None else duration(each.seconds),
+            duration(each.seconds),
             each.formula,
         )
-    measured = all(each.seconds is None for each in phase.resources)
     how = (
-        "  Its time comes from rates measured on this machine (.rlhf/hardware.yaml)."
-        if measured
-        else "  A pass takes the longer of the device (products or reading weights,\n"
-        "  attention, traffic) and launching; then unpacking, host memory, and what\n"
-        "  computation does not hide of collectives."
+        "  A pass takes the longer of the device (products or reading weights,\n"
+        "  attention, traffic) and launching, on a CPU their sum; then unpacking, host\n"
+        "  memory, and what computation does not hide of collectives."
     )
     return [*lines, "", table, "", how]
 

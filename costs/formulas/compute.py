@@ -1,8 +1,7 @@
-"""Work of a step or pass on a device: counts, and seconds if this machine is calibrated."""
+"""Work of a step or pass on a device."""
 
 from typing import NamedTuple
 
-from costs.formulas.calibrated import calibrated_decode, calibrated_pass
 from costs.formulas.counts import (
     dequantised_bytes,
     experts_read,
@@ -50,10 +49,6 @@ class Work(NamedTuple):
     messages: float = 0.0
     paged_bytes: float = 0.0
     """Bytes between host and device memory."""
-    calibrated_seconds: float = 0.0
-    """Seconds of all of the above except communication, at this machine's measured rates; 0 without
-    them.
-    """
 
     def __add__(self, other: object) -> "Work":
         if not isinstance(other, Work):
@@ -129,9 +124,6 @@ def micro_step(
         + (4 * shape.layers * total * shape.width * levers.dtype_bytes if tp > 1 else 0.0),
         messages=messages,
         paged_bytes=micro_paged_bytes(setting, shape, levers),
-        calibrated_seconds=calibrated_pass(
-            setting, shape, levers, sequences, tokens, total * loss_tokens, training=True
-        ),
     )
 
 
@@ -225,9 +217,6 @@ def optimizer_step(setting: Setting, shape: ModelShape, levers: Levers) -> Work:
         operations=20.0,
         messages=messages,
         paged_bytes=paged_bytes(setting, shape, levers),
-        calibrated_seconds=setting.hardware.measured.optimizer_seconds(trained)
-        if setting.hardware.measured
-        else 0.0,
     )
 
 
@@ -303,9 +292,6 @@ def forward_pass(
         operations=launched(setting, shape, levers, backward=False),
         communicated_bytes=gathered
         + (2 * shape.layers * total * shape.width * levers.dtype_bytes if tp > 1 else 0.0),
-        calibrated_seconds=calibrated_pass(
-            setting, shape, levers, sequences, tokens, vocabulary_tokens, training=False
-        ),
     )
 
 
@@ -343,5 +329,4 @@ def decode_step(
         operations=launched(setting, shape, levers, backward=False),
         communicated_bytes=2 * shape.layers * sequences * shape.width * b if tp > 1 else 0.0,
         messages=2.0 * shape.layers if tp > 1 else 0.0,
-        calibrated_seconds=calibrated_decode(setting, shape, levers, sequences, context),
     )

@@ -26,17 +26,16 @@ def generation(
     sequences = 1.0 * levers.micro_batch if sequences is None else sequences
     prompts = setting.prompts_of(sequences)
     prefill = forward_pass(setting, shape, levers, prompts, max(1, work.prompt_tokens), prompts)
-    going = sequences * work.response_mean / max(1, work.response_tokens)
-    step = decode_step(
-        setting, shape, levers, max(1.0, going), work.prompt_tokens + work.response_tokens / 2
-    )
+    steps = work.decoded_tokens or 1.0 * work.response_tokens
+    going = sequences * work.response_mean / max(1.0, steps)
+    step = decode_step(setting, shape, levers, max(1.0, going), work.prompt_tokens + steps / 2)
     first, each = duration(prefill, setting), decode_duration(step, setting)
     return [
         ("prefill", prefill.times(batches), first.seconds * batches, first.bound),
         (
             "decode",
-            step.times(batches * work.response_tokens),
-            each.seconds * batches * work.response_tokens,
+            step.times(batches * steps),
+            each.seconds * batches * steps,
             each.bound,
         ),
     ]

@@ -58,14 +58,6 @@ def value_levers(setting: Setting) -> Levers:
 # ---------------------------------------------------------------- time
 
 
-OUTSIDE_A_MODULE = 0.35
-"""Time of an operation between plain tensors over that of one in a model, with its modules around
-it: measured for 24 to 192 positions.
-"""
-AROUND_THE_LOOP = 330.0
-"""Launches of one-time work: padding, rewards, whitening."""
-
-
 def ppo_phases(setting: Setting) -> list[PhaseRow]:
     """(phase, work, seconds, bound) of rollout, score, reference, value, advantage and update over
     all updates, on one device.
@@ -176,13 +168,11 @@ def _advantage(setting: Setting, sequences: float) -> PhaseRow:
     """Rewards and GAE: a backward loop over response positions, a dozen small operations each
     (training/rl/ppo_math.py).
     """
-    work, own = setting.workload, setting.hardware.measured
-    operations = 13.0 * work.response_tokens
-    launched = OUTSIDE_A_MODULE * operations + AROUND_THE_LOOP
+    work = setting.workload
     once = Work(
-        bytes_moved=sequences * work.response_tokens * 4 * 20, operations=operations,
-        calibrated_seconds=own.launch_seconds(launched, training=False) if own else 0.0,
-    )  # fmt: skip
+        bytes_moved=sequences * work.response_tokens * 4 * 20,
+        operations=13.0 * work.response_tokens,
+    )
     seconds = duration(once, setting)
     return ("advantage", once.times(work.steps), seconds.seconds * work.steps, seconds.bound)
 

@@ -38,13 +38,8 @@ TRAINER_STAGES = ("sft", "pretrain", "reward", "dpo")
 
 
 def imports_bytes(setting: Setting) -> float:
-    """Resident set of a stage's process after its imports, as this machine measured it where it
-    did.
-    """
-    trainer, own = setting.stage in TRAINER_STAGES, setting.hardware.measured
-    if own is not None:
-        return 1.0 * own.machine.stages["sft" if trainer else "ppo"].after_imports_bytes
-    return TRAINER_IMPORTS_BYTES if trainer else IMPORTS_BYTES
+    """Resident set of a stage's process after its imports."""
+    return TRAINER_IMPORTS_BYTES if setting.stage in TRAINER_STAGES else IMPORTS_BYTES
 
 
 def with_process(setting: Setting, moments: Sequence[Moment]) -> list[Moment]:

@@ -143,6 +143,10 @@ class Workload:
     response_tokens: int = 0
     """Of a generating stage: longest response."""
     mean_response_tokens: float = 0.0
+    decoded_tokens: float = 0.0
+    """Of a generating stage: the longest response that is expected in a batch, which ends its
+    steps; 0: as long as may be.
+    """
     loss_tokens: float = 1.0
     """Share of the tokens that the loss looks at (completion-only loss: below 1)."""
     read_tokens: float = 1.0

@@ -6,7 +6,6 @@ at a share of the memory bandwidth) and what the host needs to launch it, plus t
 that computation does not hide.
 """
 
-from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from costs.formulas.compute import Work
@@ -71,17 +70,21 @@ def matmul_rate(setting: Setting) -> float:
 
 def duration(work: Work, setting: Setting) -> Seconds:
     """Seconds that `work`, done in one go, takes on one device."""
-    if work.calibrated_seconds:
-        return _calibrated(work, setting)
     device, launch = device_seconds(work, setting), launch_seconds(work, setting)
-    exposed = exposed_seconds(sent_seconds(work, setting), max(device, launch), setting)
+    busy = busy_seconds(device, launch, setting)
+    exposed = exposed_seconds(sent_seconds(work, setting), busy, setting)
     # unpacking weights comes on top even where the host is the limit: the product that follows
     # waits for it
-    seconds = max(device, launch) + unpacking_seconds(work, setting) + exposed
+    seconds = busy + unpacking_seconds(work, setting) + exposed
     computing = work.matmul_flops / matmul_rate(setting) + attention_seconds(work, setting)
     return Seconds(
         seconds + paging_seconds(work, setting), _bound(computing, device, launch, exposed)
     )
+
+
+def busy_seconds(device: float, launch: float, setting: Setting) -> float:
+    """Launching overlaps with what an accelerator computes; a CPU does one after the other."""
+    return device + launch if setting.hardware.is_cpu else max(device, launch)
 
 
 def device_seconds(work: Work, setting: Setting) -> float:
@@ -137,20 +140,10 @@ def exposed_seconds(sent: float, hiding: float, setting: Setting) -> float:
     return max(sent * (1 - setting.engine.overlap), sent - hiding)
 
 
-def _calibrated(work: Work, setting: Setting) -> Seconds:
-    """The calibrated time, and its main part by the roofline."""
-    plain = replace(setting, hardware=replace(setting.hardware, measured=None))
-    return Seconds(
-        work.calibrated_seconds, duration(work._replace(calibrated_seconds=0.0), plain).bound
-    )
-
-
 def decode_duration(work: Work, setting: Setting) -> Seconds:
     """Seconds of one decoding step: weights and cache at the bandwidth that matrix-vector kernels
     reach, or compute, or launches.
     """
-    if work.calibrated_seconds:
-        return _calibrated(work, setting)
     hardware, quantisation, efficiency = (
         setting.hardware,
         setting.levers.quantisation,
@@ -166,13 +159,16 @@ def decode_duration(work: Work, setting: Setting) -> Seconds:
         hardware.peak(setting.levers.dtype) * efficiency.attention
     )
     whole = setting.levers.parallel not in ("zero2", "zero3", "fsdp")
-    graphed = (setting.engine.graphed_decoding and whole) or not setting.engine.op_seconds
+    on_device = not hardware.is_cpu
+    graphed = (setting.engine.graphed_decoding and on_device and whole) or (
+        not setting.engine.op_seconds
+    )
     launch = 0.0 if graphed else work.operations * setting.engine.op_seconds
-    layers = setting.model.layers * setting.engine.decode_layer_seconds
+    layers = setting.model.layers * setting.engine.decode_layer_seconds * on_device
     latency = GRAPH_MESSAGE_SECONDS if graphed else _message_seconds(setting)
     sent = work.communicated_bytes / (_link(setting) * efficiency.network) + work.messages * latency
     device = max(moved, compute) + layers
-    seconds = max(device, launch) + sent
+    seconds = busy_seconds(device, launch, setting) + sent
     return Seconds(seconds, _bound(compute, device, launch, sent))
 
 

@@ -7,6 +7,7 @@ three agree to a third in each phase, and to a tenth in the sum.
 
 from costs.formulas.time import energy_kwh
 from costs.planning.grades import UNCHECKED
+from costs.planning.machine import pace_of, timed_stage
 from costs.planning.plans import NOTHING, Interval, PhasePlan, StagePlan, Usd
 from costs.planning.rows import Rows
 from costs.tables.catalogue import Hardware, Price
@@ -27,10 +28,20 @@ WRITE_SECONDS = 5e-6
 """Writing a row."""
 
 
-def data_seconds(rows: Rows, test_fraction: float) -> dict[str, float]:
-    """Seconds of each phase, in the order and under the names that the stage measures. A pair is
-    two sequences.
+def data_seconds(rows: Rows, test_fraction: float, device: Hardware) -> dict[str, float]:
+    """Seconds of each phase, in the order and under the names that the stage measures, at the pace
+    of the machine where it was timed.
     """
+    own = timed_stage(device, "data")
+    found = {
+        name: seconds * pace_of(own, name)
+        for name, seconds in formula_seconds(rows, test_fraction).items()
+    }
+    return found | ({"start": own.start_seconds} if own else {})
+
+
+def formula_seconds(rows: Rows, test_fraction: float) -> dict[str, float]:
+    """Seconds of each phase on the machine of this file's rates. A pair is two sequences."""
     prompts = rows.prompts / (1 - test_fraction)
     sft, pairs = rows.sft + rows.sft_held_out, rows.preference + rows.preference_held_out
     total = sft + pairs + prompts
@@ -58,7 +69,7 @@ def plan_data(
     """The plan of the data stage on devices that wait for it; `rented` are paid for, if these are
     more than it has.
     """
-    seconds = data_seconds(rows, test_fraction)
+    seconds = data_seconds(rows, test_fraction, device)
     total = sum(seconds.values())
     hours, paid = total / 3600 * gpus, max(gpus, rented)
     paid_hours = total / 3600 * paid

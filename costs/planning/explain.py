@@ -16,6 +16,7 @@ from costs.formulas.time import (
     sent_seconds,
     unpacking_seconds,
 )
+from costs.planning.machine import pace_of, timed
 from costs.planning.phases import phases
 from costs.planning.planner import plan
 from costs.planning.plans import StagePlan
@@ -30,8 +31,8 @@ class Resource:
     name: str
     amount: float
     unit: str
-    seconds: float | None
-    """Seconds in isolation; None with calibrated rates, which do not separate resources."""
+    seconds: float
+    """Seconds in isolation."""
     formula: str
     source: str
 
@@ -107,15 +108,18 @@ def _reasons(planned: StagePlan, setting: Setting | None, phase: str) -> list[Ph
             each.usd,
             each.peak_bytes,
             each.bound,
-            tuple(resources(works[each.phase], setting)) if setting else (),
+            tuple(resources(works[each.phase], setting, each.phase)) if setting else (),
         )
         for each in planned.phases
         if phase in ("", each.phase)
     ]
 
 
-def resources(work: Work, setting: Setting) -> list[Resource]:
-    """Resources of `work` on one device, each with its time in isolation."""
+def resources(work: Work, setting: Setting, phase: str) -> list[Resource]:
+    """Resources of a phase's `work` on one device, each with its time in isolation, at the pace of
+    the phase.
+    """
+    pace = pace_of(timed(setting), phase)
     bandwidth = setting.hardware.bandwidth_bytes_per_second * setting.efficiency.bandwidth
     rows: list[tuple[str, float, str, float, str, str]] = [
         ("matrix products", work.matmul_flops, "FLOP", work.matmul_flops / matmul_rate(setting),
@@ -135,9 +139,8 @@ def resources(work: Work, setting: Setting) -> list[Resource]:
         ("host memory", work.paged_bytes, "B", paging_seconds(work, setting),
          "offloaded gradients, weights, states", "arXiv 2101.06840 section 4"),
     ]  # fmt: skip
-    measured = setting.hardware.measured is not None
     return [
-        Resource(name, amount, unit, None if measured else seconds, formula, source)
+        Resource(name, amount, unit, pace * seconds, formula, source)
         for name, amount, unit, seconds, formula, source in rows
         if amount
     ]

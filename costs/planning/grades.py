@@ -15,6 +15,7 @@ from typing import Any, Literal
 from config.records import LOOPS
 from config.yaml_text import yaml_content
 from costs.formulas.setting import Setting
+from costs.planning.machine import was_timed
 from costs.planning.plans import Interval, Plan
 
 TABLES = Path(__file__).parent.parent / "tables"
@@ -93,7 +94,7 @@ def _size(billions: float) -> str:
 def time_interval(setting: Setting, seconds: float) -> Interval:
     """What a stage of ours may take. On accelerators our software was never checked."""
     if setting.hardware.is_cpu:
-        kind, known = "time on a calibrated CPU", setting.hardware.measured is not None
+        kind, known = "time on a CPU", was_timed(setting)
     else:
         kind, known = f"time of {_what(setting)}", False
     return _interval(setting, kind, known, seconds)

@@ -21,6 +21,7 @@ from costs.formulas.states import (
     weights,
 )
 from costs.formulas.timeline import loading_moment, training_moments
+from costs.planning.machine import with_measured
 from costs.planning.phases import TRAINING_STAGES
 from costs.tables.shapes import ModelShape
 
@@ -34,8 +35,13 @@ SCORED_AT_ONCE = 200
 
 def moments(setting: Setting) -> list[Moment]:
     """Every moment at which the stage's memory can be at its highest; on a CPU with what the
-    process holds besides tensors.
+    process holds besides tensors, and where the stage was timed with what it held beyond these.
     """
+    return with_measured(setting, formula_moments(setting))
+
+
+def formula_moments(setting: Setting) -> list[Moment]:
+    """The moments as the formulas have them."""
     found = tensor_moments(setting)
     if not setting.hardware.is_cpu:
         return found

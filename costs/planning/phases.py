@@ -9,10 +9,10 @@ from costs.formulas.compute import Work, forward_pass, gather, micro_step, optim
 from costs.formulas.distillation import distill_phases
 from costs.formulas.generation import generation
 from costs.formulas.ppo import ppo_phases
-from costs.formulas.process_heap import TRAINER_STAGES
 from costs.formulas.setting import EVALUATED, Setting
 from costs.formulas.sharding import sharding_of
 from costs.formulas.time import Seconds, duration
+from costs.planning.machine import pace_of, timed, timed_stage
 
 TRAINING_STAGES = ("sft", "pretrain", "reward", "dpo")
 STAGES = (*TRAINING_STAGES, *LOOPS, "evaluate", "contest", "serve")
@@ -34,7 +34,20 @@ class Phase(NamedTuple):
 
 
 def phases(setting: Setting) -> list[Phase]:
-    """Every phase of the stage with its work and time."""
+    """Every phase of the stage with its work and time: by the formulas, at the pace that was
+    measured where the stage was timed.
+    """
+    own = timed(setting)
+    return [
+        each
+        if each.name == "start"
+        else each._replace(seconds=each.seconds * pace_of(own, each.name))
+        for each in formula_phases(setting)
+    ]
+
+
+def formula_phases(setting: Setting) -> list[Phase]:
+    """The phases as the formulas have them."""
     match setting.stage:
         case "sft" | "pretrain" | "reward" | "dpo":
             middle = [train_phase(setting), *forward_phases(setting), *held_out_phase(setting)]
@@ -63,7 +76,8 @@ def start_phase(setting: Setting) -> Phase:
             for role in (setting.rlhf.reward, setting.rlhf.value, setting.rlhf.teacher)
             if role
         )
-    reading = setting.workload.texts_tokens * TOKENISE_SECONDS
+    pace = pace_of(timed_stage(setting.hardware, "data"), "tokenise")
+    reading = setting.workload.texts_tokens * TOKENISE_SECONDS * pace
     return Phase(
         "start",
         Work(bytes_moved=loaded),
@@ -74,9 +88,8 @@ def start_phase(setting: Setting) -> Phase:
 
 def process_seconds(setting: Setting) -> float:
     """What starting the stage's process takes: imports, most of it."""
-    own = setting.hardware.measured
-    kind = "sft" if setting.stage in TRAINER_STAGES else "ppo"
-    return own.machine.stages[kind].start_seconds if own else setting.engine.start_seconds
+    own = timed(setting)
+    return own.start_seconds if own else setting.engine.start_seconds
 
 
 def save_phase(setting: Setting) -> Phase:
@@ -96,10 +109,7 @@ def step_seconds(setting: Setting) -> Seconds:
     last = duration(
         _micro(setting) + optimizer_step(setting, setting.model, setting.levers), setting
     )
-    own = setting.hardware.measured.trainer_step_seconds if setting.hardware.measured else 0.0
-    return Seconds(
-        (setting.levers.accumulation - 1) * micro.seconds + last.seconds + own, micro.bound
-    )
+    return Seconds((setting.levers.accumulation - 1) * micro.seconds + last.seconds, micro.bound)
 
 
 def _micro(setting: Setting) -> Work:

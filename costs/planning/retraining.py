@@ -59,7 +59,7 @@ def plan_examination(params: Params, aim: Target) -> StagePlan:
     champion, note = _champions(params, aim.root)
     pairs, counted = _new_pairs(rows, aim.root)
     setting = _judging(champion, rows, aim, pairs)
-    data = data_seconds(rows, params.data.test_fraction)
+    data = data_seconds(rows, params.data.test_fraction, aim.hardware)
     texts = rows.sft + rows.sft_held_out + rows.preference + rows.preference_held_out
     both = 2 * (texts + rows.prompts / (1 - params.data.test_fraction))
     loaded = setting.model.parameters * setting.levers.dtype_bytes

@@ -223,7 +223,7 @@ def _setting(
         ceil(length.input), ceil(length.output), length.output,
     )  # fmt: skip
     return Setting(
-        "serve", shape, levers, work, replace(aim.hardware, measured=None),
+        "serve", shape, levers, work, replace(aim.hardware, timed=()),
         engine("vllm"),
     )  # fmt: skip
 

@@ -1,7 +1,9 @@
 """Serving speed of a device, from measured loads or a roofline."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import exp, log
 from pathlib import Path
 
 from config.errors import CostError
@@ -11,7 +13,6 @@ from costs.formulas.counts import forward_matmul_flops
 from costs.formulas.setting import Setting
 from costs.formulas.time import Seconds, decode_duration, duration
 from costs.planning.machine import calibration
-from costs.tables.measured import interpolated
 from costs.tables.shapes import ModelShape
 
 USUAL = Path(__file__).parents[1] / "tables" / "serving.yaml"
@@ -152,6 +153,17 @@ def _front(small: Sequence[ServedPoint]) -> Callable[[float, float], float]:
         return interpolated(points, concurrency)
 
     return seconds
+
+
+def interpolated(points: Sequence[tuple[float, float]], size: float) -> float:
+    """The value at `size`, linear in the logarithms of both; beyond the ends that of the end."""
+    sizes = [x for x, _ in points]
+    place = bisect_left(sizes, size)
+    if place == 0 or place == len(points):
+        return points[min(place, len(points) - 1)][1]
+    (x0, y0), (x1, y1) = points[place - 1], points[place]
+    weight = log(size / x0) / log(x1 / x0)
+    return exp((1 - weight) * log(y0) + weight * log(y1))
 
 
 def matrix_parameters(shape: ModelShape) -> int:

@@ -89,6 +89,12 @@ def response_tokens(rows: Rows, longest: int) -> float:
     return min(1.0 * longest, demonstrated) if demonstrated >= 1 else 1.0 * longest
 
 
+def decoded_tokens(rows: Rows, longest: int) -> float:
+    """Tokens of the longest response of a batch: as many as the longest demonstration's."""
+    demonstrated = rows.longest_sft - rows.prompt_tokens
+    return max(response_tokens(rows, longest), min(1.0 * longest, demonstrated))
+
+
 def _steps(rows: float, section: Any) -> float:
     steps = max(1.0, rows * section.epochs / section.batch_size)
     return steps if section.max_steps is None else min(steps, 1.0 * section.max_steps)
@@ -172,6 +178,7 @@ def _sampling(
         prompt,
         response,
         mean_response,
+        decoded_tokens(rows, response),
         texts_tokens=rows.prompts * rows.prompt_tokens,
         micro_batch_tokens=1.0 * section.micro_batch_tokens,
     )
@@ -311,6 +318,7 @@ def answering(
     work = Workload(
         prompt + response, rows.prompt_tokens + mean_response, batches, prompt, response,
         mean_response,
+        decoded_tokens(rows, response),
         micro_batch_tokens=1.0 * section.batch_size * params.model.context_length,
     )  # fmt: skip
     return Setting(

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from config.errors import CostError
+from config.workspace.machine import TimedStage
 from config.yaml_text import yaml_content
-from costs.tables.measured import Measured
 from costs.tables.shapes import ModelShape, from_config
 
 _FOLDER = Path(__file__).parent
@@ -43,8 +43,8 @@ class Hardware:
     date: str
     attainable: float = 0.87
     """Share of the 16-bit peak that the best large matrix product reaches."""
-    measured: Measured | None = None
-    """Calibrated rates, if this is this machine's CPU."""
+    timed: tuple[TimedStage, ...] = ()
+    """Stages that ran on it for some steps, if this is this machine."""
 
     @property
     def is_cpu(self) -> bool:
@@ -146,7 +146,7 @@ def _with_memory(wanted: str, index: Mapping[str, str]) -> str | None:
     return None
 
 
-def hardware_row(name: str, row: Mapping[str, Any], measured: Measured | None = None) -> Hardware:
+def hardware_row(name: str, row: Mapping[str, Any]) -> Hardware:
     """A device from a row of hardware.yaml, or one measured elsewhere."""
     missing = [
         field
@@ -181,7 +181,6 @@ def hardware_row(name: str, row: Mapping[str, Any], measured: Measured | None = 
         source=row["source"],
         date=row["date"],
         attainable=row.get("attainable", 0.87),
-        measured=measured,
     )
 
 

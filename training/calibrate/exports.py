@@ -13,7 +13,6 @@ from config.compose import compose
 from config.load import read, validate
 from config.sections.data import HelpdeskSource
 from config.workspace.exported import GGUF, Exported, gguf_path, keep_exported
-from training.calibrate.stages import ROOT
 from training.export.aligned import with_prompts_of_training
 from training.export.gguf_file import TYPES, write_gguf
 from training.modeling.models import base_model
@@ -21,6 +20,7 @@ from training.modeling.tokenizer import special_tokens, trained_tokenizer
 from training.preparation import helpdesk
 from training.process.command import run_command
 
+HOME = Path(__file__).parents[2]
 VOCABULARY = 1024
 CONTEXT = {"small": 96, "deep": 96, "large": 256}
 SHAPES = {
@@ -39,7 +39,7 @@ def write_exports(folder: Path) -> None:
             f"model.random.kv_heads={shape['heads']}",
             f"model.context_length={CONTEXT[name]}",
         ]
-        content = compose(read(ROOT / "recipes" / "demo.yaml"), {}, overrides)
+        content = compose(read(HOME / "recipes" / "demo.yaml"), {}, overrides)
         params = validate(content, "the params of a calibration")
         assert isinstance(params.data.source, HelpdeskSource)
         source = params.data.source.model_copy(update={"sft_rows": 500, "preference_rows": 10})

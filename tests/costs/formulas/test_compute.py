@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from costs.formulas.calibrated import calibrated_decode, calibrated_pass
 from costs.formulas.compute import (
     Work,
     decode_step,
@@ -23,11 +22,9 @@ from costs.formulas.counts import (
     training_flops,
 )
 from costs.formulas.ppo_memory import ppo_moments
-from costs.formulas.setting import Levers, Setting
-from costs.planning.machine import rates
+from costs.formulas.setting import Levers
 from costs.tables.catalogue import shape
 from costs.tables.shapes import from_config
-from tests.costs.machines import machine
 from tests.costs.settings import ALL_LINEAR, ppo, sft, small_mixture, small_setting
 
 FIELDS: dict[str, Any] = {
@@ -398,27 +395,6 @@ def test_an_optimizer_step_by_hand(
     )
 
 
-def test_a_calibrated_machine_takes_what_it_measured_for_the_optimizer() -> None:
-    setting = on_this_machine(small_setting(tuning="lora"))
-    step = optimizer_step(setting, setting.model, setting.levers)
-    assert step.calibrated_seconds == pytest.approx(3 * 8 * (22 + 16) * 1e-9 * 10 / 7)
-
-
-def on_this_machine(setting: Setting) -> Setting:
-    return replace(setting, hardware=replace(setting.hardware, measured=rates(machine())))
-
-
-def test_every_pass_has_its_seconds_on_a_calibrated_machine() -> None:
-    setting = on_this_machine(small_setting(READ))
-    plan = (setting, setting.model, setting.levers)
-    assert micro_step(*plan, 2, 5).calibrated_seconds == calibrated_pass(*plan, 2, 5, 5, True)
-    assert micro_step(*plan, 2, 5, vocabulary=False).calibrated_seconds == calibrated_pass(
-        *plan, 2, 5, 0, True
-    )
-    assert forward_pass(*plan, 2, 5, 4).calibrated_seconds == calibrated_pass(*plan, 2, 5, 4, False)
-    assert decode_step(*plan, 2, 5).calibrated_seconds == calibrated_decode(*plan, 2, 5)
-
-
 @pytest.mark.parametrize(
     ("chosen", "paged"),
     [
@@ -467,8 +443,8 @@ def test_a_micro_batch_gathers_weights_and_reduces_gradients(
 
 
 def test_work_adds_up_field_by_field() -> None:
-    one = Work(*range(1, 11))
-    assert one + one.times(2) == Work(*(3 * each for each in range(1, 11)))
+    one = Work(*range(1, 10))
+    assert one + one.times(2) == Work(*(3 * each for each in range(1, 10)))
     assert (one.flops, one.total_bytes) == (1 + 2, 3 + 4 + 5)
     with pytest.raises(TypeError):
         _ = one + 1

@@ -18,9 +18,7 @@ from costs.formulas.process_heap import (
     with_process,
 )
 from costs.formulas.setting import Setting
-from costs.planning.machine import rates
 from costs.tables.shapes import from_config
-from tests.costs.machines import machine
 from tests.costs.settings import ppo, sft, small_mixture
 
 MIB = 2**20
@@ -114,18 +112,6 @@ def test_stages_on_trainers_import_more(stage: str) -> None:
     held = with_process(own, MOMENTS)[0].roles["process"]["workspace"]
     assert imports_bytes(own) == IMPORTS_BYTES
     assert held == pytest.approx(IMPORTS_BYTES + RUNTIME_BYTES + beyond)
-
-
-def test_a_calibrated_machine_says_what_a_process_holds_after_its_imports() -> None:
-    content = machine()
-    stages = {
-        name: each.model_copy(update={"after_imports_bytes": size})
-        for (name, each), size in zip(content.stages.items(), (300 * MIB, 200 * MIB), strict=True)
-    }
-    setting = tiny()
-    here = replace(setting.hardware, measured=rates(machine(stages=stages)))
-    for stage, size in (("sft", 300), ("dpo", 300), ("ppo", 200), ("evaluate", 200)):
-        assert imports_bytes(replace(setting, stage=stage, hardware=here)) == size * MIB
 
 
 def kept_share(setting: Setting, mapped: set[str]) -> float:

@@ -237,8 +237,13 @@ def test_a_step_from_a_graph_has_a_fixed_time_a_layer_and_short_collectives() ->
 
 
 @pytest.mark.parametrize("timed", [duration, decode_duration])
-def test_measured_seconds_are_taken_and_the_roofline_says_what_they_went_into(timed: Any) -> None:
-    setting = measuring(small_setting(device="cpu"))
-    work = Work(matmul_flops=1e6, operations=1, calibrated_seconds=7.0)
-    assert timed(work, setting) == (7.0, "compute")
-    assert timed(work._replace(matmul_flops=1.0, operations=1e6), setting) == (7.0, "launch")
+def test_a_cpu_launches_and_computes_one_after_the_other(timed: Any) -> None:
+    on_cpu, on_gpu = (
+        replace(setting, engine=replace(setting.engine, graphed_decoding=False))
+        for setting in (small_setting(device="cpu"), small_setting())
+    )
+    device, launch = Work(matmul_flops=1e12), Work(operations=1e6)
+    for setting in (on_cpu, on_gpu):
+        alone = [timed(work, setting).seconds for work in (device, launch)]
+        both = timed(device + launch, setting).seconds
+        assert both == pytest.approx(sum(alone) if setting is on_cpu else max(alone))

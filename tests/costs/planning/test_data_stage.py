@@ -2,7 +2,7 @@
 
 import pytest
 
-from costs.planning.data_stage import data_seconds, plan_data
+from costs.planning.data_stage import formula_seconds, plan_data
 from costs.planning.rows import Rows
 from costs.tables.catalogue import hardware, price
 
@@ -49,11 +49,11 @@ def test_the_plan_is_within_a_tenth_of_three_measured_data_stages(
     rows: Rows, measured: float
 ) -> None:
     # a tenth: what a busy machine varies by
-    assert sum(data_seconds(rows, 0.2).values()) == pytest.approx(measured, rel=0.1)
+    assert sum(formula_seconds(rows, 0.2).values()) == pytest.approx(measured, rel=0.1)
 
 
 def test_each_phase_is_that_of_the_helpdesk_run() -> None:
-    found = data_seconds(HELPDESK, 0.2)
+    found = formula_seconds(HELPDESK, 0.2)
     measured = {
         "start": 3.27,
         "read": 1.13,

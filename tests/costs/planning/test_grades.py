@@ -43,7 +43,7 @@ def test_on_an_accelerator_our_stages_were_never_checked() -> None:
 
 def test_time_is_b_on_a_calibrated_cpu_alone_and_memory_on_every_cpu() -> None:
     for made, letter in ((calibrated(), "B"), (planned("demo.yaml"), "C")):
-        for stage in made.stages[1:]:
+        for stage in (stage for stage in made.stages if stage.stage in ("sft", "ppo", "evaluate")):
             assert (stage.time_interval.grade, stage.memory_interval.grade) == (letter, "B")
 
 
