@@ -80,7 +80,6 @@ ENGINES = OWN | {
             pointwise=0.75,
             op_seconds=8e-6,
             layer_ops=20,
-            sequence_parallel=True,
             vendor_products=True,
         ),
         Engine("nanogpt", loss="half", fused_norm=True, compiled=True),
@@ -109,8 +108,6 @@ ENGINES = OWN | {
             loss="dense",
             repeats_kv=True,
             layer_ops=30,
-            sequence_parallel=True,
-            selective_ops=True,
         ),
         # Transformers' modules under FSDP1, bitsandbytes' NF4 (fsdp_qlora/train.py).
         Engine(
@@ -126,18 +123,6 @@ ENGINES = OWN | {
         Engine("gpt-neox", loss="dense", fused_norm=True, pointwise=0.75, layer_ops=25),
         # Generation servers: weights and paged cache, one CUDA graph a step; DeepSpeed's kernels
         # are injected, and launched one by one.
-        Engine(
-            "tensorrt-llm",
-            admits_by_cache=True,
-            vendor_products=True,
-            compiled=True,
-            decode_layer_seconds=20e-6,
-            prefill_launches=20,
-            fp8_cache=True,
-            prefill_tokens=8192,
-            op_seconds=0.0,
-            repeats_kv=False,
-        ),
         Engine(
             "lmdeploy",
             admits_by_cache=True,

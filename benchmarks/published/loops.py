@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from benchmarks.published.engines import engine
 from benchmarks.published.row import Role
 from benchmarks.published.settings import Planned
+from benchmarks.published.tensor_parallel import part_of, reducing
 from costs.formulas.compute import gather_bytes
 from costs.formulas.generation import generation
 from costs.formulas.memory import kv_cache_bytes
@@ -120,20 +121,23 @@ def _rollout(planning: Planned, one: Setting, devices: int) -> float:
     frozen = replace(one.levers, tuning="frozen", parallel="ddp", weights_fp32=False,
                      master_fp32=False)  # fmt: skip
     tensor = _tensor_parallel(one, frozen, devices) if whole else 1
-    held = replace(frozen, tensor_parallel=tensor)
-    group = replace(one, gpus=devices, engine=software, levers=held)
+    if tensor > 1:
+        side = loop.rollout_batch * tensor / devices
+        software = reducing(software, one.model, side, one.hardware, one.efficiency)
+    model = part_of(one.model, tensor)
+    group = replace(one, model=model, gpus=devices // tensor, engine=software, levers=frozen)
     copies = devices // tensor
     each = loop.batch / copies
     side = min(float(loop.rollout_batch), each)
     if run.served:
-        side = max(1.0, min(side, _room(group, held)))
-    rows = generation(group, one.model, held, each / side, side)
+        side = max(1.0, min(side, _room(group)))
+    rows = generation(group, model, frozen, each / side, side)
     total = rows[0][2] + rows[1][2]
     if whole or one.levers.parallel not in ("zero3", "fsdp"):
         return total
     # ZeRO-3 gathers all weights for every token
     sharded = replace(one, gpus=devices)
-    if sharded.data_parallel == 1:
+    if sharded.gpus == 1:
         return total
     link = one.hardware.link_bytes_per_second * GATHERED_AHEAD
     gathers = gather_bytes(sharded, one.model, one.levers) / link
@@ -159,14 +163,13 @@ def side_by_side(setting: Setting, batch: float) -> float:
         return batch
     work = setting.workload
     halfway = replace(work, response_tokens=work.response_tokens // 2)
-    room = _room(replace(setting, workload=halfway), setting.levers)
+    room = _room(replace(setting, workload=halfway))
     return max(1.0, min(batch, room))
 
 
-def _room(group: Setting, levers: Levers) -> float:
+def _room(group: Setting) -> float:
     """Sequences whose cache fits beside the weights."""
     tokens = group.workload.prompt_tokens + group.workload.response_tokens
-    each = kv_cache_bytes(group.model, levers.dtype, 1.0, tokens, levers.tensor_parallel)
-    each *= levers.cache_bytes / levers.dtype_bytes
-    weights = base_weight_bytes(group.model, levers) / levers.tensor_parallel
+    each = kv_cache_bytes(group.model, group.levers.dtype, 1.0, tokens)
+    weights = base_weight_bytes(group.model, group.levers)
     return (CACHE_SHARE * group.hardware.usable_bytes - weights) / each

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from benchmarks.published import loops
 from benchmarks.published.row import LOOPS, Measured, Refused, Row
 from benchmarks.published.settings import Planned, planned_of
+from benchmarks.published.tensor_parallel import training_seconds
 from costs.formulas.compute import micro_step
 from costs.formulas.generation import generation, generation_moment
 from costs.formulas.memory import Moment, device_bytes, frozen_role, peak
@@ -134,15 +135,20 @@ def memory(planning: Planned, measured: Measured) -> float:
         each += setting.model.parameters * setting.levers.dtype_bytes
     if measured.counts == "driver":
         each += setting.engine.context_bytes
-    devices = setting.gpus // layers_apart(setting) * planning.run.pipeline_parallel
+    devices = setting.gpus // layers_apart(setting) * _ways(planning)
     return each * (devices if measured.all_gpus else 1)
 
 
 def layers_apart(setting: Setting) -> int:
     """Devices that share the layers of one model that generates, one after the other (Transformers'
-    `device_map`): all that tensor parallelism does not use.
+    `device_map`).
     """
-    return setting.gpus // setting.levers.tensor_parallel if setting.stage == "serve" else 1
+    return setting.gpus if setting.stage == "serve" else 1
+
+
+def _ways(planning: Planned) -> int:
+    """Devices that share the model of one device of the setting."""
+    return planning.run.tensor_parallel * planning.run.pipeline_parallel
 
 
 def _other_lengths(planning: Planned) -> float:
@@ -191,14 +197,16 @@ def seconds_per_item(planning: Planned, measured: Measured) -> float:
         return _loop_seconds(planning, measured)
     if measured.per in ("first_token", "input_token"):
         raise Refused(f"{measured.per} is not what stage {setting.stage} counts")
-    devices = setting.gpus * run.pipeline_parallel
+    devices = setting.gpus * _ways(planning)
     step = planning.bubble * step_seconds(setting).seconds / run.context_parallel
+    if run.tensor_parallel > 1:
+        step += setting.levers.accumulation * training_seconds(setting)
     # the reference of DPO reads every pair beside the policy
     step += sum(phase.seconds for phase in forward_phases(setting)) / setting.workload.steps
     sequences = (
         setting.levers.micro_batch
         * setting.levers.accumulation
-        * setting.data_parallel
+        * setting.gpus
         / run.context_parallel
     )
     own = devices if measured.each_gpu else 1
@@ -228,13 +236,13 @@ def seconds_per_item(planning: Planned, measured: Measured) -> float:
 
 
 def _generating_seconds(planning: Planned, measured: Measured) -> float:
-    setting = planning.setting
+    setting, run = planning.setting, planning.run
     work, batch = setting.workload, setting.levers.micro_batch
     # a server runs as many as its cache holds, at the length that they have on average
     side = loops.side_by_side(setting, float(batch))
     rows = generation(setting, setting.model, setting.levers, batch / side, side)
     first, total = rows[0][2], rows[0][2] + rows[1][2]
-    own = setting.gpus if measured.each_gpu else 1
+    own = setting.gpus * run.tensor_parallel if measured.each_gpu else 1
     if measured.per == "first_token":
         engine = setting.engine
         launched = engine.prefill_launches * setting.model.layers * HOST_LAUNCH_SECONDS

@@ -112,9 +112,8 @@ class Run(Typed):
     """Weights that learn are held in `dtype` alone, in fp32 and cast for computing (autocast,
     Trainer's `bf16: true`), or in `dtype` with an fp32 copy in the optimizer (DeepSpeed, Megatron).
     """
-    quantisation: Literal["nf4", "nf4-dq", "int8", "int4", "fp8"] | None = None
+    quantisation: Literal["nf4", "nf4-dq", "int8", "int4"] | None = None
     """Storage of frozen weights."""
-    kv_cache: Literal["int8", "fp8"] | None = None
 
     # training
     tuning: Tuning | None = None
@@ -129,7 +128,6 @@ class Run(Typed):
     """Sequences between two optimizer steps, over all devices."""
     accumulation: Count | None = None
     optimizer: Optimizer | None = None
-    optimizer_in_backward: bool = False
     recomputation: Checkpointing | None = None
     attention: Attention | None = None
     loss: str | None = None
@@ -140,7 +138,6 @@ class Run(Typed):
     """Liger's norms and loss."""
     offload_optimizer: bool = False
     offload_weights: bool = False
-    offload_activations: bool = False
     samples: Positive | None = None
     train_tokens: Positive | None = None
     steps: Positive | None = None
@@ -163,7 +160,6 @@ class Run(Typed):
     # parallelism
     sharding: Literal["ddp", "zero1", "zero2", "zero3", "fsdp"] | None = None
     tensor_parallel: Count = 1
-    sequence_parallel: bool | None = None
     pipeline_parallel: Count = 1
     virtual_pipeline: Count = 1
     context_parallel: Count = 1
@@ -235,8 +231,10 @@ _RULES: tuple[tuple[str, Any], ...] = (
     ("pipeline_parallel and context_parallel of stage {run.stage} have no formula. Leave them out.",
      lambda run: run.stage not in ("sft", "pretrain", "reward", "dpo")
      and run.pipeline_parallel * run.context_parallel > 1),
-    ("fp8 and kv_cache of stage {run.stage} have no formula. Leave them out.",
-     lambda run: run.stage in LOOPS and (run.fp8 or run.kv_cache)),
+    ("tensor_parallel of stage {run.stage} has no formula. Leave it out.",
+     lambda run: run.stage in LOOPS and run.tensor_parallel > 1),
+    ("fp8 of stage {run.stage} has no formula. Leave it out.",
+     lambda run: run.fp8 and run.stage in (*LOOPS, *GENERATING)),
     ("dtype=bf16: {run.device.name} has no bf16 matrix products. Use fp16 or fp32.",
      lambda run: run.dtype == "bf16" and run.device
      and not dict(run.device.peak_flops_per_second).get("bf16")),

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from benchmarks.published.engines import as_of, engine
 from benchmarks.published.levers import in_fp8, levers_of
 from benchmarks.published.row import GENERATING, LOOPS, Refused, Run
+from benchmarks.published.tensor_parallel import part_of, reducing
 from costs.formulas.memory import peak
 from costs.formulas.setting import Levers, Rlhf, Setting, Workload
 from costs.planning.moments import moments
@@ -69,8 +70,6 @@ def _engine(run: Run, notes: list[str]) -> Engine:
         found = replace(found, op_seconds=EAGER_SECONDS, decode_layer_seconds=0.0)
     if run.cuda_graphs and found.op_seconds:
         found = replace(found, op_seconds=0.0, decode_layer_seconds=GRAPH_LAYER_SECONDS)
-    if run.sequence_parallel is not None:
-        found = replace(found, sequence_parallel=run.sequence_parallel)
     if run.fused_kernels:
         found = replace(found, loss="liger", fused_norm=True)
     return found
@@ -140,7 +139,11 @@ def _training(
     levers = replace(levers_of(run, software, gpus, notes), micro_batch=micro, accumulation=passes)
     device, efficiency = in_fp8(run, device, rates)
     model, bubble = _pipeline_stage(run, passes)
-    share = gpus // run.pipeline_parallel
+    ways = run.tensor_parallel
+    model = part_of(model, ways)
+    # norms and residual stream are divided by tokens (arXiv 2205.05198 section 4.2.2)
+    software = replace(software, pointwise=software.pointwise / ways)
+    share = gpus // run.pipeline_parallel // ways
     sequences = micro * passes * gpus / model_parallel(run)
     work = Workload(tokens, mean, _steps(run, sequences, mean))
     if run.stage == "dpo" and not run.ref_model:
@@ -183,15 +186,12 @@ def _generating(
     run: Run, device: Hardware, software: Engine, rates: Efficiency, notes: list[str]
 ) -> Planned:
     gpus, batch = _gpus(run, notes), run.micro_batch or 1
-    quantisation = "fp8" if run.fp8 else run.quantisation
-    if run.dtype is None and not quantisation and run.stage != "load":
+    if run.dtype is None and not run.quantisation and run.stage != "load":
         notes.append("dtype is not stated: bf16 assumed")
     levers = Levers(
         tuning="frozen",
         dtype=run.dtype or "bf16",
-        quantisation=quantisation,
-        cache_dtype=run.kv_cache or ("fp8" if run.fp8 and software.fp8_cache else None),
-        tensor_parallel=run.tensor_parallel,
+        quantisation=run.quantisation,
         micro_batch=batch,
         attention="flash" if run.attention == "flash" else "sdpa",
     )
@@ -204,10 +204,12 @@ def _generating(
         response_tokens=response,
         mean_response_tokens=run.mean_response_tokens or response,
     )
-    device, efficiency = in_fp8(run, device, rates)
+    ways = run.tensor_parallel
+    if ways > 1:
+        software = reducing(software, run.model, batch, device, rates)
     setting = Setting(
-        "serve", run.model, levers, work, device, software, gpus,
-        efficiency=efficiency, assumptions=tuple(notes),
+        "serve", part_of(run.model, ways), levers, work, device, software, gpus // ways,
+        efficiency=rates, assumptions=tuple(notes),
     )  # fmt: skip
     return Planned(setting, run, tuple(notes))
 

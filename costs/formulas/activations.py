@@ -64,7 +64,7 @@ def _casts_lora_input(levers: Levers, engine: Engine) -> bool:
 
 def _norms(shape: ModelShape, levers: Levers, engine: Engine) -> float:
     d, stream = shape.width, _stream_bytes(levers)
-    trained = levers.tuning in ("full", "adapter_v2")
+    trained = levers.tuning == "full"
     if shape.traits.fused_norm or engine.fused_norm or engine.compiled:
         # parallel branches normalise the same tensor
         inputs = 1 if shape.traits.parallel else shape.norms
@@ -142,12 +142,7 @@ def _feed_forward(shape: ModelShape, levers: Levers, engine: Engine) -> float:
 
 
 def _adapters(shape: ModelShape, levers: Levers, engine: Engine) -> float:
-    d, q, b = shape.width, shape.query_width, levers.dtype_bytes
-    if levers.tuning == "adapter":
-        return b * q  # the prefix attention's output, for its gate
-    if levers.tuning == "adapter_v2":
-        # every linear layer's output, for the scale in front of it
-        return b * sum(outputs * used for _, outputs, used in shape.matrices.values())
+    d, b = shape.width, levers.dtype_bytes
     if levers.tuning != "lora":
         return 0.0
     kept = 0.0

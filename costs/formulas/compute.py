@@ -76,7 +76,6 @@ def micro_step(
     vocabulary: bool = True,
 ) -> Work:
     """Forward and backward pass over one micro-batch on one device."""
-    tp = levers.tensor_parallel
     total = sequences * tokens
     loss_tokens = setting.workload.loss_tokens if vocabulary else 0.0
     spared = spared_tokens(setting, shape, levers, total)
@@ -91,13 +90,6 @@ def micro_step(
         head_again=setting.loss.recomputes,
         places=setting.workload.attention_places,
     )
-    if levers.checkpointing == "selective" and setting.engine.selective_ops:
-        # attention is kept, every other product is recomputed
-        attention -= forward_attention_flops(
-            shape, sequences, tokens, levers.attention != "eager" and not setting.mask_tensor
-        )
-        again = [i * o * used for i, o, used in shape.matrices.values()][1::2]
-        matmul += 2 * shape.layers * sum(again) * total
     passes = 3.0 + (levers.checkpointing == "full")
     moved = (
         pointwise_bytes(shape, levers, setting.engine, total)
@@ -112,16 +104,14 @@ def micro_step(
     reads = held_weight_bytes(shape, levers) * (3.0 if levers.tuning == "full" else 2.0)
     sent, messages = micro_communication(setting, shape, levers)
     return Work(
-        matmul_flops=matmul / tp,
-        attention_flops=attention / tp,
-        bytes_moved=moved / tp,
-        weight_bytes=reads / tp,
+        matmul_flops=matmul,
+        attention_flops=attention,
+        bytes_moved=moved,
+        weight_bytes=reads,
         dequantised_bytes=dequantised_bytes(shape, levers)
-        * (2.0 + (levers.checkpointing == "full"))
-        / tp,
+        * (2.0 + (levers.checkpointing == "full")),
         operations=launched(setting, shape, levers, backward=True),
-        communicated_bytes=sent
-        + (4 * shape.layers * total * shape.width * levers.dtype_bytes if tp > 1 else 0.0),
+        communicated_bytes=sent,
         messages=messages,
         paged_bytes=micro_paged_bytes(setting, shape, levers),
     )
@@ -157,7 +147,7 @@ def gather_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
         size = shape.parameters * QUANT_BYTES[levers.quantisation]
     else:
         size = shape.parameters * levers.dtype_bytes
-    return collective_bytes(size, setting.data_parallel) / levers.tensor_parallel
+    return collective_bytes(size, setting.gpus)
 
 
 def reduce_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
@@ -167,7 +157,7 @@ def reduce_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     row = sharding_of(setting)
     width = gradient_width(setting, levers) if row.fsdp2 or row.buckets else levers.dtype_bytes
     size = trained_parameters(shape, levers) * width
-    return collective_bytes(size, setting.data_parallel) / levers.tensor_parallel
+    return collective_bytes(size, setting.gpus)
 
 
 def micro_communication(setting: Setting, shape: ModelShape, levers: Levers) -> tuple[float, float]:
@@ -209,7 +199,7 @@ def optimizer_step(setting: Setting, shape: ModelShape, levers: Levers) -> Work:
     moments; and the gradients' reduction.
     """
     trained = trained_parameters(shape, levers)
-    per = 7 * levers.weight_bytes if "adam" in levers.optimizer else 3 * levers.weight_bytes
+    per = 7 * levers.weight_bytes
     sent, messages = step_communication(setting, shape, levers)
     return Work(
         bytes_moved=trained * per / shards(setting)["optimizer"],
@@ -263,7 +253,7 @@ def forward_pass(
     vocabulary_tokens: float,
 ) -> Work:
     """One forward pass without gradients: scoring, reference log-probs, values, prefill."""
-    tp, total = levers.tensor_parallel, sequences * tokens
+    total = sequences * tokens
     row = sharding_of(setting)
     # our stages gather a role once for all passes of a phase
     gathered = gather_bytes(setting, shape, levers) if row.micro_gathers and not row.fsdp2 else 0.0
@@ -278,20 +268,16 @@ def forward_pass(
         moved += unpacked_bytes(shape, levers)
     places = setting.workload.attention_places
     return Work(
-        matmul_flops=(
-            forward_matmul_flops(shape, total, vocabulary_tokens) - spared_flops(shape, spared)
-        )
-        / tp,
+        matmul_flops=forward_matmul_flops(shape, total, vocabulary_tokens)
+        - spared_flops(shape, spared),
         attention_flops=forward_attention_flops(
             shape, sequences, tokens * places, levers.attention != "eager"
-        )
-        / tp,
-        bytes_moved=(moved + 14 * shape.vocab * vocabulary_tokens) / tp,
-        weight_bytes=held_weight_bytes(shape, levers) / tp,
-        dequantised_bytes=dequantised_bytes(shape, levers) / tp,
+        ),
+        bytes_moved=moved + 14 * shape.vocab * vocabulary_tokens,
+        weight_bytes=held_weight_bytes(shape, levers),
+        dequantised_bytes=dequantised_bytes(shape, levers),
         operations=launched(setting, shape, levers, backward=False),
-        communicated_bytes=gathered
-        + (2 * shape.layers * total * shape.width * levers.dtype_bytes if tp > 1 else 0.0),
+        communicated_bytes=gathered,
     )
 
 
@@ -303,8 +289,8 @@ def decode_step(
 
     Source: arXiv 2211.05102 section 2.
     """
-    tp, b = levers.tensor_parallel, DTYPE_BYTES[levers.dtype]
-    cache = 2 * shape.layers * shape.kv_width * levers.cache_bytes * sequences * context
+    b = DTYPE_BYTES[levers.dtype]
+    cache = 2 * shape.layers * shape.kv_width * b * sequences * context
     if setting.engine.concatenates_cache:
         # read and written to append a token; repeated for grouped queries, then read so
         repeats = shape.heads / shape.kv_heads
@@ -317,16 +303,11 @@ def decode_step(
         unmet = shape.layers * (shape.layer_matrix_parameters - shape.active_layer_parameters)
         routed = unmet * others * (QUANT_BYTES.get(levers.quantisation or "", b))
     return Work(
-        matmul_flops=forward_matmul_flops(shape, sequences) / tp,
-        attention_flops=shape.layers * sequences * 4 * shape.query_width * context / tp,
-        bytes_moved=(
-            cache
-            + pointwise_bytes(shape, levers, setting.engine, sequences)
-            + 12 * shape.vocab * sequences
-        )
-        / tp,
-        weight_bytes=(held_weight_bytes(shape, levers) + routed) / tp,
+        matmul_flops=forward_matmul_flops(shape, sequences),
+        attention_flops=shape.layers * sequences * 4 * shape.query_width * context,
+        bytes_moved=cache
+        + pointwise_bytes(shape, levers, setting.engine, sequences)
+        + 12 * shape.vocab * sequences,
+        weight_bytes=held_weight_bytes(shape, levers) + routed,
         operations=launched(setting, shape, levers, backward=False),
-        communicated_bytes=2 * shape.layers * sequences * shape.width * b if tp > 1 else 0.0,
-        messages=2.0 * shape.layers if tp > 1 else 0.0,
     )

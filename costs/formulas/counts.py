@@ -66,7 +66,7 @@ def training_flops(
     passes = 3.0 if levers.tuning == "full" else 2.0
     adapters = 6 * parameters_per_token(shape, levers) * total if levers.tuning != "full" else 0.0
     backward = 2.5 if levers.attention != "eager" else 2.0
-    attention_passes = 1 + backward + (levers.checkpointing in ("full", "selective"))
+    attention_passes = 1 + backward + (levers.checkpointing == "full")
     return passes * matmul + again + adapters, attention * attention_passes
 
 
@@ -191,7 +191,7 @@ def unpacked_bytes(shape: ModelShape, levers: Levers) -> float:
     for a product over many tokens: a multiplication and a cast, at the bandwidth; NF4's table
     look-up is slower, see `dequantised_bytes`.
     """
-    if levers.quantisation not in ("int8", "int4"):  # fp8 is multiplied directly
+    if levers.quantisation not in ("int8", "int4"):
         return 0.0
     return shape.layers * shape.layer_matrix_parameters * (QUANT_BYTES[levers.quantisation] + 2.0)
 

@@ -47,7 +47,7 @@ def teacher_levers(setting: Setting) -> Levers:
 def distill_phases(setting: Setting) -> list[PhaseRow]:
     """(phase, work, seconds, bound) over all updates, on one device."""
     loop, teacher, held = roles_of(setting), teacher_of(setting), teacher_levers(setting)
-    each = loop.batch / setting.data_parallel
+    each = loop.batch / setting.gpus
     found = []
     for name, shape, levers, share in (
         ("student_rollout", setting.model, setting.levers, loop.student_share),
@@ -74,7 +74,7 @@ def _rollout(
 ) -> PhaseRow:
     """`responses` of a role in every update, on one device, averaged over the updates."""
     loop, steps = roles_of(setting), setting.workload.steps
-    side_by_side = max(1.0, min(loop.rollout_batch, loop.batch / setting.data_parallel))
+    side_by_side = max(1.0, min(loop.rollout_batch, loop.batch / setting.gpus))
     batches = steps * responses / side_by_side
     (_, prefill, first, _), (_, decode, rest, bound) = generation(
         setting, shape, levers, batches, side_by_side
@@ -128,7 +128,7 @@ def distill_moments(setting: Setting) -> list[Moment]:
         },
         "teacher": frozen_role(setting, teacher, held),
     }
-    each = loop.batch / setting.data_parallel
+    each = loop.batch / setting.gpus
     found = []
     for name, role, shape, levers, share in (
         ("student_rollout", "policy", setting.model, setting.levers, loop.student_share),

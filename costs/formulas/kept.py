@@ -9,14 +9,14 @@ from costs.tables.shapes import ModelShape
 
 
 def kept_per_token(setting: Setting, shape: ModelShape, levers: Levers, tokens: int) -> float:
-    """Bytes per token that one layer keeps, on one device of a tensor-parallel group."""
+    """Bytes per token that one layer keeps."""
     kept = layer_kept(
         shape, computing(setting, levers), setting.engine, tokens, setting.mask_tensor
     )
     places = setting.workload.attention_places
     if places > 1:  # what attention keeps it keeps at each place, and its outputs are collected
         kept["attention"] = places * kept["attention"] + shape.query_width * levers.dtype_bytes
-    return sum(kept.values()) / levers.tensor_parallel
+    return sum(kept.values())
 
 
 def computing(setting: Setting, levers: Levers) -> Levers:
@@ -30,23 +30,6 @@ def computing(setting: Setting, levers: Levers) -> Levers:
     return replace(levers, weights_fp32=False)
 
 
-def selectively_kept(setting: Setting, shape: ModelShape, levers: Levers, tokens: int) -> float:
-    """Bytes per token that one layer keeps with `selective` recomputation, on one device: all but
-    scores, masks and dropout of attention (arXiv 2205.05198 section 5); or, by torchtitan's policy
-    `op`, the layer's input, the attention output with the logarithm of its softmax sum, and the
-    outputs of every other matrix product, the first, third ... of q, k, v, o, gate, up, down.
-    Source of the latter: torchtitan, models/llama3/infra/parallelize.py.
-    """
-    if not setting.engine.selective_ops:
-        unquadratic = replace(levers, attention="flash", dropout=False)
-        return kept_per_token(setting, shape, unquadratic, tokens)
-    inner = computing(setting, levers)
-    outputs = [outputs * used for _, outputs, used in shape.matrices.values()][::2]
-    attention = shape.query_width * inner.dtype_bytes + 4 * shape.heads
-    products = sum(outputs) * inner.dtype_bytes
-    return (layer_inputs(inner, shape) + attention + products) / levers.tensor_parallel
-
-
 def layer_inputs(levers: Levers, shape: ModelShape) -> float:
     """Bytes per token of one layer's input: all that full checkpointing keeps (arXiv 2205.05198
     section 5).
@@ -58,28 +41,18 @@ def activation_bytes(
     setting: Setting, shape: ModelShape, levers: Levers, sequences: float, tokens: int
 ) -> float:
     """Bytes kept between forward and backward pass for `sequences` of `tokens` tokens."""
-    total, layers = sequences * tokens, shape.layers
-    if levers.tuning == "adapter":
-        layers -= 2  # no adapter is trained below the third layer
+    total = sequences * tokens
     if levers.checkpointing == "none":
-        stack = layers * kept_per_token(setting, shape, levers, tokens)
-    elif levers.checkpointing == "selective":
-        stack = layers * selectively_kept(setting, shape, levers, tokens)
+        stack = shape.layers * kept_per_token(setting, shape, levers, tokens)
     else:
-        inputs = layer_inputs(computing(setting, levers), shape)
-        if setting.engine.sequence_parallel:
-            inputs /= levers.tensor_parallel
-        stack = 0.0 if levers.offload_activations else layers * inputs
+        stack = shape.layers * layer_inputs(computing(setting, levers), shape)
     # the final norm's input and output
     ends = 2 * shape.width * levers.dtype_bytes + 4 * shape.width
     spared = 0.0
     if levers.checkpointing != "full":  # a recomputed layer keeps its full input
         kept = layer_kept(shape, levers, setting.engine, tokens, setting.mask_tensor)
         spared = kept.get("feed_forward", 0.0) + kept.get("norms", 0.0) / shape.norms
-    return (
-        total * (stack + ends)
-        - spared_tokens(setting, shape, levers, total) * spared / levers.tensor_parallel
-    )
+    return total * (stack + ends) - spared_tokens(setting, shape, levers, total) * spared
 
 
 NARROWED = ("llama", "mistral", "qwen2", "qwen3")
@@ -101,9 +74,6 @@ def recomputed_bytes(
     rebuilt = 0.0
     if levers.checkpointing == "full":
         rebuilt = kept_per_token(setting, shape, levers, tokens)
-    elif levers.checkpointing == "selective":
-        every = kept_per_token(setting, shape, levers, tokens)
-        rebuilt = max(0.0, every - selectively_kept(setting, shape, levers, tokens))
     active = (
         2
         * ((shape.experts_per_token * shape.expert_width or shape.mlp_width) + shape.width)
@@ -118,21 +88,18 @@ def recomputed_bytes(
         active = max(
             active, 2 * shape.heads * tokens * levers.dtype_bytes - kept.get("feed_forward", 0.0)
         )
-    return sequences * tokens * (rebuilt + active / levers.tensor_parallel)
+    return sequences * tokens * (rebuilt + active)
 
 
 def workspace(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Copies that kernels make: the largest quantised matrix in 16 bit, twice, while it is
     multiplied forward and backward; none where a compiler puts unpacking into the product.
     """
-    if levers.quantisation in (None, "fp8"):
+    if levers.quantisation is None:
         return 0.0
     if setting.engine.compiled and not levers.quantisation.startswith("nf4"):
         return 0.0
     head = shape.vocab * shape.width if setting.engine.quantises_head else 0
     return (
-        2
-        * DTYPE_BYTES["bf16"]
-        * max(head, shape.width * max(shape.mlp_width, shape.query_width))
-        / levers.tensor_parallel
+        2 * DTYPE_BYTES["bf16"] * max(head, shape.width * max(shape.mlp_width, shape.query_width))
     )

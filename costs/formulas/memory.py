@@ -60,21 +60,11 @@ def frozen_role(setting: Setting, shape: ModelShape, levers: Levers) -> Parts:
     }
 
 
-def kv_cache_bytes(
-    shape: ModelShape, dtype: str, sequences: float, tokens: float, tensor_parallel: int = 1
-) -> float:
+def kv_cache_bytes(shape: ModelShape, dtype: str, sequences: float, tokens: float) -> float:
     """Keys and values of every layer (arXiv 2211.05102 section 2.1): 2 x layers x kv width x bytes,
     per token.
     """
-    return (
-        2
-        * shape.layers
-        * shape.kv_width
-        * DTYPE_BYTES[dtype]
-        * sequences
-        * tokens
-        / tensor_parallel
-    )
+    return 2 * shape.layers * shape.kv_width * DTYPE_BYTES[dtype] * sequences * tokens
 
 
 def generating(
@@ -90,15 +80,14 @@ def generating(
     logits = sequences * shape.vocab * (b + 8)
     if setting.engine.whole_prefill:
         logits = max(logits, sequences * prompt * shape.vocab * (b + 4))
-    cache = kv_cache_bytes(shape, levers.dtype, sequences, tokens, levers.tensor_parallel)
+    cache = kv_cache_bytes(shape, levers.dtype, sequences, tokens)
     # a cache that grows by concatenation never fits into its previous block
     copies = 2.0 if setting.engine.concatenates_cache else 1.0
     return {
-        "kv_cache": cache * copies * levers.cache_bytes / b,
+        "kv_cache": cache * copies,
         "activations": min(setting.prompts_of(sequences) * prompt, setting.engine.prefill_tokens)
         * active
-        * b
-        / levers.tensor_parallel,
+        * b,
         "logits": logits,
         "workspace": workspace(setting, shape, levers),
     }
@@ -122,7 +111,7 @@ def scoring(
         # the scores, and what the softmax makes of them
         active = max(active, 2 * shape.heads * tokens + 4 * shape.width)
     total = sequences * tokens
-    layer, logits = total * active * b / levers.tensor_parallel, 0.0
+    layer, logits = total * active * b, 0.0
     if vocabulary:
         read = total * logits_share(setting)
         logits = read * loss(setting.engine.loss).bytes_per_token(

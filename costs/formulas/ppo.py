@@ -63,7 +63,7 @@ def ppo_phases(setting: Setting) -> list[PhaseRow]:
     all updates, on one device.
     """
     loop = roles_of(setting)
-    each = loop.batch / setting.data_parallel
+    each = loop.batch / setting.gpus
     side_by_side = min(loop.rollout_batch, each)
     batches = setting.workload.steps * each / side_by_side
     generated = generation(setting, setting.model, setting.levers, batches, side_by_side)
@@ -77,7 +77,7 @@ def ppo_phases(setting: Setting) -> list[PhaseRow]:
         + gather_seconds(setting, setting.model) * setting.workload.steps,
         generated[1][3],
     )
-    again = loop.rescored / setting.data_parallel
+    again = loop.rescored / setting.gpus
     rescored = [scored(setting, "logprobs", setting.model, True, again)] if again else []
     passes = [
         scored(setting, name, shape, vocabulary, each)
@@ -219,7 +219,7 @@ def update_micro_batch(setting: Setting) -> int:
 def mini_batch(setting: Setting) -> int:
     """Responses between two optimizer steps, of one device."""
     loop = roles_of(setting)
-    return max(1, floor(loop.batch / setting.data_parallel / loop.mini_batches))
+    return max(1, floor(loop.batch / setting.gpus / loop.mini_batches))
 
 
 def packed_sequences(setting: Setting, available: float) -> float:

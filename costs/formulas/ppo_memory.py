@@ -33,7 +33,7 @@ def ppo_moments(setting: Setting) -> list[Moment]:
     """Memory in each phase: every role's states stay, and the active role has its activations."""
     loop, work = roles_of(setting), setting.workload
     resident = resident_roles(setting)
-    side_by_side = min(loop.rollout_batch, loop.batch / setting.data_parallel)
+    side_by_side = min(loop.rollout_batch, loop.batch / setting.gpus)
     rollout = generating(
         setting,
         setting.model,
@@ -46,13 +46,11 @@ def ppo_moments(setting: Setting) -> list[Moment]:
     rollout["workspace"] += gathered_bytes(setting, setting.model, setting.levers)
     found = [Moment("rollout", plus(resident, "policy", rollout))]
     again = [("logprobs", setting.model, True)] if loop.rescored else []
-    longest = packed_sequences(setting, loop.batch / setting.data_parallel)
+    longest = packed_sequences(setting, loop.batch / setting.gpus)
     for name, shape, vocabulary in [*again, *frozen_passes(setting)]:
         role = {"logprobs": "policy", "score": "reward", "reference": "ref", "value": "value"}[name]
         rows = (
-            min(longest, max(1.0, loop.rescored / setting.data_parallel))
-            if name == "logprobs"
-            else longest
+            min(longest, max(1.0, loop.rescored / setting.gpus)) if name == "logprobs" else longest
         )
         passing = scoring(setting, shape, setting.levers, rows, work.max_tokens, vocabulary)
         held = {"policy": setting.levers, "value": value_levers(setting)}.get(role, frozen)

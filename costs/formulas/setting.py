@@ -15,10 +15,10 @@ from costs.tables.losses import Loss, loss
 from costs.tables.rates import EFFICIENCY, Efficiency
 from costs.tables.shapes import ModelShape
 
-Tuning = Literal["full", "lora", "adapter", "adapter_v2", "frozen"]
+Tuning = Literal["full", "lora", "frozen"]
 Parallel = Literal["ddp", "zero1", "zero2", "zero3", "fsdp"]
-Optimizer = Literal["adamw", "adamw8bit", "paged_adamw", "paged_adamw8bit", "sgd", "adafactor"]
-Checkpointing = Literal["none", "full", "selective"]
+Optimizer = Literal["adamw", "adamw8bit", "paged_adamw", "paged_adamw8bit"]
+Checkpointing = Literal["none", "full"]
 Attention = Literal["flash", "sdpa", "eager"]
 
 EVALUATED = 3
@@ -26,7 +26,6 @@ EVALUATED = 3
 DTYPE_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0}
 QUANT_BYTES = {
     "int8": 1.0,
-    "fp8": 1.0,
     "nf4": 0.5 + 4 / 64,
     "nf4-dq": 0.5 + 1 / 64 + 4 / (64 * 256),
     "int4": 0.5 + 4 / 32,
@@ -49,8 +48,6 @@ class Levers:
     """Storage of frozen weights: nf4, nf4-dq, int8, int4; None keeps them in `dtype`."""
     dtype: str = "bf16"
     """Compute type."""
-    cache_dtype: str | None = None
-    """Type of the cache of keys and values: int8 or fp8; None is `dtype`."""
     weights_fp32: bool = False
     """Trained weights are fp32 and cast for computing (mixed precision); else they are in `dtype`,
     and so is the optimizer state.
@@ -64,8 +61,6 @@ class Levers:
     moments (DeepSpeed, Megatron).
     """
     optimizer: Optimizer = "adamw"
-    optimizer_in_backward: bool = False
-    """Each gradient is applied and freed at once."""
     micro_batch: int = 1
     """Sequences per forward pass on one device."""
     accumulation: int = 1
@@ -74,10 +69,8 @@ class Levers:
     loss: str | None = None
     """None takes the engine's own."""
     parallel: Parallel = "ddp"
-    tensor_parallel: int = 1
     offload_optimizer: bool = False
     offload_weights: bool = False
-    offload_activations: bool = False
     dropout: bool = False
 
     def __post_init__(self) -> None:
@@ -103,7 +96,7 @@ class Levers:
                 f"quantisation={self.quantisation!r} is not one of {', '.join(QUANT_BYTES)}. "
                 "Change it in the setting."
             )
-        if min(self.micro_batch, self.accumulation, self.lora_rank, self.tensor_parallel) < 1:
+        if min(self.micro_batch, self.accumulation, self.lora_rank) < 1:
             raise CostError(
                 f"micro_batch={self.micro_batch}, accumulation={self.accumulation}, "
                 f"lora_rank={self.lora_rank} must all be at least 1."
@@ -112,11 +105,6 @@ class Levers:
     @property
     def dtype_bytes(self) -> float:
         return DTYPE_BYTES[self.dtype]
-
-    @property
-    def cache_bytes(self) -> float:
-        """Bytes of one key or value in the cache."""
-        return self.dtype_bytes if self.cache_dtype is None else 1.0
 
     @property
     def weight_bytes(self) -> float:
@@ -244,20 +232,11 @@ class Setting:
     def __post_init__(self) -> None:
         if self.gpus < 1:
             raise CostError(f"gpus={self.gpus} must be at least 1. Change --gpus.")
-        if self.gpus % self.levers.tensor_parallel:
-            raise CostError(
-                f"gpus={self.gpus} does not split into "
-                f"tensor_parallel={self.levers.tensor_parallel}. Change either."
-            )
 
     @property
     def paid_gpus(self) -> int:
         """Devices that are paid for: those that work, and those that are rented with them."""
         return max(self.gpus, self.rented)
-
-    @property
-    def data_parallel(self) -> int:
-        return self.gpus // self.levers.tensor_parallel
 
     @property
     def accelerator_bytes(self) -> float:

@@ -61,7 +61,7 @@ WITHOUT_DDP = ("deepspeed-chat", "megatron")
 
 def sharding_of(setting: Setting) -> Sharding:
     """The row of a setting; a single device shards nothing."""
-    if setting.data_parallel == 1:
+    if setting.gpus == 1:
         return Sharding()
     row = (OWN if setting.engine.name == "ours" else PUBLISHED)[setting.levers.parallel]
     return replace(row, buckets=False) if setting.engine.name in WITHOUT_DDP else row

@@ -16,12 +16,8 @@ STATE_BYTES = {
     "paged_adamw": 2.0,
     "adamw8bit": 2.0,
     "paged_adamw8bit": 2.0,
-    "sgd": 0.0,
-    "adafactor": 0.0,
 }
-"""Moments kept per trained parameter: two for Adam, none for plain SGD; Adafactor's row and column
-sums are negligible.
-"""
+"""Moments kept per trained parameter."""
 
 
 def adapter_parameters(shape: ModelShape, levers: Levers) -> float:
@@ -40,13 +36,6 @@ def adapter_parameters(shape: ModelShape, levers: Levers) -> float:
             ).items()
         )
         return shape.layers * per_layer
-    if levers.tuning == "adapter":
-        # ten prefix tokens and a gate a head from the third layer on
-        return max(0, shape.layers - 2) * (10 * shape.width + shape.heads)
-    if levers.tuning == "adapter_v2":
-        return shape.layers * (
-            2 * sum(o for _, o, _ in shape.matrices.values()) + shape.norms * shape.width
-        )
     return 0.0
 
 
@@ -81,11 +70,11 @@ def shards(setting: Setting) -> Parts:
     """Number of shards of weights between steps, gradients and optimizer state. Source: arXiv
     1910.02054 figure 1.
     """
-    n, tp, row = setting.data_parallel, setting.levers.tensor_parallel, sharding_of(setting)
+    n, row = setting.gpus, sharding_of(setting)
     return {
-        "weights": tp * (n if row.weights else 1),
-        "gradients": tp * (n if row.gradients else 1),
-        "optimizer": tp * (n if row.optimizer else 1),
+        "weights": n if row.weights else 1,
+        "gradients": n if row.gradients else 1,
+        "optimizer": n if row.optimizer else 1,
     }
 
 
@@ -109,7 +98,7 @@ def weights(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     ZeRO-3 has two layers gathered (one computing, one being fetched) and what is outside of the
     layers; FSDP2 that keeps weights has all, and the buffer that one layer is gathered through.
     """
-    row, tp = sharding_of(setting), setting.levers.tensor_parallel
+    row = sharding_of(setting)
     held = resting_weights(setting, shape, levers)
     if row.micro_gathers and row.keeps_weights:
         return (
@@ -120,7 +109,7 @@ def weights(setting: Setting, shape: ModelShape, levers: Levers) -> float:
         )
     if row.micro_gathers:
         root = outside_of_layers(shape.parameters, shape.layers, shape.layer_parameters)
-        held += (2 * shape.layer_parameters + root) * _gathered_width(setting, levers) / tp
+        held += (2 * shape.layer_parameters + root) * _gathered_width(setting, levers)
     elif levers.offload_weights:  # one layer computing, one being fetched
         return 2 * shape.layer_parameters * levers.dtype_bytes
     return held + autocast_copies(setting, shape, levers)
@@ -133,7 +122,7 @@ def weights_in_backward(setting: Setting, shape: ModelShape, levers: Levers) -> 
     held, copies = weights(setting, shape, levers), autocast_copies(setting, shape, levers)
     if not copies or levers.checkpointing != "full":
         return held
-    one = shape.layer_matrix_parameters * levers.dtype_bytes / setting.levers.tensor_parallel
+    one = shape.layer_matrix_parameters * levers.dtype_bytes
     return held - copies + min(copies, one)
 
 
@@ -174,7 +163,7 @@ def autocast_copies(setting: Setting, shape: ModelShape, levers: Levers) -> floa
     if not levers.mixed or levers.tuning != "full" or (row.micro_gathers and not row.fsdp2):
         return 0.0
     looked_up = 0 if shape.tied else shape.embedding_parameters
-    return (shape.parameters - looked_up) * levers.dtype_bytes / setting.levers.tensor_parallel
+    return (shape.parameters - looked_up) * levers.dtype_bytes
 
 
 def gathered_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
@@ -186,7 +175,7 @@ def gathered_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float
     row, copies = sharding_of(setting), autocast_copies(setting, shape, levers)
     if not row.weights:
         return copies
-    return stored_bytes(setting, shape, levers) / setting.levers.tensor_parallel + copies
+    return stored_bytes(setting, shape, levers) + copies
 
 
 def role_weights(setting: Setting, shape: ModelShape, levers: Levers) -> float:

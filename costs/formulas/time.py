@@ -149,7 +149,7 @@ def decode_duration(work: Work, setting: Setting) -> Seconds:
         setting.levers.quantisation,
         setting.efficiency,
     )
-    share = {None: efficiency.decode, "fp8": efficiency.decode, "int8": efficiency.decode_int8}.get(
+    share = {None: efficiency.decode, "int8": efficiency.decode_int8}.get(
         quantisation, efficiency.decode_4bit
     )
     moved = work.weight_bytes / (hardware.bandwidth_bytes_per_second * share) + work.bytes_moved / (

@@ -54,9 +54,7 @@ def training_moments(
     head = head_gradient(setting, shape, levers) if vocabulary else 0.0
     # chunked losses meet the head's gradient while the logits are still there
     chunk_head = head if setting.loss.chunked else 0.0
-    persistent = gradients if levers.accumulation > 1 and not levers.optimizer_in_backward else 0.0
-    largest = largest_gradient(setting, shape, levers)
-    at_end = min(gradients, largest) if levers.optimizer_in_backward else gradients
+    persistent = gradients if levers.accumulation > 1 else 0.0
     # a tied matrix gets one gradient from the head, which waits, and one from the embedding, summed
     # at the very end; gradients of earlier micro-batches stay beside a new one until it is added
     table = head_gradient(setting, shape, levers)
@@ -82,13 +80,12 @@ def training_moments(
         },
         "backward_end": {
             "activations": last,
-            "gradients": at_end + (unreduced or waiting + new),
+            "gradients": gradients + (unreduced or waiting + new),
             "workspace": work,
         },
         "step": {
-            "gradients": at_end,
-            "workspace": summed
-            + temporary / (shards(setting)["optimizer"] / levers.tensor_parallel),
+            "gradients": gradients,
+            "workspace": summed + temporary / shards(setting)["optimizer"],
         },
     }
     for parts in moments.values():
@@ -113,7 +110,7 @@ def logits_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     tokens = (
         setting.workload.micro_batch_tokens or levers.micro_batch * setting.workload.max_tokens
     ) * setting.workload.loss_tokens
-    return _logits(setting, shape, levers, tokens) / levers.tensor_parallel
+    return _logits(setting, shape, levers, tokens)
 
 
 def _logits(setting: Setting, shape: ModelShape, levers: Levers, tokens: float) -> float:
@@ -125,21 +122,7 @@ def _logits(setting: Setting, shape: ModelShape, levers: Levers, tokens: float) 
 
 def head_gradient(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """The gradient of the output head, which exists before any activation is freed."""
-    return (
-        shape.vocab * shape.width * levers.weight_bytes / levers.tensor_parallel
-        if levers.tuning == "full"
-        else 0.0
-    )
-
-
-def largest_gradient(setting: Setting, shape: ModelShape, levers: Levers) -> float:
-    """The largest single gradient: all that is left of them when each is applied in the backward
-    pass.
-    """
-    if levers.tuning != "full":
-        return gradient_bytes(setting, shape, levers)
-    largest = max([shape.vocab * shape.width, *(i * o for i, o, _ in shape.matrices.values())])
-    return largest * levers.weight_bytes / levers.tensor_parallel
+    return shape.vocab * shape.width * levers.weight_bytes if levers.tuning == "full" else 0.0
 
 
 def loading_moment(setting: Setting, shape: ModelShape, levers: Levers) -> Moment:

@@ -150,7 +150,7 @@ def held_out_phase(setting: Setting) -> list[Phase]:
         setting, setting.model, levers, levers.micro_batch, work.mean_tokens, vocabulary
     )
     own = setting.engine.name == "ours"
-    shared = 1 if own and setting.stage == "sft" else setting.data_parallel
+    shared = 1 if own and setting.stage == "sft" else setting.gpus
     times = work.held_out / levers.micro_batch / shared
     gathering, gathers = gather(setting, setting.model, levers), 1.0
     if setting.stage == "sft" and not sharding_of(setting).keeps_weights:
@@ -206,6 +206,6 @@ def forward_phases(setting: Setting) -> list[Phase]:
         ).times(2 if contest else 2 - 1 / models)
     times = work.steps * levers.accumulation
     if setting.stage == "dpo" and work.reference_sequences is not None:
-        times = work.reference_sequences / levers.micro_batch / setting.data_parallel
+        times = work.reference_sequences / levers.micro_batch / setting.gpus
     seconds = duration(once, setting)
     return [Phase(name, once.times(times), seconds.seconds * times, seconds.bound)]

@@ -245,7 +245,7 @@ def _batch_keys(stage: str, setting: Setting, own: Any) -> Iterator[dict[str, in
 def step_sequences(setting: Setting) -> int:
     """Sequences of an optimizer step on one device. A token budget may hold more than that."""
     if setting.stage in LOOPS and setting.rlhf is not None:
-        return max(1, int(setting.rlhf.batch / setting.data_parallel / setting.rlhf.mini_batches))
+        return max(1, int(setting.rlhf.batch / setting.gpus / setting.rlhf.mini_batches))
     return setting.levers.micro_batch * setting.levers.accumulation
 
 

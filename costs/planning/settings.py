@@ -49,7 +49,7 @@ def setting_of(params: Params, aim: Target, stage: str, rows: Rows, model: Model
     place = params.where.of(stage)
     parallel = PARALLEL[place.sharding]
     # a single process shards nothing, and so offloads nothing
-    offloads = place.offload and parallel in ("zero2", "fsdp") and made.data_parallel > 1
+    offloads = place.offload and parallel in ("zero2", "fsdp") and made.gpus > 1
     return made.with_levers(parallel=parallel, offload_optimizer=offloads, offload_weights=offloads)
 
 

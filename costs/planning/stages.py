@@ -91,13 +91,7 @@ def processed_tokens(setting: Setting) -> float:
     levers, work = setting.levers, setting.workload
     if setting.stage in LOOPS and setting.rlhf:
         return work.steps * setting.rlhf.batch * work.mean_tokens
-    return (
-        work.steps
-        * levers.micro_batch
-        * levers.accumulation
-        * setting.data_parallel
-        * work.mean_tokens
-    )
+    return work.steps * levers.micro_batch * levers.accumulation * setting.gpus * work.mean_tokens
 
 
 # ---------------------------------------------------------------- making it fit

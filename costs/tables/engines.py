@@ -97,8 +97,6 @@ class Engine:
     """A server whose requests wait until the paged cache has room for them: of a batch as many
     sequences run as fit (arXiv 2309.06180 section 4.5).
     """
-    fp8_cache: bool = False
-    """With weights in fp8 the cache is too."""
     prefill_launches: float = 0.0
     """Operations that one layer launches for a prompt, outside of the graph of decoding."""
     prefill_tokens: float = math.inf
@@ -109,14 +107,6 @@ class Engine:
     """Prepares quantised models with the rest of their weights in fp32 (PEFT)."""
     iterates_micro_batches: bool = False
     """What it prints as an iteration is one micro-batch, not an optimizer step."""
-    sequence_parallel: bool = False
-    """Tensor parallelism also divides norms, residual stream and checkpoints by tokens (arXiv
-    2205.05198 section 4.2.2).
-    """
-    selective_ops: bool = False
-    """`selective` recomputation keeps the attention output and every other matrix product, and
-    makes the rest again (torchtitan's policy `op`); else only attention is made again.
-    """
     vendor_products: bool = False
     """Its matrix products are NVIDIA's own stack (Transformer Engine)."""
     loop_seconds: float = 0.7

@@ -21,7 +21,7 @@ class Efficiency:
     tails of kernels show.
     """
     attention: float = 0.41
-    bandwidth: float = 0.75
+    bandwidth: float = 0.72
     decode: float = 0.80
     decode_int8: float = 0.70
     decode_4bit: float = 0.61

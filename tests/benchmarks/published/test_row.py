@@ -81,7 +81,7 @@ def test_a_file_gives_its_rows_its_source_and_what_their_runs_have_in_common(tmp
 
 def test_every_row_in_the_repository_is_planned() -> None:
     rows = published()
-    assert len({row.id for row in rows}) == len(rows) > 400
+    assert len({row.id for row in rows}) == len(rows) > 340
     assert all(planned_of(row.run).setting.model for row in rows)
 
 

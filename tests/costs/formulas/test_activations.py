@@ -205,7 +205,6 @@ def part(
         (MIXED, "llama", {}, 2 * (40 + 40 + 4)),
         (FROZEN, "llama", {}, 2 * (40 + 4)),
         (Levers(tuning="lora"), "llama", {}, 2 * (40 + 4)),
-        (Levers(tuning="adapter_v2"), "llama", {}, 2 * (40 + 20 + 4)),
         (Levers(), "gemma", {}, 2 * (40 + 40 + 4)),
         (Levers(), "llama", {"wide_norm": True}, 2 * (40 + 40 + 4)),
         # a norm in one kernel keeps its input and two numbers
@@ -369,8 +368,6 @@ def test_a_mixture_keeps_the_experts_that_a_token_uses_and_its_routed_inputs() -
     [
         (Levers(), "llama", PLAIN, 0),
         (FROZEN, "llama", PLAIN, 0),
-        (Levers(tuning="adapter"), "llama", PLAIN, 2 * 12),
-        (Levers(tuning="adapter_v2"), "llama", PLAIN, 2 * 78),
         # what A makes of the input
         (lora("q", "down"), "llama", PLAIN, 2 * 2 * 2),
         (lora(*ALL_LINEAR), "llama", PLAIN, 7 * 2 * 2),
@@ -411,8 +408,6 @@ def test_adapters_of_experts_work_for_those_that_a_token_uses() -> None:
     assert part("adapters", lora("up"), shape=experts, software=PEFT) == 4 * 2 * 2 + 4 * 10 * 2
     dropped = part("adapters", lora("up", lora_dropout=True), shape=experts)
     assert dropped == 2 * 2 * 2 + 3 * 10 * 2
-    scales = 12 + 6 + 6 + 10 + 4 + 2 * (17 + 17 + 10)
-    assert part("adapters", Levers(tuning="adapter_v2"), shape=experts) == 2 * scales
 
 
 def test_dropout_keeps_masks_of_a_byte_and_eager_attention_its_probabilities_once_more() -> None:

@@ -52,7 +52,6 @@ SCORES = 3 * 2 * 4 * 12 * 25
         (Levers(), 3 * (LAYERS + HEAD), 3.5 / 2),
         (Levers(attention="eager"), 3 * (LAYERS + HEAD), 3.0),
         (Levers(attention="flash"), 3 * (LAYERS + HEAD), 3.5 / 2),
-        (Levers(checkpointing="selective"), 3 * (LAYERS + HEAD), 4.5 / 2),
         (Levers(checkpointing="full"), 4 * LAYERS + 3 * HEAD, 4.5 / 2),
         (Levers(checkpointing="full", attention="eager"), 4 * LAYERS + 3 * HEAD, 4.0),
         (Levers(tuning="frozen"), 2 * (LAYERS + HEAD), 3.5 / 2),
@@ -155,9 +154,6 @@ def test_each_layer_launches_its_operations_and_a_backward_pass_nearly_three_tim
     assert operations(Levers(checkpointing="full"), backward=False) == plain
     assert operations(Levers(), backward=True) == pytest.approx(2.8 * plain)
     assert operations(Levers(checkpointing="full"), backward=True) == pytest.approx(3.8 * plain)
-    assert operations(Levers(checkpointing="selective"), backward=True) == pytest.approx(
-        2.8 * plain
-    )
 
 
 def test_each_adapted_and_each_quantised_matrix_launches_four_more() -> None:
@@ -190,7 +186,7 @@ def test_tokens_with_several_places_in_attention_are_put_there_and_back(
 
 @pytest.mark.parametrize(
     ("storage", "size"),
-    [("int8", 1.0), ("int4", 0.625), ("fp8", None), ("nf4", None), (None, None)],
+    [("int8", 1.0), ("int4", 0.625), ("nf4", None), (None, None)],
 )
 def test_integer_weights_are_unpacked_at_the_bandwidth(
     storage: str | None, size: float | None

@@ -9,14 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.published.engines import engine
 from costs.formulas.activations import layer_kept
 from costs.formulas.kept import (
     activation_bytes,
     kept_per_token,
     layer_inputs,
     recomputed_bytes,
-    selectively_kept,
     spared_tokens,
     workspace,
 )
@@ -207,15 +205,6 @@ def test_full_checkpointing_keeps_one_input_a_layer() -> None:
     )
 
 
-def test_the_optimizer_in_the_backward_pass_saves_the_gradients() -> None:
-    usual, fused = (
-        sft(software="torchtune", tokens=128, checkpointing="full", optimizer_in_backward=how)
-        for how in (False, True)
-    )
-    difference = peak(moments(usual)).total - peak(moments(fused)).total
-    assert difference > 0.3 * 2 * usual.model.parameters
-
-
 def test_accumulation_keeps_gradients_through_the_forward_pass() -> None:
     once, twice = sft(micro_batch=4), sft(micro_batch=4, accumulation=2)
     loss_moments = [
@@ -274,13 +263,6 @@ def test_memory_never_shrinks_when_the_batch_grows(
 def test_sharding_never_needs_more_than_data_parallel(gpus: int, parallel: str) -> None:
     sharded, plain = sft(gpus=gpus, parallel=parallel), sft(gpus=gpus)
     assert peak(moments(sharded)).total <= peak(moments(plain)).total
-
-
-def test_tensor_parallel_divides_weights() -> None:
-    setting = replace(
-        sft("llama-7b", gpus=4, tensor_parallel=4, tuning="frozen"), engine=engine("gpt-fast")
-    )
-    assert weights(setting, setting.model, setting.levers) == setting.model.parameters * 2 / 4
 
 
 def test_a_fused_head_holds_a_tile_on_a_gpu_and_thirty_three_bytes_a_logit_on_a_cpu() -> None:
@@ -366,9 +348,6 @@ def test_parameters_that_are_trained_by_hand() -> None:
     assert trained_parameters(small_mixture(), every) == 3 * 2 * (
         22 + 16 + 16 + 22 + 4 * of_experts
     )
-    for layers, found in ((3, 104), (4, 208), (2, 0), (1, 0)):
-        assert trained_parameters(small(layers=layers), Levers(tuning="adapter")) == found
-    assert adapter_parameters(small(), Levers(tuning="adapter_v2")) == 3 * (2 * 78 + 2 * 10)
 
 
 @pytest.mark.parametrize(
@@ -400,9 +379,9 @@ def test_a_quantised_head_leaves_the_table_that_it_is_tied_to() -> None:
 @pytest.mark.parametrize(
     ("parallel", "divided"),
     [
-        ("ddp", (2, 2, 2)),
-        ("zero1", (2, 2, 8)),
-        ("zero2", (2, 8, 8)),
+        ("ddp", (1, 1, 1)),
+        ("zero1", (1, 1, 8)),
+        ("zero2", (1, 8, 8)),
         ("zero3", (8, 8, 8)),
         ("fsdp", (8, 8, 8)),
     ],
@@ -410,7 +389,7 @@ def test_a_quantised_head_leaves_the_table_that_it_is_tied_to() -> None:
 def test_each_kind_of_sharding_divides_what_its_paper_says(
     parallel: Any, divided: tuple[int, int, int]
 ) -> None:
-    setting = small_setting(parallel=parallel, gpus=8, tensor_parallel=2, software="deepspeed-chat")
+    setting = small_setting(parallel=parallel, gpus=8, software="deepspeed-chat")
     assert shards(setting) == dict(zip(("weights", "gradients", "optimizer"), divided, strict=True))
 
 
@@ -427,14 +406,12 @@ COPIES = 2 * (ALL - TABLE)
         (LORA, 2 * ALL + 4 * ADAPTERS),
         (LORA | {"software": "torchtune"}, 2 * ALL + 2 * ADAPTERS),
         ({"gpus": 4}, 2 * ALL),
-        ({"gpus": 4, "tensor_parallel": 4}, 2 * ALL / 4),
         (FSDP, 2 * ALL / 4 + 2 * UNIT),
         ({"parallel": "zero3", "gpus": 4}, 2 * ALL / 4 + 2 * UNIT),
         ({"parallel": "zero2", "gpus": 4}, 2 * ALL / 4 + 2 * ALL + 2 * 890),
         ({"parallel": "zero2", "gpus": 4, "software": "transformers"}, 2 * ALL),
         ({"parallel": "fsdp"}, 2 * ALL),
         (FSDP | {"gpus": 2}, 2 * ALL / 2 + 2 * UNIT),
-        (FSDP | {"tensor_parallel": 2}, 2 * ALL / 4 + 2 * UNIT / 2),
         (
             FSDP | LORA | {"quantisation": "int8"},
             (LAYERS + 2 * (ALL - LAYERS) + 4 * ADAPTERS) / 4 + UNIT,
@@ -451,7 +428,6 @@ COPIES = 2 * (ALL - TABLE)
             {"weights_fp32": True, "gpus": 2, "parallel": "zero2"},
             4 * ALL / 2 + 4 * ALL + 4 * 890 + COPIES,
         ),
-        ({"weights_fp32": True, "gpus": 2, "tensor_parallel": 2}, (4 * ALL + COPIES) / 2),
         (FSDP | {"weights_fp32": True}, 4 * ALL / 4 + 4 * UNIT + COPIES),
         (FSDP | {"weights_fp32": True, "software": "llm-foundry"}, 4 * ALL / 4 + 2 * UNIT),
         ({"parallel": "zero3", "gpus": 4, "weights_fp32": True}, 4 * ALL / 4 + 4 * UNIT + COPIES),
@@ -513,9 +489,6 @@ def test_bytes_of_gradients_on_a_device(chosen: dict[str, Any], size: float) -> 
         ({}, 2 * 2 * ALL),
         ({"weights_fp32": True}, 2 * 4 * ALL),
         ({"master_fp32": True}, 3 * 4 * ALL),
-        ({"master_fp32": True, "optimizer": "sgd"}, 4 * ALL),
-        ({"optimizer": "sgd"}, 0.0),
-        ({"optimizer": "adafactor"}, 0.0),
         ({"optimizer": "adamw8bit"}, 2 * (1 + 1 / 64) * (ALL - TABLE) + 8 * TABLE),
         ({"optimizer": "adamw8bit", "software": "torchtune"}, 2 * (1 + 1 / 64) * ALL),
         ({"optimizer": "paged_adamw"}, 2 * 4 * ALL),
@@ -546,25 +519,16 @@ def held_for(setting: Setting, sequences: float = 3) -> float:
     return activation_bytes(setting, setting.model, setting.levers, sequences, 8)
 
 
-@pytest.mark.parametrize("tensor_parallel", [1, 2])
-def test_activations_are_those_of_every_layer_and_of_the_ends(tensor_parallel: int) -> None:
-    divided: dict[str, Any] = {"gpus": tensor_parallel, "tensor_parallel": tensor_parallel}
-    plain = small_setting(**divided)
-    layer = sum(kept(plain).values()) / tensor_parallel
-    assert of(kept_per_token, 8, **divided) == pytest.approx(layer)
+def test_activations_are_those_of_every_layer_and_of_the_ends() -> None:
+    plain = small_setting()
+    layer = sum(kept(plain).values())
+    assert of(kept_per_token, 8) == pytest.approx(layer)
     assert held_for(plain) == pytest.approx(3 * 8 * (3 * layer + ENDS))
-    prefix = small_setting(tuning="adapter", **divided)
-    layer = sum(kept(prefix).values()) / tensor_parallel
-    assert held_for(prefix) == pytest.approx(3 * 8 * (layer + ENDS))
-    selective = small_setting(checkpointing="selective", attention="eager", dropout=True, **divided)
-    flash = sum(kept(selective, attention="flash", dropout=False).values()) / tensor_parallel
-    assert held_for(selective) == pytest.approx(3 * 8 * (3 * flash + ENDS))
 
 
 def test_tokens_that_nobody_reads_keep_neither_feed_forward_part_nor_its_norm() -> None:
     for work, levers, narrowed in (
         ({"read_tokens": 0.25}, {}, True),
-        ({"read_tokens": 0.25}, {"checkpointing": "selective"}, True),
         ({"read_tokens": 0.25}, {"attention": "eager"}, False),
         ({"read_tokens": 0.25}, {"software": "transformers"}, False),
     ):
@@ -575,12 +539,6 @@ def test_tokens_that_nobody_reads_keep_neither_feed_forward_part_nor_its_norm() 
         layer = kept(setting)
         each = layer["feed_forward"] + layer["norms"] / 2
         assert held_for(whole) - held_for(setting) == pytest.approx(narrowed * 18 * each)
-    halved = small_setting({"read_tokens": 0.25}, gpus=2, tensor_parallel=2)
-    whole = replace(halved, workload=replace(halved.workload, read_tokens=1.0))
-    layer = kept(halved)
-    assert held_for(whole) - held_for(halved) == pytest.approx(
-        18 * (layer["feed_forward"] + layer["norms"] / 2) / 2
-    )
 
 
 @pytest.mark.parametrize(
@@ -598,8 +556,6 @@ def test_a_recomputed_layer_keeps_its_input_whole() -> None:
     inputs = 3 * 10 * 2
     plain = small_setting({"read_tokens": 0.25}, checkpointing="full")
     assert held_for(plain) == 3 * 8 * (inputs + ENDS)
-    offloaded = small_setting(checkpointing="full", offload_activations=True)
-    assert held_for(offloaded) == 3 * 8 * ENDS
     assert layer_inputs(Levers(), small()) == 20
     assert layer_inputs(Levers(weights_fp32=True), small()) == 40  # the residual stream is fp32
     assert layer_inputs(Levers(weights_fp32=True, dtype="fp32"), small()) == 40
@@ -623,12 +579,9 @@ def test_each_layer_keeps_the_mask_of_a_batch_with_padding() -> None:
 def test_the_backward_pass_works_on_one_layer_by_hand() -> None:
     active = 2 * (17 + 10) * 2
     assert of(recomputed_bytes, 3, 8) == 3 * 8 * active
-    assert of(recomputed_bytes, 3, 8, gpus=2, tensor_parallel=2) == 3 * 8 * active / 2
-    full = small_setting(checkpointing="full", gpus=2, tensor_parallel=2)
-    layer = sum(kept(full).values()) / 2
-    assert of(
-        recomputed_bytes, 3, 8, checkpointing="full", gpus=2, tensor_parallel=2
-    ) == pytest.approx(3 * 8 * (layer + active / 2))
+    layer = sum(kept(small_setting(checkpointing="full")).values())
+    again = of(recomputed_bytes, 3, 8, checkpointing="full")
+    assert again == pytest.approx(3 * 8 * (layer + active))
     used = of(recomputed_bytes, 3, 8, model=small_mixture())
     assert used == 3 * 8 * 2 * (2 * 17 + 10) * 2
 
@@ -643,14 +596,12 @@ def test_the_softmax_of_a_long_sequence_outweighs_the_feed_forward_part() -> Non
 
 
 def test_the_largest_quantised_matrix_is_unpacked_twice() -> None:
-    assert of(workspace) == of(workspace, tuning="lora", quantisation="fp8") == 0
+    assert of(workspace) == 0
     for storage in ("nf4", "nf4-dq", "int8"):
         assert of(workspace, tuning="lora", quantisation=storage) == 2 * 2 * 10 * 17
     wide = small(mlp_width=5)
     assert of(workspace, tuning="lora", quantisation="nf4", model=wide) == 2 * 2 * 10 * 12
     assert of(workspace, tuning="lora", quantisation="nf4", software="litgpt") == 2 * 2 * TABLE
-    divided = of(workspace, tuning="lora", quantisation="nf4", gpus=2, tensor_parallel=2)
-    assert divided == 2 * 10 * 17
 
 
 def test_a_frozen_role_holds_weights_of_the_compute_type_alone() -> None:
@@ -664,7 +615,6 @@ def test_a_frozen_role_holds_weights_of_the_compute_type_alone() -> None:
 
 def test_the_cache_by_hand() -> None:
     assert kv_cache_bytes(small(), "fp32", 5, 7) == 2 * 3 * 6 * 4 * 5 * 7
-    assert kv_cache_bytes(small(), "bf16", 5, 7, 2) == 2 * 3 * 6 * 2 * 5 * 7 / 2
 
 
 ATTENDING = 4 * 10 + 3 * (12 + 6)
@@ -679,9 +629,6 @@ def test_what_a_generating_role_holds_by_hand() -> None:
         "logits": 5 * 101 * 10,
         "workspace": 0.0,
     }
-    divided = of(generating, 5, 7, 4, gpus=2, tensor_parallel=2)
-    assert divided["activations"] == prefill / 2
-    assert divided["kv_cache"] == 3 * 6 * 2 * 5 * 7
     mixture = of(generating, 5, 7, 4, model=small_mixture(), dtype="fp32")
     assert mixture["activations"] == 5 * 4 * 2 * (2 * 17 + 20) * 4
     assert mixture["logits"] == 5 * 101 * 12
@@ -694,9 +641,8 @@ def test_what_a_pass_without_gradient_holds_by_hand() -> None:
         "logits": 0.0,
         "workspace": 0.0,
     }
-    work = {"response_tokens": 2}
-    halved = small_setting(work, gpus=2, tensor_parallel=2)
-    found = scoring(halved, halved.model, halved.levers, 5, 8, True)
+    short = small_setting({"response_tokens": 2})
+    found = scoring(short, short.model, short.levers, 5, 8, True)
     # a quarter of the tokens is of responses, all of whose logits fit in one chunk; they are made
     # when of the trunk only these tokens' hidden states are left
     assert found["activations"] == 2 * 10 * 10 * 2
@@ -748,32 +694,6 @@ def test_under_fsdps_mixed_precision_the_residual_stream_is_narrow() -> None:
     assert inputs("fsdp", "transformers", gpus=1) == 8 * 3 * 10 * 4
     # FSDP2 as our stages use it has no type of its own, and autocast keeps the stream wide
     assert inputs("fsdp", "ours") == 8 * 3 * 10 * 4
-
-
-def test_sequence_parallelism_divides_the_checkpoints() -> None:
-    def inputs(software: str) -> float:
-        setting = small_setting(gpus=2, tensor_parallel=2, checkpointing="full", software=software)
-        held = activation_bytes(setting, setting.model, setting.levers, 1, 8)
-        return held - 8 * (2 * 10 * 2 + 4 * 10)
-
-    assert inputs("torchtitan") == inputs("megatron") == 8 * 3 * 10 * 2 / 2
-    assert inputs("transformers") == 8 * 3 * 10 * 2
-
-
-def test_torchtitans_selective_recomputation_keeps_every_other_product() -> None:
-    # layer's input 10, attention output 12 and four heads' logarithms, q 12, v 6, gate 17, down 10
-    setting = small_setting(software="torchtitan", checkpointing="selective")
-    kept = 2 * (10 + 12 + 12 + 6 + 17 + 10) + 4 * 4
-    model, levers = setting.model, setting.levers
-    assert selectively_kept(setting, model, levers, 8) == kept
-    held = activation_bytes(setting, model, levers, 1, 8)
-    ends = 8 * (2 * 10 * 2 + 4 * 10)
-    assert held - ends == 8 * 3 * kept
-    others = small_setting(software="megatron", checkpointing="selective", attention="eager")
-    flash = replace(others.levers, attention="flash")
-    assert selectively_kept(others, others.model, others.levers, 8) == kept_per_token(
-        others, others.model, flash, 8
-    )
 
 
 def test_a_kernel_that_unpacks_integers_has_copies_and_a_compiler_has_none() -> None:

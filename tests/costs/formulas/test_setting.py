@@ -13,14 +13,13 @@ from tests.costs.settings import sft, small_setting
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"tuning": "x"}, "tuning='x' is not one of full, lora, adapter, adapter_v2, frozen"),
+        ({"tuning": "x"}, "tuning='x' is not one of full, lora, frozen"),
         ({"parallel": "x"}, "parallel='x' is not one of ddp, zero1, zero2, zero3, fsdp"),
         (
             {"optimizer": "x"},
-            "optimizer='x' is not one of adamw, adamw8bit, paged_adamw, paged_adamw8bit, sgd, "
-            "adafactor",
+            "optimizer='x' is not one of adamw, adamw8bit, paged_adamw, paged_adamw8bit",
         ),
-        ({"checkpointing": "x"}, "checkpointing='x' is not one of none, full, selective"),
+        ({"checkpointing": "x"}, "checkpointing='x' is not one of none, full"),
         ({"attention": "x"}, "attention='x' is not one of flash, sdpa, eager"),
     ],
 )
@@ -34,12 +33,12 @@ def test_a_type_that_is_not_known_names_those_that_are() -> None:
     with pytest.raises(CostError, match="dtype='fp8' is not one of fp32, tf32, bf16, fp16"):
         Levers(dtype="fp8")
     with pytest.raises(
-        CostError, match="quantisation='int2' is not one of int8, fp8, nf4, nf4-dq, int4"
+        CostError, match="quantisation='int2' is not one of int8, nf4, nf4-dq, int4"
     ):
         Levers(quantisation="int2")
 
 
-@pytest.mark.parametrize("name", ["micro_batch", "accumulation", "lora_rank", "tensor_parallel"])
+@pytest.mark.parametrize("name", ["micro_batch", "accumulation", "lora_rank"])
 def test_numbers_are_at_least_one(name: str) -> None:
     changes: dict[str, Any] = {name: 0}
     with pytest.raises(CostError, match="must all be at least 1"):
@@ -48,12 +47,9 @@ def test_numbers_are_at_least_one(name: str) -> None:
     Levers(**changes)
 
 
-def test_devices_are_at_least_one_and_split_into_groups() -> None:
+def test_devices_are_at_least_one() -> None:
     with pytest.raises(CostError, match="gpus=0 must be at least 1"):
         sft(gpus=0)
-    with pytest.raises(CostError, match="gpus=6 does not split into tensor_parallel=4"):
-        sft(gpus=6, tensor_parallel=4)
-    assert sft(gpus=8, tensor_parallel=4).data_parallel == 2
 
 
 def test_bytes_of_weights_by_type() -> None:
@@ -72,8 +68,8 @@ def test_bytes_of_weights_by_type() -> None:
 def test_another_micro_batch_takes_the_place_of_a_budget_of_tokens() -> None:
     budget = small_setting({"micro_batch_tokens": 20.0}, micro_batch=3)
     assert budget.micro_batch_tokens == 20
-    other = budget.with_levers(optimizer="sgd")
-    assert (other.micro_batch_tokens, other.levers.optimizer) == (20, "sgd")
+    other = budget.with_levers(optimizer="adamw8bit")
+    assert (other.micro_batch_tokens, other.levers.optimizer) == (20, "adamw8bit")
     assert budget.with_levers(micro_batch=5).micro_batch_tokens == 5 * 8
 
 
