@@ -43,7 +43,7 @@ class TimedStage(Part):
     paces: dict[str, float]
     """Phase -> measured seconds over planned ones."""
     bytes: dict[str, float]
-    """Phase -> measured peak memory less the planned one; empty for a stage without a model."""
+    """Phase -> measured peak memory beyond the planned one; empty for a stage without a model."""
 
 
 class Machine(Part):

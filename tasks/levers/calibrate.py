@@ -45,11 +45,13 @@ from tasks.run.code_version import HOME
 from tasks.run.stop import StopRequest
 from tasks.stage.process import last_line, run_process
 
-LEAST = {True: 3, False: 6}
+LEAST = {True: 2, False: 3}
 """Updates of a loop, and steps of a supervised stage; the first quarter warms up."""
 SECONDS = 3.0
 """By the formulas, of a stage's steps, where they are short."""
-HELD_OUT = 8
+ONCE = ("start", "save", "evaluate")
+"""Phases that do not grow with the steps."""
+HELD_OUT = 4
 """Micro-batches of held-out rows that a supervised stage reads."""
 STEPPED = ("train", "rollout", "update", "score", "generate", "reference", "value")
 """Phases that steps consist of, most of them."""
@@ -266,14 +268,17 @@ def timed_stage(
     rows = _usage(folder, stage)
     setting = as_long(_setting(root, folder, params, stage, machine), rows)
     planned = {phase.name: phase.seconds for phase in formula_phases(setting)}
-    steps = max(row.step for row in rows)
-    measured, peaks = dict[str, float](), defaultdict[str, int](int)
+    warm, steps = max(row.step for row in rows) / 4, setting.workload.steps
+    measured, peaks = dict[str, float](), dict[str, int]()
     for phase in {row.phase for row in rows} & planned.keys():
         own = [row for row in rows if row.phase == phase]
-        warm = [row for row in own if row.step > steps / 4] if stage != "evaluate" else own
-        each = sum(row.seconds for row in warm or own) / len({row.step for row in warm or own})
-        measured[phase] = each * (steps if len({row.step for row in own}) > 1 else 1)
         peaks[phase] = max(row.peak_bytes for row in own)
+        if stage == "evaluate" or phase in ONCE:
+            measured[phase] = sum(row.seconds for row in own)
+        else:  # as many steps as were planned: rows that are too long may have left fewer
+            usual = [row for row in own if row.step > warm] or own
+            each = sum(row.seconds for row in usual) / len({row.step for row in usual})
+            measured[phase] = steps * each
     held = formula_moments(setting)
     # a trainer's first step is counted as its start
     first = measured.get("train", 0.0) / steps
@@ -288,7 +293,7 @@ def timed_stage(
             if name != "start" and planned[name] > 0
         },
         bytes={
-            name: peak - phase_peak(held, name)
+            name: max(0.0, peak - phase_peak(held, name))
             for name, peak in peaks.items()
             if phase_peak(held, name) > 0
         },
