@@ -81,6 +81,14 @@ class Budget(Section):
         description="Longest that its stages may take together, in hours of wall time; null is no "
         "limit."
     )
+    monthly_usd: Limit | None = Field(
+        description="Most that all runs of this project may cost in a calendar month (UTC), in US "
+        "dollars; null is no limit."
+    )
+    max_usd_per_hour: Limit | None = Field(
+        description="Most that the devices of a stage may cost in an hour, in US dollars, those "
+        "that wait included; null is no limit."
+    )
     max_usd_by_stage: dict[str, Limit] = Field(
         description="Stage -> most that it may cost in US dollars; {} is no limit."
     )

@@ -15,7 +15,7 @@ from config.records import PipelineRow, UsageRow
 from config.schema import Params
 from config.sections.money import Budget
 from costs.ledger.attempts import NO_WORK, Attempt
-from costs.tables.price import StagePrice
+from costs.tables.price import StagePrice, stage_price
 
 FREE_SECTIONS = ("budget", "prices", "retrain", "tracking", "where")
 """Sections of params.yaml that no result depends on."""
@@ -64,6 +64,38 @@ def limits(budget: Budget) -> list[Limit]:
         Limit(f"budget.max_hours_by_stage.{stage}", value, "h", stage)
         for stage, value in budget.max_hours_by_stage.items()
     ]
+
+
+class Excess(NamedTuple):
+    """A limit exceeded by a plan."""
+
+    limit: Limit
+    spent: float
+    planned: float
+    """Planned cost still to come; both in the limit's unit."""
+
+
+PER_MONTH, PER_HOUR = "budget.monthly_usd", "budget.max_usd_per_hour"
+
+
+def all_limits(budget: Budget) -> list[Limit]:
+    """With those on a month of all runs, and on the price of an hour."""
+    others = [(PER_MONTH, budget.monthly_usd, "USD"), (PER_HOUR, budget.max_usd_per_hour, "USD/h")]
+    return limits(budget) + [
+        Limit(key, value, unit, None) for key, value, unit in others if value is not None
+    ]
+
+
+def dear_hour(params: Params, stages: Iterable[str]) -> Excess | None:
+    """The first stage whose devices cost more in an hour than they may."""
+    most = params.budget.max_usd_per_hour
+    if most is None:
+        return None
+    for stage in stages:
+        hourly = stage_price(params, stage).usd(3600.0, params.where.of(stage).processes)
+        if hourly > most:
+            return Excess(Limit(PER_HOUR, most, "USD/h", stage), 0.0, hourly)
+    return None
 
 
 def total(costs: Mapping[str, Cost], stage: str | None = None) -> Cost:
@@ -141,15 +173,6 @@ def spent(attempts: Iterable[Attempt], run_ids: Sequence[str], price: StagePrice
 
 
 # ---------------------------------------------------------------- the gate
-
-
-class Excess(NamedTuple):
-    """A limit exceeded by a plan."""
-
-    limit: Limit
-    spent: float
-    planned: float
-    """Planned cost still to come; both in the limit's unit."""
 
 
 def excess(

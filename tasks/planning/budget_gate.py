@@ -1,21 +1,25 @@
 """Checks a planned run against its budget, and suggests what would help."""
 
 import math
+import time
 from pathlib import Path
 from typing import TypeGuard
 
 from config.errors import CostError
 from config.records import CONTINUE
 from costs.ledger.budget import (
+    PER_HOUR,
+    PER_MONTH,
     Excess,
+    Limit,
+    dear_hour,
     excess,
     total,
 )
 from costs.planning.search import Goal, cheapest
 from tasks.planning.prepared import Planned, Prepared, prepare
-from tasks.run.changed_code import (
-    policy,
-)
+from tasks.run.changed_code import policy
+from tasks.run.month import month
 
 WORTH_TELLING = 0.01
 """Smaller savings are not worth a suggestion."""
@@ -29,13 +33,32 @@ def gate(root: Path, prepared: Prepared) -> str | None:
     """
     if not isinstance(prepared, Planned):
         return None
-    found = excess(prepared.params.budget, prepared.spent, prepared.ahead)
+    params = prepared.params
+    found = (
+        excess(params.budget, prepared.spent, prepared.ahead)
+        or dear_hour(params, prepared.ahead)
+        or _dear_month(root, prepared)
+    )
     if found is None:
         return None
     message = " ".join([*_started_over(prepared), _excess_message(found)])
-    if prepared.params.budget.gate == "warn":
-        return f"{message} budget.gate is warn: the run starts, and stops there."
+    if params.budget.gate == "warn":
+        ends = "" if found.limit.key == PER_HOUR else ", and stops there"
+        return f"{message} budget.gate is warn: the run starts{ends}."
     raise CostError(f"{message} {_advice(root, prepared, found)}")
+
+
+def _dear_month(root: Path, prepared: Planned) -> Excess | None:
+    """The month's limit, if what its runs have cost and this one will is above it."""
+    most, ahead = prepared.params.budget.monthly_usd, prepared.ahead_total.usd
+    if most is None or not ahead:
+        return None
+    before = month(root, prepared.params, time.time(), every_run=True).spent_usd
+    return (
+        Excess(Limit(PER_MONTH, most, "USD", None), before, ahead)
+        if before + ahead > most
+        else None
+    )
 
 
 def _started_over(prepared: Planned) -> list[str]:
@@ -59,6 +82,11 @@ def _excess_message(found: Excess) -> str:
 def _advice(root: Path, prepared: Planned, found: Excess) -> str:
     """What would help: the cheapest levers, or a higher limit."""
     limit, params = found.limit, prepared.params
+    if limit.key == PER_HOUR:
+        return (
+            f"Give {limit.stage} fewer or cheaper devices (where, prices), raise {limit.key}, or "
+            "set budget.gate=warn to start anyway."
+        )
     anyway = "or set budget.gate=warn to start anyway and be stopped at it"
     fixed = limit.part(prepared.fixed)
     if limit.stage is None and fixed > limit.value - found.spent:

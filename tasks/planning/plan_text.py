@@ -3,7 +3,7 @@
 from config.records import CONTINUE, STAGES
 from costs.ledger.budget import (
     Cost,
-    limits,
+    all_limits,
     total,
 )
 from reporting.numbers import duration, usd
@@ -58,7 +58,7 @@ def markdown(prepared: Planned | Unplannable) -> str:
     ]
     rows.append(("**total**", duration(cost.seconds), usd(cost.usd), ""))
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    bounds = [f"- `{limit.key}`: {limit.value:g} {limit.unit}" for limit in limits(budget)]
+    bounds = [f"- `{limit.key}`: {limit.value:g} {limit.unit}" for limit in all_limits(budget)]
     if budget.approval_usd is not None:
         bounds.append(f"- `budget.approval_usd`: {budget.approval_usd:g} USD")
     spent_line = (

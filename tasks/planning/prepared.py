@@ -20,8 +20,8 @@ from costs.ledger.attempts import read_attempts
 from costs.ledger.budget import (
     Cost,
     added,
+    all_limits,
     chain,
-    limits,
     predecessor,
     results_key,
     spent,
@@ -136,7 +136,7 @@ def prepare(
         aim = target(params, None, None, None, root)
         plan = make_plan(params, aim)
     except CostError as error:
-        if limits(params.budget) or params.budget.approval_usd is not None:
+        if all_limits(params.budget) or params.budget.approval_usd is not None:
             raise
         require_reachable(root, params, params.stages)
         return Unplannable(**vars(facts), fault=str(error))

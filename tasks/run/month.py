@@ -1,4 +1,4 @@
-"""The cost of a calendar month's retrain cycles.
+"""The cost of a calendar month: of its retrain cycles, or of all runs.
 
 A month is one of UTC, read from seconds since the epoch: neither summer time nor a change of time
 zone moves a run into another month. A run counts in the month in which it began. Rows from the
@@ -43,19 +43,24 @@ def month_of(time: float) -> str:
     return datetime.fromtimestamp(time, UTC).strftime("%Y-%m")
 
 
-def month(root: Path, params: Params, now: float) -> Month:
-    """What this month's cycles have cost so far, and what they may. Every run at its own prices."""
+def month(root: Path, params: Params, now: float, every_run: bool = False) -> Month:
+    """What this month's cycles, or all its runs, have cost so far, and what they may. Every run at
+    its own prices.
+    """
     name = month_of(now)
     rows = pipeline_rows(root)
     runs = {
         row.run_id
         for row in rows
-        if row.event == "start" and row.detail.get(PURPOSE) and month_of(row.time) >= name
+        if row.event == "start"
+        and (every_run or row.detail.get(PURPOSE))
+        and month_of(row.time) >= name
     }
     helpers: list[RetrainRow] = jsonl.read(root / RETRAIN_ROWS, RetrainRow).rows
     spent = sum(run_usd(root, params, run_id) for run_id in runs)
     spent += sum(row.usd for row in helpers if row.event == "cost" and month_of(row.time) >= name)
-    return Month(name, spent, params.retrain.monthly_usd, _reserved(helpers))
+    limit = params.budget.monthly_usd if every_run else params.retrain.monthly_usd
+    return Month(name, spent, limit, _reserved(helpers))
 
 
 def _reserved(rows: list[RetrainRow]) -> float:

@@ -7,7 +7,7 @@ from config.errors import OverBudget
 from config.records import STAGES
 from config.workspace.rows import pipeline_rows
 from costs.ledger.attempts import read_attempts
-from costs.ledger.budget import Limit, TimeLeft, must_stop, time_left, total
+from costs.ledger.budget import PER_MONTH, Limit, TimeLeft, must_stop, time_left, total
 from costs.tables.price import stage_price
 from tasks.planning.prepared import spent_by_runs
 from tasks.run.month import PURPOSE, Month, month
@@ -31,12 +31,14 @@ class BudgetWatch:
         self._processes = run.params.where.of(stage).processes
         self._began_at = now()
         """Hours count from the allocation: imports and loading are paid for too."""
-        self._month: Month | None = None
-        """Of a run that a retrain cycle started: what the month's cycles have cost before this
-        process.
+        self._months: dict[str, Month] = {}
+        """Limit -> what the month's runs have cost before this process; of a run that a retrain
+        cycle started, what its cycles have too.
         """
+        if run.params.budget.monthly_usd is not None:
+            self._months[PER_MONTH] = month(run.root, run.params, time.time(), every_run=True)
         if any(row.run_id == run.run_id and row.detail.get(PURPOSE) for row in rows):
-            self._month = month(run.root, run.params, time.time())
+            self._months[MONTHLY] = month(run.root, run.params, time.time())
         self.reached: Limit | None = None
         """The limit that ended the stage."""
 
@@ -45,25 +47,23 @@ class BudgetWatch:
         left = self.left(1)
         if left is not None and left.seconds <= self._start_seconds():
             limit, used = left.limit, left.limit.part(total(self._spent, left.limit.stage))
-            if limit.key == MONTHLY and self._month is not None:
-                used = self._month.spent_usd
+            if limit.key in self._months:
+                used = self._months[limit.key].spent_usd
             raise OverBudget(
                 f"{limit.key}={limit.value:g} leaves no room to start {self._stage}: {used:.4g} "
                 f"{limit.unit} are spent. {_go_on(limit)}"
             )
 
     def left(self, world_size: int) -> TimeLeft | None:
-        """Wall seconds left by the tightest limit: of the run's budget or the month's."""
+        """Wall seconds left by the tightest limit: of the run's budget or a month's."""
         found = [
             time_left(self._run.params.budget, self._spent, self._stage, world_size, self._price)
         ]
-        if (
-            self._month is not None
-            and self._month.limit_usd is not None
-            and self._month.left_usd is not None
-        ):
-            limit = Limit(MONTHLY, self._month.limit_usd, "USD", None)
-            found.append(TimeLeft(self._month.left_usd / self._price.usd(1.0, world_size), limit))
+        for key, of_month in self._months.items():
+            if of_month.limit_usd is not None and of_month.left_usd is not None:
+                limit = Limit(key, of_month.limit_usd, "USD", None)
+                left = of_month.left_usd / self._price.usd(1.0, world_size)
+                found.append(TimeLeft(left, limit))
         return min((each for each in found if each is not None), default=None)
 
     def _start_seconds(self) -> float:

@@ -182,6 +182,27 @@ def test_without_a_limit_or_below_it_a_run_may_start(project: Path) -> None:
     )
 
 
+def test_an_hour_of_a_stage_may_not_cost_more_than_it_may(project: Path) -> None:
+    dear = ("where.ppo={processes: 2}", "prices.usd_per_device_hour=3.0")
+    said = refusal(project, *dear, "budget.max_usd_per_hour=5")
+    assert "data is planned above its budget: 6 USD/h are planned" in said  # rented together
+    assert "budget.max_usd_per_hour=5 does not allow it. Give data fewer or cheaper devices" in said
+    allowed = params(project, *dear, "budget.max_usd_per_hour=6")
+    assert gate(project, prepare(project, allowed)) is None
+    warned = params(project, *dear, "budget.max_usd_per_hour=5", "budget.gate=warn")
+    assert (gate(project, prepare(project, warned)) or "").endswith("the run starts.")
+
+
+def test_all_runs_of_a_month_share_its_budget(project: Path) -> None:
+    stopped_in_sft(project, 40.0, *LONG)  # 0.04 USD this month
+    planned = prepare(project, params(project)).ahead_total.usd
+    said = refusal(project, f"budget.monthly_usd={planned + 0.03}")
+    assert "0.04 USD are spent and " in said
+    assert f"budget.monthly_usd={planned + 0.03:g} does not allow it" in said
+    enough = params(project, f"budget.monthly_usd={planned + 0.05}")
+    assert gate(project, prepare(project, enough)) is None
+
+
 def test_a_plan_above_the_budget_is_refused_with_the_cheapest_that_fits(project: Path) -> None:
     slow = (
         "sft.micro_batch_size=1",

@@ -45,6 +45,9 @@ def test_all_cycles_of_the_month_count_and_nothing_else(tmp_path: Path) -> None:
     assert (found.name, found.limit_usd) == ("2026-11", 50)
     assert found.spent_usd == pytest.approx(32)
     assert found.left_usd == pytest.approx(18)
+    every = month(tmp_path, PARAMS, at("2026-11-30"), every_run=True)
+    assert every.spent_usd == pytest.approx(132)
+    assert every.limit_usd is None  # budget.monthly_usd, of all runs
 
 
 def test_a_new_month_begins_with_all_its_money(tmp_path: Path) -> None:

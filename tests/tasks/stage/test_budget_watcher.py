@@ -209,6 +209,13 @@ def test_the_months_money_stops_a_run_of_a_retrain_cycle_while_it_works(project:
     )
     with pytest.raises(OverBudget, match=r"retrain\.monthly_usd=0\.105 leaves no room"):
         bring_up(begin(project, "next-cycle", params, {PURPOSE: "another"}))
+    of_all = {"retrain.monthly_usd": "null", "budget.monthly_usd": f"{spent_before.usd + left}"}
+    for_every_run = load(
+        project / "params.yaml",
+        ["prices.usd_per_device_hour=3.6", *(f"{key}={value}" for key, value in of_all.items())],
+    )
+    with pytest.raises(OverBudget, match=r"budget\.monthly_usd=0\.1\d* leaves no room"):
+        bring_up(begin(project, "any-run", for_every_run, {}))
     (project / "behaviour.txt").unlink()
     bring_up(begin(project, "by-hand", params, {}))
     assert (project / "sft.out").exists()
