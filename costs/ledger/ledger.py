@@ -43,6 +43,19 @@ class PhaseCost:
 
 
 @dataclass(frozen=True)
+class AttemptCost:
+    """One process of a stage."""
+
+    attempt: int
+    state: str
+    """done, stopped (resumable), failed, or unfinished (killed, or still running)."""
+    resumed_step: int
+    """Step of the checkpoint that it resumed from, 0 without one."""
+    seconds: float
+    usd: float
+
+
+@dataclass(frozen=True)
 class StageCost:
     stage: str
     cached: bool
@@ -79,6 +92,7 @@ class StageCost:
     saved_usd: float
     peak_bytes: int
     phases: tuple[PhaseCost, ...]
+    by_attempt: tuple[AttemptCost, ...] = ()
     made: tuple[PhaseCost, ...] = ()
     """The work that made the outputs, without repetitions and waste, of this run and of those it
     continues. Empty without outputs.
@@ -310,6 +324,16 @@ def _cost(name: str, own: list[Attempt], attempts: list[Attempt], price: StagePr
         saved_usd=0.0,
         peak_bytes=max((phase.peak_bytes for phase in phases), default=0),
         phases=phases,
+        by_attempt=tuple(
+            AttemptCost(
+                each.number,
+                each.state,
+                each.resumed_step,
+                _seconds(each.usage),
+                price.usd_of_rows(each.usage),
+            )
+            for each in own
+        ),
         made=_phases(
             [usage for attempt, later in made for usage in split_usage(attempt, later)[0]], price
         ),

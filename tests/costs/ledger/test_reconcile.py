@@ -5,6 +5,7 @@ USD.
 import json
 import os
 import platform
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -241,3 +242,28 @@ def test_what_a_stage_took_is_remembered_of_the_device_that_it_was_planned_for(
     planned["stages"][0]["hardware"] = "h100-sxm"
     remember(tmp_path, book, reconcile(planned, book))
     assert {row.hardware for row in read_history(tmp_path).rows} == {"h100-sxm"}
+
+
+def test_the_json_has_the_keys_that_the_documentation_has(tmp_path: Path) -> None:
+    book = stopped_then_done(tmp_path)
+    found = as_dict(book, reconcile(plan(start=2.0, train=20.0), book))
+    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8").split("## Costs as JSON")[1]
+    written = {
+        cells[1].strip(): set(re.findall(r"`(\w+)`", cells[2]))
+        for line in text.splitlines()
+        if len(cells := line.split("|")) == 4
+    }
+    both = written["run, each stage and each phase"]
+    (stage,) = found["stages"]
+    assert set(found) - {"stages"} | {"usd_per_win_rate_point"} == written["run"] | both
+    assert set(stage) - {"phases", "by_attempt"} == written["stage"] | both
+    assert all(set(phase) == written["phase"] | both for phase in stage["phases"])
+    assert all(set(attempt) == written["attempt"] for attempt in stage["by_attempt"])
+
+
+def test_each_attempt_has_its_own_cost(tmp_path: Path) -> None:
+    book = stopped_then_done(tmp_path)
+    (stage,) = book.stages
+    (attempt,) = stage.by_attempt  # the other belongs to the run before
+    assert (attempt.attempt, attempt.state, attempt.resumed_step) == (2, "done", 1)
+    assert (attempt.seconds, attempt.usd) == (stage.seconds, pytest.approx(stage.usd))
