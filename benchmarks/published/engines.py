@@ -11,10 +11,43 @@ from config.errors import CostError
 from costs.tables.engines import ENGINES as OWN
 from costs.tables.engines import Engine
 
-ENGINES = OWN | {
+
+@dataclass(frozen=True)
+class Software(Engine):
+    """One piece of software, with what published runs of it need to be compared."""
+
+    admits_by_cache: bool = False
+    """A server whose requests wait until the paged cache has room for them: of a batch as many
+    sequences run as fit (arXiv 2309.06180 section 4.5).
+    """
+    prefill_launches: float = 0.0
+    """Operations that one layer launches for a prompt, outside of the graph of decoding."""
+    reports_reserved: bool = False
+    """The memory that it prints is what the allocator holds."""
+    widens_unquantised: bool = False
+    """Prepares quantised models with the rest of their weights in fp32 (PEFT)."""
+    iterates_micro_batches: bool = False
+    """What it prints as an iteration is one micro-batch, not an optimizer step."""
+    loop_seconds: float = 0.7
+    """Fixed time of an iteration of a loop: replies are decoded and read again, metrics written,
+    processes wait for each other. 0.7 s are what a step of 3.8 s in DeepSpeed-Chat's log has beyond
+    its parts; ours are counted by operation.
+    """
+
+
+def facts(found: Engine) -> Software:
+    """An engine of this table, with the facts that the planner does not have."""
+    assert isinstance(found, Software)
+    return found
+
+
+ENGINES = {
+    "ours": Software(**vars(OWN["ours"]), loop_seconds=0.0),
+    "vllm": Software(**vars(OWN["vllm"]), admits_by_cache=True, prefill_launches=20),
+} | {
     engine.name: engine
     for engine in (
-        Engine(
+        Software(
             "transformers",
             concatenates_cache=True,
             loss="dense",
@@ -24,7 +57,7 @@ ENGINES = OWN | {
             widens_unquantised=True,
         ),
         # Its log has the allocator's maximum (torch.cuda.max_memory_reserved).
-        Engine(
+        Software(
             "ms-swift",
             concatenates_cache=True,
             loss="dense",
@@ -34,7 +67,7 @@ ENGINES = OWN | {
             reports_reserved=True,
             widens_unquantised=True,
         ),
-        Engine(
+        Software(
             "transformers-2022",
             concatenates_cache=True,
             whole_prefill=True,
@@ -44,11 +77,11 @@ ENGINES = OWN | {
             context_bytes=1343 * 2**20,
             fused_activation=False,
         ),
-        Engine("torchtune", loss="chunked", repeats_kv=True, attention_copy=True),
-        Engine("torchtune-2024", loss="shifted", attention_copy=False),
+        Software("torchtune", loss="chunked", repeats_kv=True, attention_copy=True),
+        Software("torchtune-2024", loss="shifted", attention_copy=False),
         # Packed projection, LoRA on it padded with zeros (litgpt/lora.py zero_pad), bitsandbytes
         # 0.41 on all linear layers.
-        Engine(
+        Software(
             "litgpt",
             loss="half",
             packed_view=True,
@@ -64,7 +97,7 @@ ENGINES = OWN | {
         ),
         # Triton flash attention, fused norms (low-precision layer norm), fp32 master weights under
         # FSDP mixed precision.
-        Engine(
+        Software(
             "llm-foundry",
             # `loss_fn: fused_crossentropy`, its default: llmfoundry/models/mpt/modeling_mpt.py
             loss="kernel",
@@ -73,7 +106,7 @@ ENGINES = OWN | {
             op_seconds=8e-6,
             layer_ops=20,
         ),
-        Engine(
+        Software(
             "megatron",
             loss="in-place",
             fused_norm=True,
@@ -82,10 +115,10 @@ ENGINES = OWN | {
             layer_ops=20,
             vendor_products=True,
         ),
-        Engine("nanogpt", loss="half", fused_norm=True, compiled=True),
+        Software("nanogpt", loss="half", fused_norm=True, compiled=True),
         # Hand-written kernels: fused norms, rotary positions and SwiGLU, a loss that never holds
         # all logits.
-        Engine(
+        Software(
             "unsloth",
             loss="liger",
             fused_norm=True,
@@ -93,8 +126,8 @@ ENGINES = OWN | {
             layer_ops=20,
             reports_reserved=True,
         ),
-        Engine("gpt-fast", compiled=True, decode_layer_seconds=60e-6, op_seconds=0.0),
-        Engine(
+        Software("gpt-fast", compiled=True, decode_layer_seconds=60e-6, op_seconds=0.0),
+        Software(
             "deepspeed-chat",
             loss="shifted",
             layer_ops=25,
@@ -103,14 +136,14 @@ ENGINES = OWN | {
         ),
         # PyTorch's own modules under FSDP2, losses whole, attention with values repeated for
         # grouped queries; fp32 weights cast for computing (torchtitan/models/llama).
-        Engine(
+        Software(
             "torchtitan",
             loss="dense",
             repeats_kv=True,
             layer_ops=30,
         ),
         # Transformers' modules under FSDP1, bitsandbytes' NF4 (fsdp_qlora/train.py).
-        Engine(
+        Software(
             "fsdp-qlora",
             concatenates_cache=True,
             loss="shifted",
@@ -118,12 +151,12 @@ ENGINES = OWN | {
             repeats_kv=False,
         ),
         # One process a device over Transformers' modules: FSDP by name, and NeMo's Automodel.
-        Engine("pytorch-fsdp", loss="dense", repeats_kv=False, fused_activation=False),
-        Engine("automodel", loss="dense", repeats_kv=False, fused_activation=False),
-        Engine("gpt-neox", loss="dense", fused_norm=True, pointwise=0.75, layer_ops=25),
+        Software("pytorch-fsdp", loss="dense", repeats_kv=False, fused_activation=False),
+        Software("automodel", loss="dense", repeats_kv=False, fused_activation=False),
+        Software("gpt-neox", loss="dense", fused_norm=True, pointwise=0.75, layer_ops=25),
         # Generation servers: weights and paged cache, one CUDA graph a step; DeepSpeed's kernels
         # are injected, and launched one by one.
-        Engine(
+        Software(
             "lmdeploy",
             admits_by_cache=True,
             compiled=True,
@@ -133,14 +166,14 @@ ENGINES = OWN | {
             repeats_kv=False,
             prefill_tokens=8192,
         ),
-        Engine(
+        Software(
             "deepspeed-inference",
             compiled=True,
             layer_ops=22,
             repeats_kv=False,
         ),
         # PPO over DeepSpeed ZeRO with Transformers' modules; generation by them or by vLLM.
-        Engine(
+        Software(
             "openrlhf",
             concatenates_cache=True,
             loss="dense",
@@ -148,7 +181,7 @@ ENGINES = OWN | {
             repeats_kv=False,
             layer_ops=30,
         ),
-        Engine("verl", loss="dense", lora_input_bytes=4, repeats_kv=False, layer_ops=30),
+        Software("verl", loss="dense", lora_input_bytes=4, repeats_kv=False, layer_ops=30),
     )
 }
 
@@ -161,7 +194,7 @@ CHUNKED_FROM = "2024-10"
 ON_TRANSFORMERS = ("transformers", "ms-swift", "openrlhf", "verl")
 
 
-def engine(name: str) -> Engine:
+def engine(name: str) -> Software:
     """The facts of an engine. Raises CostError if it is not known."""
     if name not in ENGINES:
         close = difflib.get_close_matches(name.lower(), ENGINES, n=1)
@@ -170,7 +203,7 @@ def engine(name: str) -> Engine:
     return ENGINES[name]
 
 
-def as_of(found: Engine, month: str) -> Engine:
+def as_of(found: Software, month: str) -> Software:
     """The facts of an engine in a month, `2023-12`."""
     if found.name == "torchtune":
         return found if month >= CHUNKED_FROM else ENGINES["torchtune-2024"]

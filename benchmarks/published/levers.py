@@ -3,11 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.published.engines import ALL_LINEAR, defaults
+from benchmarks.published.engines import ALL_LINEAR, Software, defaults
 from benchmarks.published.row import Refused, Run
 from costs.formulas.setting import Levers
 from costs.tables.catalogue import Hardware
-from costs.tables.engines import Engine
 from costs.tables.rates import Efficiency
 
 FP8_DEVICES = ("h100", "h200", "h20", "h800", "gh200", "b200", "gb200", "l4", "l40", "l20",
@@ -22,7 +21,7 @@ do so before December 2023.
 ON_TRANSFORMERS = ("transformers", "ms-swift", "transformers-2022", "deepspeed-chat")
 
 
-def levers_of(run: Run, software: Engine, gpus: int, notes: list[str]) -> Levers:
+def levers_of(run: Run, software: Software, gpus: int, notes: list[str]) -> Levers:
     """The levers of a run that trains; assumptions are added to `notes`. Raises Refused where the
     tuning is not stated.
     """
@@ -54,7 +53,7 @@ def levers_of(run: Run, software: Engine, gpus: int, notes: list[str]) -> Levers
     return Levers(**(changes | _weights(run, software, tuning)))
 
 
-def _adapter(run: Run, software: Engine, notes: list[str]) -> dict[str, Any]:
+def _adapter(run: Run, software: Software, notes: list[str]) -> dict[str, Any]:
     own = defaults(software)
     modules = run.lora_modules or own.lora_modules
     if modules is None:
@@ -66,7 +65,7 @@ def _adapter(run: Run, software: Engine, notes: list[str]) -> dict[str, Any]:
     return {"lora_rank": run.lora_rank or 8, "lora_modules": modules, "lora_dropout": dropout}
 
 
-def _recomputation(run: Run, software: Engine, notes: list[str]) -> str:
+def _recomputation(run: Run, software: Software, notes: list[str]) -> str:
     if run.recomputation is not None:
         return run.recomputation
     scripts = software.name in ("openrlhf", "deepspeed-chat") and run.sharding == "zero3"
@@ -75,7 +74,7 @@ def _recomputation(run: Run, software: Engine, notes: list[str]) -> str:
     return found
 
 
-def _attention(run: Run, software: Engine) -> str:
+def _attention(run: Run, software: Software) -> str:
     if run.attention is not None:
         return run.attention
     old = run.model.family in WITHOUT_SDPA or (run.released or "9") < "2023-12"
@@ -84,7 +83,7 @@ def _attention(run: Run, software: Engine) -> str:
     return defaults(software).attention
 
 
-def _weights(run: Run, software: Engine, tuning: str) -> dict[str, Any]:
+def _weights(run: Run, software: Software, tuning: str) -> dict[str, Any]:
     """How weights are held beside the compute type. DeepSpeed's shards have an fp32 copy, whatever
     holds the model; fp16 does not train without one.
     """

@@ -9,7 +9,7 @@ training. Generation and training still wait for each other unless they are one 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from benchmarks.published.engines import engine
+from benchmarks.published.engines import engine, facts
 from benchmarks.published.row import Role
 from benchmarks.published.settings import Planned
 from benchmarks.published.tensor_parallel import part_of, reducing
@@ -57,7 +57,7 @@ def iteration(planning: Planned) -> Iteration:
     together = max if own else sum
     sent = transfer_seconds(setting) if run.served else 0.0
     return Iteration(
-        rolled, together(passes), together(updates), sent, one.engine.loop_seconds, run.lag
+        rolled, together(passes), together(updates), sent, facts(one.engine).loop_seconds, run.lag
     )
 
 
@@ -112,7 +112,7 @@ def _updates(one: Setting, own: Mapping[Role, int] | None) -> list[float]:
 def _rollout(planning: Planned, one: Setting, devices: int) -> float:
     """Seconds of generating all responses on `devices`."""
     run, loop = planning.run, roles_of(one)
-    software = one.engine
+    software = facts(one.engine)
     if run.served:
         software = engine("vllm")
     elif run.generator == "hybrid" or (run.generator is None and software.name == "deepspeed-chat"):
@@ -159,7 +159,7 @@ def side_by_side(setting: Setting, batch: float) -> float:
     """Sequences of a batch that are running together: all, or of a server those whose cache of
     average length there is room for.
     """
-    if not setting.engine.admits_by_cache:
+    if not facts(setting.engine).admits_by_cache:
         return batch
     work = setting.workload
     halfway = replace(work, response_tokens=work.response_tokens // 2)

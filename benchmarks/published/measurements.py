@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass, replace
 
 from benchmarks.published import loops
+from benchmarks.published.engines import facts
 from benchmarks.published.row import LOOPS, Measured, Refused, Row
 from benchmarks.published.settings import Planned, planned_of
 from benchmarks.published.tensor_parallel import training_seconds
@@ -127,7 +128,7 @@ def memory(planning: Planned, measured: Measured) -> float:
     if setting.stage == "serve":
         each = generation_moment(setting, setting.model, setting.levers).total
     elif measured.counts in ("reserved", "driver") or (
-        setting.engine.reports_reserved and measured.counts != "tensors"
+        facts(setting.engine).reports_reserved and measured.counts != "tensors"
     ):
         each = max(each, reserved(moments(setting))) + _other_lengths(planning)
         each = min(each, max(each_, setting.hardware.usable_bytes))
@@ -182,7 +183,7 @@ def _fits(planning: Planned) -> bool | None:
     setting, run = planning.setting, planning.run
     if not planning.batch_stated or run.roles is not None:
         return None
-    if setting.engine.admits_by_cache and setting.stage == "serve":
+    if facts(setting.engine).admits_by_cache and setting.stage == "serve":
         setting = setting.with_levers(micro_batch=1)
     need = device_bytes(setting, peak(moments(setting)).total / layers_apart(setting))
     return need <= setting.hardware.usable_bytes
@@ -229,7 +230,7 @@ def seconds_per_item(planning: Planned, measured: Measured) -> float:
         return step / (sequences / 2) * own
     if measured.per in ("token", "any_token"):
         return step / (sequences * setting.workload.mean_tokens) * own
-    if measured.per == "micro_step" and setting.engine.iterates_micro_batches:
+    if measured.per == "micro_step" and facts(setting.engine).iterates_micro_batches:
         once = replace(setting, levers=replace(setting.levers, accumulation=1))
         return step_seconds(once).seconds
     return step
@@ -244,7 +245,7 @@ def _generating_seconds(planning: Planned, measured: Measured) -> float:
     first, total = rows[0][2], rows[0][2] + rows[1][2]
     own = setting.gpus * run.tensor_parallel if measured.each_gpu else 1
     if measured.per == "first_token":
-        engine = setting.engine
+        engine = facts(setting.engine)
         launched = engine.prefill_launches * setting.model.layers * HOST_LAUNCH_SECONDS
         return first + launched
     if measured.per == "token":

@@ -20,11 +20,10 @@ from pydantic import (
     model_validator,
 )
 
-from benchmarks.published.engines import engine
+from benchmarks.published.engines import Software, engine
 from config.errors import CostError
 from costs.formulas.setting import Attention, Checkpointing, Optimizer, Tuning
 from costs.tables.catalogue import Hardware, hardware, shape
-from costs.tables.engines import Engine
 from costs.tables.losses import LOSSES
 from costs.tables.shapes import ModelShape, from_config
 
@@ -79,7 +78,7 @@ def _known(find: Any, value: Any) -> Any:
 
 Model = Annotated[ModelShape, BeforeValidator(_model)]
 Device = Annotated[Hardware, BeforeValidator(_device)]
-Software = Annotated[Engine, BeforeValidator(_engine)]
+Facts = Annotated[Software, BeforeValidator(_engine)]
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -95,7 +94,7 @@ class Run(Typed):
 
     stage: Stage
     model: Model
-    engine: Software | None = None
+    engine: Facts | None = None
     released: Annotated[str, Field(pattern=r"^20\d\d-\d\d$")] | None = None
     """Month of the software, `2023-12`; None: the newest version."""
     device: Device | None = None

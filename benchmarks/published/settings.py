@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from benchmarks.published.engines import as_of, engine
+from benchmarks.published.engines import Software, as_of, engine
 from benchmarks.published.levers import in_fp8, levers_of
 from benchmarks.published.row import GENERATING, LOOPS, Refused, Run
 from benchmarks.published.tensor_parallel import part_of, reducing
@@ -10,7 +10,6 @@ from costs.formulas.memory import peak
 from costs.formulas.setting import Levers, Rlhf, Setting, Workload
 from costs.planning.moments import moments
 from costs.tables.catalogue import Hardware, hardware
-from costs.tables.engines import Engine
 from costs.tables.rates import EFFICIENCY, Efficiency
 from costs.tables.shapes import ModelShape
 
@@ -57,7 +56,7 @@ def _device(run: Run, notes: list[str]) -> Hardware:
     return device
 
 
-def _engine(run: Run, notes: list[str]) -> Engine:
+def _engine(run: Run, notes: list[str]) -> Software:
     found = run.engine
     if found is None:
         notes.append("engine is not stated: plain Transformers assumed")
@@ -131,7 +130,7 @@ def _lengths(run: Run, micro: int) -> tuple[int, float]:
 
 
 def _training(
-    run: Run, device: Hardware, software: Engine, rates: Efficiency, notes: list[str]
+    run: Run, device: Hardware, software: Software, rates: Efficiency, notes: list[str]
 ) -> Planned:
     gpus = _gpus(run, notes)
     micro, passes, stated = _batches(run, gpus, notes)
@@ -183,7 +182,7 @@ def _pipeline_stage(run: Run, passes: int) -> tuple[ModelShape, float]:
 
 
 def _generating(
-    run: Run, device: Hardware, software: Engine, rates: Efficiency, notes: list[str]
+    run: Run, device: Hardware, software: Software, rates: Efficiency, notes: list[str]
 ) -> Planned:
     gpus, batch = _gpus(run, notes), run.micro_batch or 1
     if run.dtype is None and not run.quantisation and run.stage != "load":
@@ -229,7 +228,7 @@ def _generated_lengths(run: Run, batch: int, notes: list[str]) -> tuple[int, int
 
 
 def _loop(
-    run: Run, device: Hardware, software: Engine, rates: Efficiency, notes: list[str]
+    run: Run, device: Hardware, software: Software, rates: Efficiency, notes: list[str]
 ) -> Planned:
     """PPO and its kin: an iteration rolls out, scores, and updates."""
     assert run.prompt_tokens is not None

@@ -6,10 +6,10 @@ Two all-reduces a layer in each direction. Source: arXiv 1909.08053 section 3.
 
 from dataclasses import replace
 
+from benchmarks.published.engines import Software
 from costs.formulas.setting import Setting
 from costs.formulas.time import GRAPH_MESSAGE_SECONDS
 from costs.tables.catalogue import Hardware
-from costs.tables.engines import Engine
 from costs.tables.rates import Efficiency
 from costs.tables.shapes import ModelShape
 
@@ -30,8 +30,8 @@ def part_of(shape: ModelShape, ways: int) -> ModelShape:
 
 
 def reducing(
-    software: Engine, shape: ModelShape, sequences: float, on: Hardware, rates: Efficiency
-) -> Engine:
+    software: Software, shape: ModelShape, sequences: float, on: Hardware, rates: Efficiency
+) -> Software:
     """The software with the all-reduces of each layer of a decoding step, in what it launches for
     the layer, or in the time of its graph.
     """

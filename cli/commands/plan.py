@@ -270,7 +270,7 @@ def _warn(params: "Params", aim: "Target", hardware: str | None) -> None:
     """Say before the figures what makes them doubtful."""
     from costs.planning.target import doubted_price
 
-    for line in (*_is_guessed(params, hardware), doubted_price(aim)):
+    for line in (*_is_guessed(params, aim, hardware), doubted_price(aim)):
         if line is not None:
             typer.echo(line, err=True)
 
@@ -284,11 +284,12 @@ def _made(params: "Params", aim: "Target", stages: list[str], of_cycle: bool) ->
     return plan_cycle(made, params, aim) if of_cycle else made
 
 
-def _is_guessed(params: "Params", hardware: str | None) -> list[str]:
-    """A warning printed first where all figures are guesses, with the fix."""
+def _is_guessed(params: "Params", aim: "Target", hardware: str | None) -> list[str]:
+    """A warning printed first where figures are guesses, with the fix."""
     from config.inputs import expected_files
     from config.workspace.machine import bf16_instructions
     from costs.planning.machine import this_machine
+    from costs.planning.settings import untimed
 
     lines = [
         f"{setting}={path} does not exist: its rows are assumed. Put the file there, or fix the "
@@ -301,7 +302,12 @@ def _is_guessed(params: "Params", hardware: str | None) -> list[str]:
     machine = this_machine(Path())
     if machine is None:
         lines.append(
-            "The rates of this machine are not measured: rlhf calibrate does that in two minutes."
+            "The pace of this machine is not measured: rlhf calibrate does that in two minutes."
+        )
+    elif stages := untimed(params, aim):
+        lines.append(
+            f"{', '.join(stages)}: not timed here with this model. rlhf calibrate, with the same "
+            "--recipe and --set, does that."
         )
     on_cpu = machine is None or machine.is_cpu
     if params.model.dtype == "bf16" and on_cpu and bf16_instructions() is None:

@@ -3,8 +3,8 @@
 Counted from the code of the layers, operation by operation: autograd keeps an operation's input
 only if the gradient of another input needs it, so a linear layer with a frozen weight keeps
 nothing. Confirmed with saved-tensor hooks on Transformers' own modules in
-tests/costs/formulas/test_activations.py. For GPT-like layers in 16 bit with dropout and eager
-attention the sum is `34 d + 5 heads s` bytes, as in arXiv 2205.05198 equation 1.
+tests/costs/formulas/test_activations.py. For GPT-like layers in 16 bit with eager attention the sum
+is `32 d + 2 heads s` bytes, as in arXiv 2205.05198 equation 1 without dropout.
 
 d width, q query width, k key and value width, f feed-forward width, b bytes of the compute type, s
 tokens of the sequence.
@@ -38,7 +38,6 @@ def layer_kept(
         "mask": levers.dtype_bytes * tokens * mask_tensor,  # cast to the compute type in each layer
         "feed_forward": _feed_forward(shape, levers, engine),
         "adapters": _adapters(shape, levers, engine),
-        "dropout": _dropout(shape, levers, tokens),
     }
     return {name: value for name, value in parts.items() if value}
 
@@ -159,15 +158,3 @@ def _adapters(shape: ModelShape, levers: Levers, engine: Engine) -> float:
         elif cast:
             kept += engine.lora_input_bytes * inputs * used
     return kept + (b + 1) * d * (packed and levers.lora_dropout)
-
-
-def _dropout(shape: ModelShape, levers: Levers, tokens: int) -> float:
-    """Masks of one byte after both projections and on the attention probabilities, with a copy of
-    the dropped probabilities.
-    """
-    if not levers.dropout:
-        return 0.0
-    probabilities = (
-        shape.heads * tokens * (1 + levers.dtype_bytes) if levers.attention == "eager" else 0.0
-    )
-    return 2 * shape.width + probabilities

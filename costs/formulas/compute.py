@@ -23,10 +23,8 @@ from costs.formulas.sharding import collective_bytes, sharding_of
 from costs.formulas.states import (
     gradient_width,
     shards,
-    state_bytes,
     stored_bytes,
     trained_parameters,
-    weights,
 )
 from costs.tables.shapes import ModelShape
 
@@ -211,23 +209,13 @@ def optimizer_step(setting: Setting, shape: ModelShape, levers: Levers) -> Work:
 
 
 def paged_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
-    """Bytes that one step moves to and from host memory: gradients and weights where the optimizer
-    is offloaded, and of a paged state what does not fit beside the weights.
+    """Bytes that one step moves to and from host memory where the optimizer is offloaded: gradients
+    down, weights up; of FSDP2 they move with every micro-batch.
     """
-    if levers.offload_optimizer:
-        if sharding_of(setting).fsdp2:
-            return 0.0  # with every micro-batch
-        # gradients down, weights up
-        return (
-            2
-            * trained_parameters(shape, levers)
-            * levers.weight_bytes
-            / shards(setting)["optimizer"]
-        )
-    if not levers.optimizer.startswith("paged"):
+    if not levers.offload_optimizer or sharding_of(setting).fsdp2:
         return 0.0
-    free = setting.hardware.usable_bytes - weights(setting, shape, levers)
-    return 2 * max(0.0, state_bytes(setting, shape, levers) - max(0.0, free))
+    trained = trained_parameters(shape, levers)
+    return 2 * trained * levers.weight_bytes / shards(setting)["optimizer"]
 
 
 def micro_paged_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:

@@ -17,7 +17,7 @@ from costs.tables.shapes import ModelShape
 
 Tuning = Literal["full", "lora", "frozen"]
 Parallel = Literal["ddp", "zero1", "zero2", "zero3", "fsdp"]
-Optimizer = Literal["adamw", "adamw8bit", "paged_adamw", "paged_adamw8bit"]
+Optimizer = Literal["adamw", "adamw8bit"]
 Checkpointing = Literal["none", "full"]
 Attention = Literal["flash", "sdpa", "eager"]
 
@@ -71,7 +71,6 @@ class Levers:
     parallel: Parallel = "ddp"
     offload_optimizer: bool = False
     offload_weights: bool = False
-    dropout: bool = False
 
     def __post_init__(self) -> None:
         for name, allowed in (

@@ -11,13 +11,8 @@ from costs.tables.shapes import ModelShape
 
 Parts = dict[str, float]
 
-STATE_BYTES = {
-    "adamw": 2.0,
-    "paged_adamw": 2.0,
-    "adamw8bit": 2.0,
-    "paged_adamw8bit": 2.0,
-}
-"""Moments kept per trained parameter."""
+MOMENTS = 2
+"""Of AdamW, kept per trained parameter."""
 
 
 def adapter_parameters(shape: ModelShape, levers: Levers) -> float:
@@ -236,30 +231,17 @@ def bucket_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
 
 
 def optimizer_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
-    """Bytes of the optimizer state of a role on one device. Paged state lives in host memory and is
-    fetched page by page.
-    """
-    return (
-        0.0
-        if levers.offload_optimizer or levers.optimizer.startswith("paged")
-        else state_bytes(setting, shape, levers)
-    )
-
-
-def state_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
-    """Bytes of the optimizer state that belongs to one device, wherever it is kept."""
-    moments = STATE_BYTES[levers.optimizer]
+    """Bytes of the optimizer state of a role on one device."""
+    if levers.offload_optimizer:
+        return 0.0
+    eight = levers.optimizer == "adamw8bit"
     if levers.master_fp32:
-        per = 4 * (1 + moments)
-    elif "8bit" in levers.optimizer:
-        per = (1 + 4 / 256) * moments  # one fp32 scale in 256 values (arXiv 2110.02861 section 2.1)
-    elif levers.optimizer == "paged_adamw":
-        per = 4 * moments  # bitsandbytes keeps fp32 moments whatever the weights are
+        per = 4.0 * (1 + MOMENTS)
+    elif eight:
+        per = (1 + 4 / 256) * MOMENTS  # one fp32 scale in 256 values (arXiv 2110.02861 section 2.1)
     else:
-        per = (
-            levers.weight_bytes if levers.tuning == "full" else _adapter_bytes(levers, setting)
-        ) * moments
-    wide = 4 * moments - per if "8bit" in levers.optimizer else 0.0
+        per = gradient_width(setting, levers) * MOMENTS
+    wide = 4 * MOMENTS - per if eight else 0.0
     size = trained_parameters(shape, levers) * per + wide_state_parameters(setting, shape) * wide
     return size / shards(setting)["optimizer"]
 

@@ -19,6 +19,7 @@ from config.sections.levers import Lora
 from config.sections.online import ActorCritic, Online, SamplingLoop
 from config.work import GAP_SAMPLE, NORMALISATION_PAIRS
 from costs.formulas.setting import EVALUATED, Attention, Levers, Parallel, Rlhf, Setting, Workload
+from costs.planning.machine import was_timed
 from costs.planning.models import base_shape, reward_shape, student_shape
 from costs.planning.rows import Rows, count
 from costs.planning.target import Target
@@ -40,6 +41,12 @@ def settings(params: Params, aim: Target) -> dict[str, Setting]:
         for stage in STAGES
         if stage != "data" and (stage != "distill" or params.distill is not None)
     }
+
+
+def untimed(params: Params, aim: Target) -> list[str]:
+    """Stages of the run that its device never ran with these models (costs/planning/machine.py)."""
+    found = settings(params, aim)
+    return [each for each in params.stages if each in found and not was_timed(found[each])]
 
 
 def setting_of(params: Params, aim: Target, stage: str, rows: Rows, model: ModelShape) -> Setting:

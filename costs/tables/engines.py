@@ -93,27 +93,10 @@ class Engine:
     """The prefill makes the logits of the full prompt and an fp32 copy of them: Transformers
     before `logits_to_keep` (4.45).
     """
-    admits_by_cache: bool = False
-    """A server whose requests wait until the paged cache has room for them: of a batch as many
-    sequences run as fit (arXiv 2309.06180 section 4.5).
-    """
-    prefill_launches: float = 0.0
-    """Operations that one layer launches for a prompt, outside of the graph of decoding."""
     prefill_tokens: float = math.inf
     """Tokens of prompts that go through the model at once; longer ones in chunks."""
-    reports_reserved: bool = False
-    """The memory that it prints is what the allocator holds."""
-    widens_unquantised: bool = False
-    """Prepares quantised models with the rest of their weights in fp32 (PEFT)."""
-    iterates_micro_batches: bool = False
-    """What it prints as an iteration is one micro-batch, not an optimizer step."""
     vendor_products: bool = False
     """Its matrix products are NVIDIA's own stack (Transformer Engine)."""
-    loop_seconds: float = 0.7
-    """Fixed time of an iteration of a loop: replies are decoded and read again, metrics written,
-    processes wait for each other. 0.7 s are what a step of 3.8 s in DeepSpeed-Chat's log has beyond
-    its parts; ours are counted by operation.
-    """
     start_seconds: float = 12.0
     """Imports and set-up of one process."""
 
@@ -129,7 +112,6 @@ ENGINES = {
             graphed_decoding=True,
             # docs/gpu.md: a rollout of 256 tokens of a 0.5B model in 1.9 s on an H200
             decode_layer_seconds=200e-6,
-            loop_seconds=0.0,
             loss="streamed",
             lora_input_bytes=4,
             repeats_kv=False,
@@ -138,12 +120,10 @@ ENGINES = {
         ),
         Engine(
             "vllm",
-            admits_by_cache=True,
             compiled=True,
             decode_layer_seconds=60e-6,
             op_seconds=0.0,
             repeats_kv=False,
-            prefill_launches=20,
             prefill_tokens=8192,  # max_num_batched_tokens
         ),
     )

@@ -22,7 +22,7 @@ import yaml
 from config import jsonl
 from config.atomic_file import write_atomically
 from config.compose import compose
-from config.errors import EXIT_DONE, EnvironmentFault, StageStopped
+from config.errors import EXIT_DONE, CostError, EnvironmentFault, StageStopped
 from config.load import validate, write
 from config.methods.registry import SAMPLING_METHODS, stage_module
 from config.records import LOOPS, ROLLOUTS_VARIABLE, UsageRow
@@ -91,7 +91,7 @@ def calibrate(root: Path, params: Params, say: Say, stop: StopRequest) -> Machin
             else:
                 timed.append(timed_stage(root, folder, short, stage, found))
     others.check(found.threads)
-    kept = calibration(root / MACHINE_FILE, Machine) if _is_readable(root) else None
+    kept = _earlier(root)
     made = {(each.stage, each.parameters) for each in timed}
     before = [
         each
@@ -110,13 +110,12 @@ def calibrate(root: Path, params: Params, say: Say, stop: StopRequest) -> Machin
     return found
 
 
-def _is_readable(root: Path) -> bool:
-    """Whether the file of an earlier calibration is one of this version."""
+def _earlier(root: Path) -> Machine | None:
+    """The last calibration, None where there is none of this version."""
     try:
-        Machine.model_validate(yaml.safe_load((root / MACHINE_FILE).read_text(encoding="utf-8")))
-    except (OSError, ValueError, yaml.YAMLError):
-        return False
-    return True
+        return calibration(root / MACHINE_FILE, Machine)
+    except CostError:
+        return None
 
 
 def _what(params: Params, stage: str) -> str:
@@ -156,7 +155,7 @@ def shortened(params: Params, steps: Mapping[str, int]) -> Params:
         else:
             overlay[stage] = {"max_steps": number, "checkpoint_every_steps": NEVER}
         if stage == "distill":
-            overlay[stage]["sft_updates"] = min(params.section(stage).sft_updates, number - 1)
+            overlay[stage]["sft_updates"] = 0  # so that every update is of one kind
         elif stage in SAMPLING_METHODS:
             overlay[stage] |= {"target_kl": None, "max_kl": None}
     content = params.model_dump(mode="json")
@@ -201,7 +200,7 @@ def cut_rows(folder: Path, params: Params) -> None:
     read = {
         "sft": (most["sft"], HELD_OUT * params.sft.micro_batch_size),
         "preference": (
-            max(most["reward"], most[method] if method == "dpo" else 0),
+            max(most.get("reward", 0), most[method] if method == "dpo" else 0),
             HELD_OUT * params.reward.micro_batch_size,
         ),
         "prompts": (
@@ -268,7 +267,7 @@ def timed_stage(
     rows = _usage(folder, stage)
     setting = as_long(_setting(root, folder, params, stage, machine), rows)
     planned = {phase.name: phase.seconds for phase in formula_phases(setting)}
-    warm, steps = max(row.step for row in rows) / 4, setting.workload.steps
+    warm, steps = max(1.0, max(row.step for row in rows) / 4), setting.workload.steps
     measured, peaks = dict[str, float](), dict[str, int]()
     for phase in {row.phase for row in rows} & planned.keys():
         own = [row for row in rows if row.phase == phase]

@@ -21,7 +21,7 @@ def warned(*arguments: str) -> list[str]:
 
 def test_data_that_is_not_there_and_rates_that_are_not_measured_are_named(project: Path) -> None:
     assert warned() == [
-        "The rates of this machine are not measured: rlhf calibrate does that in two minutes."
+        "The pace of this machine is not measured: rlhf calibrate does that in two minutes."
     ]
     mine = project / "mine.yaml"
     mine.write_text(
@@ -39,9 +39,18 @@ def test_data_that_is_not_there_and_rates_that_are_not_measured_are_named(projec
 
 def test_a_measured_machine_is_not_warned_of(project: Path) -> None:
     (project / MACHINE_FILE).parent.mkdir()
-    measured = yaml.safe_dump(machine().model_dump(mode="json"))
-    (project / MACHINE_FILE).write_text(measured)
+    found = machine()
+    judge = found.stages[1].model_copy(update={"parameters": 430_896.0})  # without an output head
+    stages = (found.stages[0], judge, *found.stages[2:])
+    write = (project / MACHINE_FILE).write_text
+    write(yaml.safe_dump(machine(stages=stages).model_dump(mode="json")))
     assert warned() == []
+    write(yaml.safe_dump(machine(stages=stages[:3]).model_dump(mode="json")))
+    assert warned() == [
+        "evaluate: not timed here with this model. rlhf calibrate, with the same --recipe and "
+        "--set, does that."
+    ]
+    assert warned("--hardware", "a100-80") == []
 
 
 @pytest.mark.usefixtures("project")

@@ -36,7 +36,6 @@ from costs.formulas.states import (
     gradient_bytes,
     optimizer_bytes,
     shards,
-    state_bytes,
     trained_parameters,
     weights,
 )
@@ -491,19 +490,14 @@ def test_bytes_of_gradients_on_a_device(chosen: dict[str, Any], size: float) -> 
         ({"master_fp32": True}, 3 * 4 * ALL),
         ({"optimizer": "adamw8bit"}, 2 * (1 + 1 / 64) * (ALL - TABLE) + 8 * TABLE),
         ({"optimizer": "adamw8bit", "software": "torchtune"}, 2 * (1 + 1 / 64) * ALL),
-        ({"optimizer": "paged_adamw"}, 2 * 4 * ALL),
-        ({"optimizer": "paged_adamw8bit"}, 2 * (1 + 1 / 64) * (ALL - TABLE) + 8 * TABLE),
         (LORA, 2 * 4 * ADAPTERS),
         (LORA | {"software": "torchtune", "weights_fp32": True}, 2 * 2 * ADAPTERS),
         ({"parallel": "zero1", "gpus": 4}, 2 * 2 * ALL / 4),
     ],
 )
 def test_bytes_of_the_optimizers_state(chosen: dict[str, Any], size: float) -> None:
-    assert of(state_bytes, **chosen) == pytest.approx(size)
-    paged = chosen.get("optimizer", "").startswith("paged")
-    assert of(optimizer_bytes, **chosen) == pytest.approx(0.0 if paged else size)
+    assert of(optimizer_bytes, **chosen) == pytest.approx(size)
     assert of(optimizer_bytes, **chosen, offload_optimizer=True) == 0
-    assert of(state_bytes, **chosen, offload_optimizer=True) == pytest.approx(size)
 
 
 def kept(setting: Setting, mask: bool = False, **otherwise: Any) -> dict[str, float]:

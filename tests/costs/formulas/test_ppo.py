@@ -28,7 +28,7 @@ from costs.tables.shapes import ModelShape
 from tests.costs.settings import small, small_setting
 
 REWARD, VALUE = small(layers=2, tied=True), small(layers=5, tied=True)
-VALUE_LEVERS = Levers(micro_batch=3, optimizer="paged_adamw")
+VALUE_LEVERS = Levers(micro_batch=3, optimizer="adamw8bit")
 
 
 def loop(

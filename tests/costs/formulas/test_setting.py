@@ -17,7 +17,7 @@ from tests.costs.settings import sft, small_setting
         ({"parallel": "x"}, "parallel='x' is not one of ddp, zero1, zero2, zero3, fsdp"),
         (
             {"optimizer": "x"},
-            "optimizer='x' is not one of adamw, adamw8bit, paged_adamw, paged_adamw8bit",
+            "optimizer='x' is not one of adamw, adamw8bit",
         ),
         ({"checkpointing": "x"}, "checkpointing='x' is not one of none, full"),
         ({"attention": "x"}, "attention='x' is not one of flash, sdpa, eager"),
