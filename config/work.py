@@ -18,3 +18,21 @@ BYTES_PER_CHUNK_LOGIT = 1024
 """An accelerator holds a logit for each of these bytes of its memory. A logit and its gradient take
 14, so a chunk takes 1.4% of the device, and products are large enough to keep it busy.
 """
+PREFILL_TOKENS = 16_384
+"""Tokens of prompts that a rollout reads at once: enough to keep an accelerator busy, while their
+keys and values lie there twice, and the activations of a layer.
+"""
+SPARE_COLUMNS = 32
+"""Columns that the cache of a rollout has beyond those in use, when it is allocated: at least this
+many, or a quarter more (training/rollout/kv_cache.py).
+"""
+
+
+def cache_columns(prompt: int, longest: int) -> int:
+    """Columns that a rollout's cache has when sequences have grown from `prompt` to `longest`
+    tokens.
+    """
+    columns = prompt + SPARE_COLUMNS
+    while columns < longest:
+        columns += 1 + max(SPARE_COLUMNS, (columns + 1) // 4)
+    return columns

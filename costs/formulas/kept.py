@@ -63,8 +63,16 @@ training/modeling/last_layer.py.
 
 def spared_tokens(setting: Setting, shape: ModelShape, levers: Levers, tokens: float) -> float:
     """Of `tokens` in packed rows, those at which the last layer's feed-forward part is skipped."""
-    narrows = setting.engine.packs and shape.family in NARROWED and levers.attention != "eager"
-    return tokens * (1 - setting.workload.read_tokens) if narrows else 0.0
+    if not narrows(setting, shape, levers):
+        return 0.0
+    return tokens * (1 - setting.workload.read_tokens)
+
+
+def narrows(setting: Setting, shape: ModelShape, levers: Levers) -> bool:
+    """Whether the last layer's feed-forward part runs at the tokens alone whose hidden states are
+    read.
+    """
+    return setting.engine.packs and shape.family in NARROWED and levers.attention != "eager"
 
 
 def recomputed_bytes(
@@ -88,7 +96,13 @@ def recomputed_bytes(
         active = max(
             active, 2 * shape.heads * tokens * levers.dtype_bytes - kept.get("feed_forward", 0.0)
         )
-    return sequences * tokens * (rebuilt + active)
+    total = sequences * tokens
+    if shape.layers > 1:
+        return total * (rebuilt + active)
+    # the only layer is the last one
+    kept = layer_kept(shape, levers, setting.engine, tokens, setting.mask_tensor)
+    each = active + kept.get("feed_forward", 0.0) * (levers.checkpointing == "full")
+    return total * (rebuilt + active) - spared_tokens(setting, shape, levers, total) * each
 
 
 def workspace(setting: Setting, shape: ModelShape, levers: Levers) -> float:

@@ -8,7 +8,8 @@ States are in costs/formulas/states.py, what passes keep in costs/formulas/kept.
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from costs.formulas.kept import workspace
+from config.work import cache_columns
+from costs.formulas.kept import narrows, workspace
 from costs.formulas.setting import DTYPE_BYTES, Levers, Setting
 from costs.formulas.states import Parts, role_weights
 from costs.tables.losses import loss
@@ -67,6 +68,13 @@ def kv_cache_bytes(shape: ModelShape, dtype: str, sequences: float, tokens: floa
     return 2 * shape.layers * shape.kv_width * DTYPE_BYTES[dtype] * sequences * tokens
 
 
+PREFILLED_TOGETHER = 0.55
+"""Share of a batch's prompt tokens that are read at once: our rollout reads prompts of like length
+together. Between 0.5 and 0.6 in 48 drawn settings (tests/pretend/plans.py); all of them where
+prompts are equally long.
+"""
+
+
 def generating(
     setting: Setting, shape: ModelShape, levers: Levers, sequences: float, tokens: int, prompt: int
 ) -> Parts:
@@ -75,7 +83,11 @@ def generating(
     """
     b = levers.dtype_bytes
     feed_forward = shape.experts_per_token * shape.expert_width or shape.mlp_width
-    active = max(2 * feed_forward + 4 * shape.width, attending_width(shape))
+    active = max(3 * feed_forward + 4 * shape.width, attending_width(shape))
+    together = 1.0
+    if setting.engine.name == "ours":
+        tokens, together = cache_columns(prompt, tokens), PREFILLED_TOGETHER
+        active += 2 * shape.layers * shape.kv_width  # of the prompts, until they are copied
     # the logits, fp32 copy and probabilities that sampling makes
     logits = sequences * shape.vocab * (b + 8)
     if setting.engine.whole_prefill:
@@ -85,7 +97,8 @@ def generating(
     copies = 2.0 if setting.engine.concatenates_cache else 1.0
     return {
         "kv_cache": cache * copies,
-        "activations": min(setting.prompts_of(sequences) * prompt, setting.engine.prefill_tokens)
+        "activations": together
+        * min(setting.prompts_of(sequences) * prompt, setting.engine.prefill_tokens)
         * active
         * b,
         "logits": logits,
@@ -107,6 +120,8 @@ def scoring(
     b = levers.dtype_bytes
     feed_forward = shape.experts_per_token * shape.expert_width or shape.mlp_width
     active = max(3 * feed_forward + 4 * shape.width, attending_width(shape))
+    if shape.layers == 1 and narrows(setting, shape, levers):
+        active = attending_width(shape)
     if levers.attention == "eager":
         # the scores, and what the softmax makes of them
         active = max(active, 2 * shape.heads * tokens + 4 * shape.width)

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 
 from config.errors import CostError
+from config.work import PREFILL_TOKENS
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,7 @@ ENGINES = {
             # docs/gpu.md: a rollout of 256 tokens of a 0.5B model in 1.9 s on an H200
             decode_layer_seconds=200e-6,
             loss="streamed",
+            prefill_tokens=PREFILL_TOKENS,
             lora_input_bytes=4,
             repeats_kv=False,
             fused_activation=False,

@@ -26,10 +26,9 @@ from transformers.cache_utils import (
 )
 
 from config.errors import ModelError
+from config.work import SPARE_COLUMNS
 from training.modeling.logprobs import product_dtype
 
-SPARE_COLUMNS = 32
-"""Columns allocated beyond those in use: at least this many, at most a quarter more."""
 ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
+from config.work import PREFILL_TOKENS
 from training.modeling.adapters import AdapterView
 from training.modeling.batching import pad_right
 from training.modeling.logprobs import output_weight, product_dtype
@@ -177,10 +178,12 @@ def _read_prompts(
 
 
 def _buckets(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """Ranges of ascending lengths that are prefilled together."""
+    """Ranges of ascending lengths that are prefilled together, of PREFILL_TOKENS at most."""
     starts = [0]
     for i, length in enumerate(lengths):
-        if lengths[starts[-1]] < length * (1 - BUCKET_PADDING):
+        first, tokens = starts[-1], (i + 1 - starts[-1]) * length
+        longer = lengths[first] < length * (1 - BUCKET_PADDING)
+        if longer or (tokens > PREFILL_TOKENS and i > first):
             starts.append(i)
     return list(zip(starts, [*starts[1:], len(lengths)], strict=True))
 

@@ -14,10 +14,11 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from config.work import cache_columns
 from tests.training.support.tiny import FAMILIES, policy, prompts, tokenizer
 from training.modeling.score_head import init_head
 from training.modeling.sequences import sequence_logprobs
-from training.rollout import kv_cache
+from training.rollout import kv_cache, static
 from training.rollout.engine import Limits, Rollout, draw, sampling_noise
 from training.rollout.kv_cache import DecodingCache
 from training.rollout.static import generate
@@ -181,6 +182,27 @@ def test_the_cache_grows_with_the_responses_not_with_their_limit(
     long = generate(model, PROMPTS, noise, 1.0, Limits(40, eos, PAD), 12)
     assert [response[:STEPS] for response in long.responses] == expected.responses
     assert max(map(len, long.responses)) > 30
+
+
+def test_prompts_are_read_in_pieces_and_answered_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = policy()
+    eos = frequent_token(model)
+    expected = sampled(model, PROMPTS, 12, eos).responses
+    buckets = static._buckets([len(prompt) for prompt in sorted(PROMPTS, key=len)])
+    longest = max(map(len, PROMPTS))
+    monkeypatch.setattr(static, "PREFILL_TOKENS", longest)
+    lengths = sorted(map(len, PROMPTS))
+    pieces = static._buckets(lengths)
+    assert len(pieces) > len(buckets)
+    assert all((last - first) * lengths[last - 1] <= longest for first, last in pieces)
+    assert sampled(model, PROMPTS, 12, eos).responses == expected
+
+
+def test_a_plan_knows_the_columns_of_the_cache() -> None:
+    cache = DecodingCache(policy().config, [7, 3], torch.device("cpu"))
+    for tokens in range(7, 400):
+        assert cache.room == cache_columns(7, tokens)
+        cache.advance()
 
 
 def test_keys_and_values_are_gone_as_soon_as_the_responses_are_there(
