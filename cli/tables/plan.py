@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from costs.planning.compare import Difference
     from costs.planning.explain import Explanation, PhaseReason
-    from costs.planning.plans import Plan, StagePlan
+    from costs.planning.plans import Plan
     from costs.planning.search import Found
 
 
@@ -20,6 +20,7 @@ def plan_view(plan: "Plan") -> Group:
     """Stages with totals, phases, memory by role, and assumptions."""
     parts: list[object] = [
         stage_table(plan),
+        *stage_notes(plan),
         "",
         interval_table(plan),
         *interval_notes(plan),
@@ -89,8 +90,6 @@ def stage_table(plan: "Plan") -> Table:
     )
     table.add_column("fits", "yes" if total["fits"] else "no", min_width=4)
     table.add_column("time", duration(total["seconds"]), justify="right", no_wrap=True)
-    table.add_column("GPU-h", f"{total['gpu_hours']:.3g}", justify="right", no_wrap=True)
-    table.add_column("kWh", f"{total['kwh']:.2g}", justify="right", no_wrap=True)
     for name in prices:
         table.add_column(
             f"{name} $" if len(prices) > 1 else "cost",
@@ -103,19 +102,25 @@ def stage_table(plan: "Plan") -> Table:
         table.add_row(
             stage.stage,
             held,
-            _fits(stage),
+            "yes" if stage.fits else "[red]no[/red]",
             duration(stage.seconds),
-            f"{stage.gpu_hours:.3g}",
-            f"{stage.kwh:.2g}",
             *(usd(getattr(stage.usd, name)) for name in prices),
         )
     return table
 
 
-def _fits(stage: "StagePlan") -> str:
-    if stage.fits:
-        return "yes"
-    return f"[red]no, {memory(int(stage.shortfall_bytes))} short: {_plain(stage.lever)}[/red]"
+def stage_notes(plan: "Plan") -> list[str]:
+    """Device-hours and energy of the run, and what a stage lacks that does not fit."""
+    total = plan.total
+    return [
+        f"  {total['gpu_hours']:.3g} device-hours, {total['kwh']:.2g} kWh",
+        *(
+            f"  [red]{stage.stage} lacks {memory(int(stage.shortfall_bytes))} a device: "
+            f"{_plain(stage.lever)}[/red]"
+            for stage in plan.stages
+            if not stage.fits
+        ),
+    ]
 
 
 def phase_table(plan: "Plan") -> Table:

@@ -1,6 +1,5 @@
 """Each column of each table holds what its heading says, in its unit."""
 
-import re
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -96,7 +95,10 @@ def test_one_stage_that_does_not_fit_is_a_run_that_does_not() -> None:
     short = stage_plan(stage="ppo", fits=False, shortfall_bytes=5.0 * GIB, lever="LoRA")
     table = plan_tables.stage_table(Plan((stage_plan(), short)))
     assert str(table.columns[2].footer) == "no"
-    assert re.search(r"no, 5\.0 GiB short: LoRA", rows(table)[1][2])
+    assert rows(table)[1][2] == "[red]no[/red]"
+    energy, lack = plan_tables.stage_notes(Plan((stage_plan(), short)))
+    assert energy == "  0.5 device-hours, 0.25 kWh"
+    assert lack == "  [red]ppo lacks 5.0 GiB a device: LoRA[/red]"
 
 
 def test_every_stage_has_a_grade_its_intervals_and_their_reasons() -> None:
