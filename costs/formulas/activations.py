@@ -47,7 +47,7 @@ def _stream_bytes(levers: Levers) -> float:
     return 4.0 if levers.mixed else levers.dtype_bytes
 
 
-def _keeps_input(shape: ModelShape, levers: Levers, engine: Engine, *modules: str) -> bool:
+def _keeps_input(levers: Levers, engine: Engine, *modules: str) -> bool:
     """Whether a linear layer over these matrices keeps its input."""
     if levers.quantisation and engine.quantised_keeps_input:
         return True
@@ -80,8 +80,8 @@ def _linear_inputs(shape: ModelShape, levers: Levers, engine: Engine) -> float:
     """
     d, b = shape.width, levers.dtype_bytes
     up = ("gate", "up") if shape.traits.gated else ("up",)
-    attention = _keeps_input(shape, levers, engine, "q", "k", "v")
-    feed_forward = _keeps_input(shape, levers, engine, *up)
+    attention = _keeps_input(levers, engine, "q", "k", "v")
+    feed_forward = _keeps_input(levers, engine, *up)
     if shape.traits.parallel and shape.norms == 1:
         return d * b * float(attention or feed_forward)
     # autocast casts once per linear layer
@@ -93,7 +93,7 @@ def _attention(
     shape: ModelShape, levers: Levers, engine: Engine, tokens: int, mask_tensor: bool
 ) -> float:
     q, k, b, heads = shape.query_width, shape.kv_width, levers.dtype_bytes, shape.heads
-    projected = float(_keeps_input(shape, levers, engine, "o"))
+    projected = float(_keeps_input(levers, engine, "o"))
     head_norms = (q + k) * (4 + b * (levers.tuning == "full")) if shape.traits.qk_norm else 0.0
     if levers.attention == "eager":
         # most families take the softmax in fp32 and cast back
@@ -123,7 +123,7 @@ def _feed_forward(shape: ModelShape, levers: Levers, engine: Engine) -> float:
         else shape.mlp_width
     )
     routed = shape.experts_per_token * shape.width * b if shape.experts else 0.0
-    down = float(_keeps_input(shape, levers, engine, "down"))
+    down = float(_keeps_input(levers, engine, "down"))
     if shape.traits.gated:
         # compiled: gate, up and product; eager: gate, its activation, up, and the product for the
         # down projection

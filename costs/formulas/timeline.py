@@ -51,13 +51,13 @@ def training_moments(
     activations = activation_bytes(setting, shape, levers, sequences, tokens)
     recomputed = recomputed_bytes(setting, shape, levers, sequences, tokens)
     work = workspace(setting, shape, levers)
-    head = head_gradient(setting, shape, levers) if vocabulary else 0.0
+    head = head_gradient(shape, levers) if vocabulary else 0.0
     # chunked losses meet the head's gradient while the logits are still there
     chunk_head = head if setting.loss.chunked else 0.0
     persistent = gradients if levers.accumulation > 1 else 0.0
     # a tied matrix gets one gradient from the head, which waits, and one from the embedding, summed
     # at the very end; gradients of earlier micro-batches stay beside a new one until it is added
-    table = head_gradient(setting, shape, levers)
+    table = head_gradient(shape, levers)
     waiting = head if shape.tied else 0.0
     new = table if persistent else 0.0
     unreduced = unreduced_gradients(setting, shape, levers)
@@ -120,7 +120,7 @@ def _logits(setting: Setting, shape: ModelShape, levers: Levers, tokens: float) 
     return tokens * each
 
 
-def head_gradient(setting: Setting, shape: ModelShape, levers: Levers) -> float:
+def head_gradient(shape: ModelShape, levers: Levers) -> float:
     """The gradient of the output head, which exists before any activation is freed."""
     return shape.vocab * shape.width * levers.weight_bytes if levers.tuning == "full" else 0.0
 

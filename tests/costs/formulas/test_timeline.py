@@ -159,7 +159,7 @@ def test_an_unfused_optimizer_makes_copies_of_its_share(
 )
 def test_the_heads_gradient_is_as_large_as_its_table(chosen: dict[str, Any], table: float) -> None:
     setting = small_setting(**chosen)
-    assert head_gradient(setting, setting.model, setting.levers) == table
+    assert head_gradient(setting.model, setting.levers) == table
 
 
 def logits(work: dict[str, Any] | None = None, **chosen: Any) -> float:
