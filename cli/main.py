@@ -20,6 +20,7 @@ from cli.commands.plan import app as plan_app
 from cli.commands.report import report
 from cli.commands.retrain import promote, rollback
 from cli.commands.serve import serve
+from cli.commands.study import study
 from cli.ignored_options import refuse_ignored
 from cli.output import survive_closed_output
 from cli.project import typed_path
@@ -139,6 +140,7 @@ app.command()(serve)
 app.command()(bench)
 app.command()(levers)
 app.command()(scale)
+app.command()(study)
 app.command()(label)
 app.command()(promote)
 app.command()(rollback)

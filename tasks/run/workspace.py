@@ -38,8 +38,10 @@ def cache() -> Path:
     return Path(os.environ.get("RLHF_CACHE", "/cache"))
 
 
-def lay_out(root: Path, remote: dict[str, str]) -> None:
-    """Copy the code to `root`, and name the remote: its name, URL and public settings."""
+def lay_out(root: Path, remote: dict[str, str], shared: Path | None = None) -> None:
+    """Copy the code to `root`, and name the remote: its name, URL and public settings. `shared` is
+    DVC's cache, by default that of the machine's containers.
+    """
     root.mkdir(parents=True)
     # what is compiled goes along: times are kept, so it counts
     ignored = shutil.ignore_patterns("config.local", "tmp", "cache")
@@ -47,17 +49,17 @@ def lay_out(root: Path, remote: dict[str, str]) -> None:
         shutil.copytree(HOME / name, root / name, ignore=ignored)
     for name in (*FILES, ".dvcignore"):
         shutil.copyfile(HOME / name, root / name)
-    (root / ".dvc" / "config.local").write_text(_dvc_config(remote), encoding="utf-8")
+    (root / ".dvc" / "config.local").write_text(_dvc_config(remote, shared), encoding="utf-8")
 
 
-def _dvc_config(remote: dict[str, str]) -> str:
-    """No git, a cache that the containers of a machine share, and the store."""
+def _dvc_config(remote: dict[str, str], shared: Path | None) -> str:
+    """No git, a cache that others use too, and the store."""
     options = "".join(f"    {key} = {value}\n" for key, value in remote.items() if key != "name")
     return f"""[core]
     no_scm = true
     remote = {remote["name"]}
 [cache]
-    dir = {cache()}/dvc
+    dir = {shared or cache() / "dvc"}
 ['remote "{remote["name"]}"']
 {options}"""
 
@@ -110,14 +112,14 @@ def project(remote: str) -> dict[str, Any]:
     return {"directory": str(root)}
 
 
-def bring_code(root: Path, remote: dict[str, str]) -> None:
+def bring_code(root: Path, remote: dict[str, str], shared: Path | None = None) -> None:
     """Create `root`, or replace its code with the running code if it differs."""
     new = root.with_name(f".{root.name}.new")
     shutil.rmtree(new, ignore_errors=True)
     if root.exists() and _has_this_code(root):
-        (root / ".dvc" / "config.local").write_text(_dvc_config(remote), encoding="utf-8")
+        (root / ".dvc" / "config.local").write_text(_dvc_config(remote, shared), encoding="utf-8")
         return
-    lay_out(new, remote)
+    lay_out(new, remote, shared)
     if not root.exists():
         new.rename(root)
         return

@@ -29,8 +29,6 @@ COMMANDS: list[tuple[str, str, tuple[Any, ...]]] = [
     ("retrain --json", "cli.commands.retrain.retrain_cycle", (None, [], False, False, True)),
     ("doctor --json", "cli.commands.doctor.examine", (True,)),
     ("doctor", "cli.commands.doctor.examine", (False,)),
-    ("calibrate --json", "cli.commands.calibrate.calibrate", (True,)),
-    ("calibrate", "cli.commands.calibrate.calibrate", (False,)),
     ("up", "cli.commands.servers.up", (4200, 5000, None, None, None, False, False)),
     (
         "up --prefect-port 1 --mlflow-port 2 --open mlflow --notify http://h",
