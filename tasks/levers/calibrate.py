@@ -111,7 +111,7 @@ def calibrate(root: Path, params: Params, say: Say, stop: StopRequest) -> Machin
 
 
 def _earlier(root: Path) -> Machine | None:
-    """The last calibration, None where there is none of this version."""
+    """The last calibration of this version, if there is one."""
     try:
         return calibration(root / MACHINE_FILE, Machine)
     except CostError:
