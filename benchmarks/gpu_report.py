@@ -39,8 +39,10 @@ from config.load import load, read, validate, write
 from config.methods.registry import RECORDS, stage_module
 from config.records import MetricRow, UsageRow
 from config.sections.where import SHARED_STAGES
+from costs.formulas.process_heap import phase_of
 from costs.planning.moments import moments
 from costs.planning.settings import settings
+from costs.planning.stages import phase_peak
 from costs.planning.target import target
 from training.modeling.tokenizer import load_tokenizer
 from training.process.device import device, device_name
@@ -269,12 +271,8 @@ def planned_bytes(folder: Path, stage: str, usage: Sequence[UsageRow]) -> dict[s
             mean_response_tokens=max(1.0, mean - work.prompt_tokens),
         )  # fmt: skip
         setting = replace(setting, workload=longer)
-    peaks: dict[str, float] = {}
-    for moment in moments(setting):
-        total = sum(size for parts in moment.roles.values() for size in parts.values())
-        phase = moment.phase.partition(":")[0]
-        peaks[phase] = max(peaks.get(phase, 0.0), total)
-    return peaks
+    held = moments(setting)
+    return {phase: phase_peak(held, phase) for phase in dict.fromkeys(map(phase_of, held))}
 
 
 def save_base(prepared: Path, shape: str, folder: Path) -> None:

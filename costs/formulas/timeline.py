@@ -110,10 +110,6 @@ def logits_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     tokens = (
         setting.workload.micro_batch_tokens or levers.micro_batch * setting.workload.max_tokens
     ) * setting.workload.loss_tokens
-    return _logits(setting, shape, levers, tokens)
-
-
-def _logits(setting: Setting, shape: ModelShape, levers: Levers, tokens: float) -> float:
     each = setting.loss.bytes_per_token(
         shape.vocab, tokens, levers.dtype_bytes, setting.engine.compiled, setting.accelerator_bytes
     )

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from config.records import LOOPS
 from config.yaml_text import yaml_content
+from costs.formulas.process_heap import TRAINER_STAGES
 from costs.formulas.setting import Setting
 from costs.planning.machine import was_timed
 from costs.planning.plans import Interval, Plan
@@ -111,7 +112,7 @@ def _what(setting: Setting) -> str:
     """The kind of work, as the kinds of published measurements are named."""
     if setting.stage in LOOPS:
         return "a loop any"
-    if setting.stage in ("sft", "pretrain", "reward", "dpo"):
+    if setting.stage in TRAINER_STAGES:
         return f"training {setting.levers.tuning}"
     return "decoding any"
 

@@ -19,6 +19,7 @@ from config.records import LOOPS
 from config.workspace.machine import MACHINE_FILE, Machine, TimedStage
 from config.yaml_text import yaml_content
 from costs.formulas.memory import Moment
+from costs.formulas.process_heap import TRAINER_STAGES, phase_of
 from costs.formulas.setting import Setting
 from costs.tables.catalogue import GIB, Hardware, hardware, hardware_row
 
@@ -30,7 +31,7 @@ BF16_SPEEDUP = 1.8
 backward on one thread of an EPYC, 162 against 89 tokens/s (20 November 2026). AMX is taken to be as
 fast; its matrix products alone are faster.
 """
-KIN = (LOOPS, ("sft", "pretrain", "reward", "dpo"), ("evaluate", "contest", "examine"))
+KIN = (LOOPS, TRAINER_STAGES, ("evaluate", "contest", "examine"))
 """Stages that one of them stands for, where they were not timed themselves."""
 
 
@@ -61,7 +62,8 @@ def calibration(path: Path, kind: type[M]) -> M | None:
 
 def unmeasured(instructions: str | None) -> Hardware:
     """The table's CPU, with the rate of bf16 products that the processor's instructions allow."""
-    return _with_bf16(hardware("cpu"), instructions is not None)
+    known = hardware("cpu")
+    return known if instructions is None else _with_rates(known, bf16=BF16_SPEEDUP)
 
 
 def device(machine: Machine) -> Hardware:
@@ -89,20 +91,14 @@ def device(machine: Machine) -> Hardware:
     made = replace(hardware_row(CALIBRATED_CPU, row), timed=machine.stages)
     if "bf16" not in rates:  # emulated
         share = known.peak("bf16") / known.peak("fp32")
-        return replace(
-            made,
-            peak_flops_per_second=(
-                *made.peak_flops_per_second, ("bf16", share * rates["fp32"]),
-                ("fp16", share * rates["fp32"]),
-            ),
-        )  # fmt: skip
-    return _with_bf16(made, True)
+        return _with_rates(made, bf16=share, fp16=share)
+    return _with_rates(made, bf16=BF16_SPEEDUP)
 
 
-def _with_bf16(device: Hardware, instructions: bool) -> Hardware:
+def _with_rates(device: Hardware, **shares: float) -> Hardware:
+    """The device with rates that are shares of its fp32 rate."""
     peaks = dict(device.peak_flops_per_second)
-    if instructions:
-        peaks["bf16"] = BF16_SPEEDUP * peaks["fp32"]
+    peaks |= {dtype: share * peaks["fp32"] for dtype, share in shares.items()}
     return replace(device, peak_flops_per_second=tuple(peaks.items()))
 
 
@@ -115,38 +111,36 @@ def timed_stage(device: Hardware, stage: str, parameters: float = 1.0) -> TimedS
     """The stage as it was timed on a device, or one of its kin, with the model nearest in size;
     None where nothing was.
     """
-    found = [each for each in device.timed if each.stage == stage]
-    for kin in (kin for kin in KIN if stage in kin and not found):
-        found = [each for each in device.timed if each.stage in kin]
-    return min(found, key=lambda each: abs(log(each.parameters / parameters)), default=None)
+    candidates = [one for one in device.timed if one.stage == stage]
+    if not candidates:
+        kin = next((kin for kin in KIN if stage in kin), ())
+        candidates = [one for one in device.timed if one.stage in kin]
+    return min(candidates, key=lambda one: abs(log(one.parameters / parameters)), default=None)
 
 
 def was_timed(setting: Setting) -> bool:
     """Whether the stage itself ran on the device, with a model of this size."""
-    found = timed(setting)
-    own = (setting.stage, setting.model.parameters)
-    return found is not None and (found.stage, found.parameters) == own
+    nearest = timed(setting)
+    return nearest is not None and (nearest.stage, nearest.parameters) == (
+        setting.stage, setting.model.parameters
+    )  # fmt: skip
 
 
-def pace_of(found: TimedStage | None, phase: str) -> float:
+def pace_of(stage: TimedStage | None, phase: str) -> float:
     """Measured over planned seconds of a phase: of one that was not timed, the stage's median."""
-    if found is None:
+    if stage is None:
         return 1.0
-    return found.paces.get(phase) or median(found.paces.values() or [1.0])
+    return stage.paces.get(phase) or median(stage.paces.values() or [1.0])
 
 
 def with_measured(setting: Setting, moments: Iterable[Moment]) -> list[Moment]:
     """The moments of a stage with what a timed stage held beyond them."""
-    found, every = timed(setting), list(moments)
-    if found is None or not found.bytes:
-        return every
-    most = max(found.bytes.values())
+    stage, planned = timed(setting), list(moments)
+    if stage is None or not stage.bytes:
+        return planned
+    most = max(stage.bytes.values())
     return [
-        Moment(
-            each.phase,
-            _grown(each, found.bytes.get(each.phase.split(":")[0], most)),
-        )
-        for each in every
+        Moment(each.phase, _grown(each, stage.bytes.get(phase_of(each), most))) for each in planned
     ]
 
 

@@ -8,7 +8,7 @@ from costs.formulas.generation import generation_moment
 from costs.formulas.memory import Moment, frozen_role, scoring
 from costs.formulas.ppo import packed_sequences
 from costs.formulas.ppo_memory import ppo_moments
-from costs.formulas.process_heap import with_process
+from costs.formulas.process_heap import TRAINER_STAGES, with_process
 from costs.formulas.setting import Setting
 from costs.formulas.sharding import sharding_of
 from costs.formulas.states import (
@@ -22,7 +22,6 @@ from costs.formulas.states import (
 )
 from costs.formulas.timeline import loading_moment, training_moments
 from costs.planning.machine import with_measured
-from costs.planning.phases import TRAINING_STAGES
 from costs.tables.shapes import ModelShape
 
 READ_AT_ONCE = 2
@@ -54,7 +53,7 @@ def saving_moments(setting: Setting) -> list[Moment]:
     accelerator both lie in the host's memory.
     """
     shape, levers = setting.model, setting.levers
-    if not sharding_of(setting).fsdp2 or setting.stage not in TRAINING_STAGES:
+    if not sharding_of(setting).fsdp2 or setting.stage not in TRAINER_STAGES:
         return []
     written = trained_parameters(shape, levers) * gradient_width(setting, levers)
     held = {

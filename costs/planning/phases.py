@@ -9,13 +9,13 @@ from costs.formulas.compute import Work, forward_pass, gather, micro_step, optim
 from costs.formulas.distillation import distill_phases
 from costs.formulas.generation import generation
 from costs.formulas.ppo import ppo_phases
+from costs.formulas.process_heap import TRAINER_STAGES
 from costs.formulas.setting import EVALUATED, Setting
 from costs.formulas.sharding import sharding_of
 from costs.formulas.time import Seconds, duration
 from costs.planning.machine import pace_of, timed, timed_stage
 
-TRAINING_STAGES = ("sft", "pretrain", "reward", "dpo")
-STAGES = (*TRAINING_STAGES, *LOOPS, "evaluate", "contest", "serve")
+STAGES = (*TRAINER_STAGES, *LOOPS, "evaluate", "contest", "serve")
 DISK_BYTES_PER_SECOND = 1.0e9
 """Reading or writing weights: a common local SSD."""
 TOKENISE_SECONDS = 2.6e-6
@@ -49,7 +49,7 @@ def phases(setting: Setting) -> list[Phase]:
 def formula_phases(setting: Setting) -> list[Phase]:
     """The phases as the formulas have them."""
     match setting.stage:
-        case "sft" | "pretrain" | "reward" | "dpo":
+        case stage if stage in TRAINER_STAGES:
             middle = [train_phase(setting), *forward_phases(setting), *held_out_phase(setting)]
         case stage if stage in SAMPLING_METHODS:
             middle = [Phase(*phase) for phase in ppo_phases(setting)]

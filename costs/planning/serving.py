@@ -13,7 +13,7 @@ decode (costs/formulas), without the front.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from math import ceil, floor
 from pathlib import Path
 from typing import Any
@@ -223,8 +223,7 @@ def _setting(
         ceil(length.input), ceil(length.output), length.output,
     )  # fmt: skip
     return Setting(
-        "serve", shape, levers, work, replace(aim.hardware, timed=()),
-        engine("vllm"),
+        "serve", shape, levers, work, aim.hardware, engine("vllm"),
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from config.records import LOOPS
 from costs.formulas.counts import mfu
 from costs.formulas.memory import Moment, device_bytes, peak
+from costs.formulas.process_heap import phase_of
 from costs.formulas.setting import Setting
 from costs.formulas.time import energy_kwh
 from costs.planning.grades import memory_interval, time_interval
@@ -81,9 +82,7 @@ def planned(
 
 def phase_peak(held: list[Moment], phase: str) -> float:
     """Highest memory of the moments that belong to a phase, 0 where none is modelled."""
-    return max(
-        (moment.total for moment in held if moment.phase.split(":")[0] == phase), default=0.0
-    )
+    return max((moment.total for moment in held if phase_of(moment) == phase), default=0.0)
 
 
 def processed_tokens(setting: Setting) -> float:

@@ -19,15 +19,14 @@ from typing import Any
 
 import yaml
 
-from config import jsonl
 from config.atomic_file import write_atomically
 from config.compose import compose
 from config.errors import EXIT_DONE, CostError, EnvironmentFault, StageStopped
 from config.load import validate, write
-from config.methods.registry import SAMPLING_METHODS, stage_module
+from config.methods.registry import SAMPLING_METHODS
 from config.records import LOOPS, ROLLOUTS_VARIABLE, UsageRow
 from config.schema import Params
-from config.sections.where import LOCAL, SHARED_STAGES
+from config.sections.where import LOCAL
 from config.workspace.machine import MACHINE_FILE, Machine, TimedStage
 from costs.formulas.setting import Setting
 from costs.planning.data_stage import formula_seconds
@@ -40,6 +39,7 @@ from costs.planning.settings import evaluated, setting_of
 from costs.planning.stages import phase_peak
 from costs.planning.target import target
 from tasks.levers.other_load import OtherLoad
+from tasks.levers.processes import module_arguments, usage
 from tasks.levers.stage_folders import lay_out, write_lock
 from tasks.run.code_version import HOME
 from tasks.run.stop import StopRequest
@@ -82,7 +82,7 @@ def calibrate(root: Path, params: Params, say: Say, stop: StopRequest) -> Machin
         timed = []
         for stage in params.stages:
             tell(f"{stage}: {_what(short, stage)}")
-            _run_stage(folder, stage, stop)
+            _run(folder, module_arguments(stage), f"a short {stage} stage", stop)
             if stage == "data":
                 timed.append(_timed_data(folder, params))
                 short = shortened(params, steps_of(root, folder, params, found))
@@ -165,11 +165,6 @@ def shortened(params: Params, steps: Mapping[str, int]) -> Params:
     return validate(compose(content, overlay), "the params of a calibration")
 
 
-def _run_stage(folder: Path, stage: str, stop: StopRequest) -> None:
-    module = "training.process.launch" if stage in SHARED_STAGES else stage_module(stage)
-    _run(folder, [module, stage], f"a short {stage} stage", stop)
-
-
 def _run(folder: Path, arguments: Sequence[str], what: str, stop: StopRequest) -> None:
     """Run a module to its end."""
     variables = {"PYTHONPATH": str(HOME), ROLLOUTS_VARIABLE: "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -232,13 +227,9 @@ def evenly(lines: Sequence[bytes], most: int) -> list[bytes]:
 # ---------------------------------------------------------------- paces
 
 
-def _usage(folder: Path, stage: str) -> list[UsageRow]:
-    return list(jsonl.read(folder / "runs" / stage / "usage.jsonl", UsageRow).rows)
-
-
 def _timed_data(folder: Path, params: Params) -> TimedStage:
     """The data stage, which is run to its end."""
-    rows, seconds = _usage(folder, "data"), defaultdict[str, float](float)
+    rows, seconds = usage(folder, "data"), defaultdict[str, float](float)
     for row in rows:
         seconds[row.phase] += row.seconds
     write_lock(folder, params)
@@ -264,7 +255,7 @@ def timed_stage(
     """A stage that ran in `folder`, beside its plan by formulas alone. The first quarter of its
     steps warms up.
     """
-    rows = _usage(folder, stage)
+    rows = usage(folder, stage)
     setting = as_long(_setting(root, folder, params, stage, machine), rows)
     planned = {phase.name: phase.seconds for phase in formula_phases(setting)}
     warm, steps = max(1.0, max(row.step for row in rows) / 4), setting.workload.steps

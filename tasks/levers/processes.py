@@ -61,9 +61,8 @@ def run_stage(
     known = ended(folder)
     if known is not None and known.state != "failed":
         return known
-    module = "training.process.launch" if stage in SHARED_STAGES else stage_module(stage)
     watch = Watch(folder, params, stage)
-    done = _run(folder, [module, stage], stop, lambda: show(watch.look()))
+    done = _run(folder, module_arguments(stage), stop, lambda: show(watch.look()))
     if done.code == EXIT_RESUMABLE or stop.made:
         raise StageStopped(f"{stage} was asked to stop: the same command resumes there.")
     if done.code == EXIT_DONE:
@@ -74,6 +73,11 @@ def run_stage(
         found = Made("diverged" if done.code == EXIT_DIVERGED else "failed", reason)
     write_atomically(folder / STATE, json.dumps(found._asdict()))
     return found
+
+
+def module_arguments(stage: str) -> list[str]:
+    """What `python -m` runs for a stage."""
+    return ["training.process.launch" if stage in SHARED_STAGES else stage_module(stage), stage]
 
 
 def run_helper(folder: Path, module: str, arguments: Sequence[str], stop: StopRequest) -> None:
@@ -134,11 +138,15 @@ def spent(folder: Path, params: Params, stage: str) -> Spent:
     )
 
 
+def usage(folder: Path, stage: str) -> list[UsageRow]:
+    """What the stage of a folder used, step by step."""
+    return list(jsonl.read(folder / "runs" / stage / "usage.jsonl", UsageRow).rows)
+
+
 def _by_step(folder: Path, params: Params, stage: str, cost: StageCost) -> dict[int, float]:
     price, total = stage_price(params, stage), 0.0
     found: dict[int, float] = {}
-    rows: list[UsageRow] = jsonl.read(folder / "runs" / stage / "usage.jsonl", UsageRow).rows
-    for row in rows:
+    for row in usage(folder, stage):
         if row.attempt == cost.attempt:
             total += price.usd(row.seconds, row.world_size)
             found[row.step] = total

@@ -8,9 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from config import jsonl
 from config.errors import EnvironmentFault, ParamsError
-from config.records import UsageRow
 from config.schema import Params
 from config.workspace.levers import SCALE, Growth, GrowthPoint, Scale, keep
 from costs.levers.growth import (
@@ -32,7 +30,7 @@ from costs.planning.settings import setting_of
 from costs.planning.target import target
 from costs.tables.price import stage_price
 from reporting.numbers import duration, usd
-from tasks.levers.processes import run_stage
+from tasks.levers.processes import run_stage, usage
 from tasks.levers.stage_folders import alone, prepare, stage_folder, write_lock
 from tasks.run.stop import StopRequest
 from tasks.stage.progress import Display
@@ -135,7 +133,7 @@ class Measuring:
                 raise EnvironmentFault(f"{stage} {state.state}: {state.reason} See {folder}.")
             if stage == "data":
                 write_lock(folder, params)
-            rows: list[UsageRow] = jsonl.read(_usage(folder, stage), UsageRow).rows
+            rows = usage(folder, stage)
             self.usd += stage_price(params, stage).usd_of_rows(rows)
 
     def _chain(self, params: Params) -> dict[str, Params]:
@@ -152,7 +150,7 @@ class Measuring:
     def _measured(self, params: Params, stage: str) -> Steps:
         """Seconds of each step by phase; the first step warms up, and counts as a usual one."""
         folder = stage_folder(self.root, self._chain(params), stage)
-        rows: list[UsageRow] = jsonl.read(_usage(folder, stage), UsageRow).rows
+        rows = usage(folder, stage)
         steps: dict[str, list[float]] = defaultdict(list)
         for row in rows:
             if row.phase not in UNTIMED:
@@ -200,10 +198,6 @@ class Measuring:
             planned_usd=dollars["planned"],
             stages=stages,
         )
-
-
-def _usage(folder: Path, stage: str) -> Path:
-    return folder / "runs" / stage / "usage.jsonl"
 
 
 def _together(measured: dict[str, list[Steps]], point: int) -> Steps:

@@ -108,6 +108,11 @@ def lay_out(root: Path, folder: Path, params: Params) -> None:
     for name in ("metrics", "plots", "models", "data"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     write(params, folder / "params.yaml")
+    link_inputs(root, folder, params)
+
+
+def link_inputs(root: Path, folder: Path, params: Params) -> None:
+    """Link the local files that params.yaml names into `folder`."""
     for path in named_paths(root, params):
         _link(folder / path, root / path)
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from config.errors import EXIT_DONE, OverBudget, ParamsError, StageStopped
-from config.inputs import named_paths
 from config.load import load, write
 from config.locks import lock_file
 from config.schema import Params
@@ -22,6 +21,7 @@ from config.workspace.study import StudyFile
 from costs.ledger.budget import results_key
 from costs.ledger.ledger import ledger
 from reporting.numbers import usd
+from tasks.levers.stage_folders import link_inputs
 from tasks.run.stop import StopRequest
 from tasks.run.workspace import bring_code
 from tasks.stage.process import last_line, run_process
@@ -94,11 +94,7 @@ def run_all(root: Path, name: str, study: StudyFile, stop: StopRequest, say: Say
 
 def _run(root: Path, place: Path, variant: Variant, left: float | None, stop: StopRequest) -> str:
     """Run a variant; returns the last line that it printed."""
-    for path in named_paths(root, variant.params):
-        link = place / path
-        if not link.exists() and not link.is_symlink():
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to((root / path).resolve())
+    link_inputs(root, place, variant.params)
     file = place / "variant.yaml"
     write(variant.params, file)
     command = [str(Path(sys.executable).with_name("rlhf")), "run", "--recipe", file.name, "--yes"]
