@@ -100,7 +100,12 @@ def plan_data(
         tokens=0.0,
         mfu=0.0,
         time_interval=Interval(
-            "C", total / UNCHECKED, total * UNCHECKED, "measured on another machine"
+            "C",
+            total / UNCHECKED,
+            total * UNCHECKED,
+            "timed here, but not checked"
+            if timed_stage(device, "data")
+            else "measured on another machine",
         ),
         assumptions=("the devices wait while data is prepared, and are paid for",),
     )

@@ -101,6 +101,13 @@ def test_time_is_known_of_the_stages_that_were_timed_with_this_model() -> None:
     assert (mine.time_interval.grade, theirs.time_interval.grade) == ("B", "C")
 
 
+def test_the_data_stage_says_whether_it_was_timed_here() -> None:
+    data = stage("data", parameters=1.0, paces={"tokenise": 3.0}, bytes={})
+    mine, theirs = (planned(machine(stages=stages), "data") for stages in ((data,), ()))
+    assert mine.time_interval.why.startswith("timed here")
+    assert theirs.time_interval.why == "measured on another machine"
+
+
 @pytest.mark.parametrize(
     ("flags", "instructions"),
     [("avx2 fma", None), ("avx2 avx512_bf16", "avx512_bf16"), ("avx512_bf16 amx_bf16", "amx_bf16")],
