@@ -42,7 +42,6 @@ def check_quiet(other_cores: float, cores: int, threads: int) -> None:
     if missing > BUSY * threads:
         raise EnvironmentFault(
             f"other programs used {other_cores:.1f} of {cores} cores while {threads} threads were "
-            "measured: the machine is busy, and plans from these "
-            "rates would be wrong. Run rlhf calibrate again when nothing else is running, or with "
-            "fewer threads (OMP_NUM_THREADS)."
+            "measured: the machine is busy, and plans from these times would be wrong. Run rlhf "
+            "calibrate again when nothing else is running, or with fewer threads (OMP_NUM_THREADS)."
         )

@@ -13,6 +13,7 @@ from config.workspace.machine import MACHINE_FILE, Machine
 from costs.planning.machine import this_machine
 from costs.planning.planner import plan
 from costs.planning.target import target
+from tasks.levers import other_load
 from tasks.levers.calibrate import calibrate, evenly, shortened
 from tasks.levers.other_load import check_quiet
 from tasks.run.stop import StopRequest
@@ -39,13 +40,20 @@ def test_a_short_run_has_the_steps_that_it_is_given_and_no_checkpoint() -> None:
 
 
 @pytest.mark.integration
-def test_the_stages_of_a_run_are_timed_and_planned_as_they_were(tmp_path: Path) -> None:
+def test_the_stages_of_a_run_are_timed_and_planned_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []  # other tests keep this machine busy
+    monkeypatch.setattr(
+        other_load, "check_quiet", lambda others, cores, threads: asked.append(threads)
+    )
     params: Params = load(TINY)
     (tmp_path / MACHINE_FILE).parent.mkdir()
     said: list[str] = []
     found = calibrate(tmp_path, params, said.append, StopRequest())
     content = yaml.safe_load((tmp_path / MACHINE_FILE).read_text())
     assert Machine.model_validate(content) == found
+    assert asked == [found.threads]
     assert [each.stage for each in found.stages] == list(params.stages)
     assert all(pace > 0 for each in found.stages for pace in each.paces.values())
     assert all(0.3 < each.start_seconds < 60 for each in found.stages)
