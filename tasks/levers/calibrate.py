@@ -6,6 +6,7 @@ needs the time of a step and the memory of the whole one.
 """
 
 import json
+import os
 import sys
 import tempfile
 import time
@@ -167,7 +168,8 @@ def shortened(params: Params, steps: Mapping[str, int]) -> Params:
 
 def _run(folder: Path, arguments: Sequence[str], what: str, stop: StopRequest) -> None:
     """Run a module to its end."""
-    variables = {"PYTHONPATH": str(HOME), ROLLOUTS_VARIABLE: "1", "TOKENIZERS_PARALLELISM": "false"}
+    path = os.pathsep.join([str(HOME), os.environ.get("PYTHONPATH", "")])
+    variables = {"PYTHONPATH": path, ROLLOUTS_VARIABLE: "1", "TOKENIZERS_PARALLELISM": "false"}
     command = [sys.executable, "-m", *arguments]
     ended = run_process(command, folder, folder / "log.txt", stop, variables=variables)
     if stop.made:
