@@ -46,16 +46,23 @@ def run_flow(
     what the flow failed with.
     """
     prepared = plan_first(root, params, yes, recipe, retrain)
+    from tasks.planning.prepared import known_plan
+
+    # a cycle looks at its data first, and plans then
+    with known_plan(None if retrain else prepared):
+        return on_server(root, start)
+
+
+def on_server(root: Path, start: "Callable[[], State[Any]]") -> "State[Any]":
+    """Run a flow on the running server or a temporary one. Raises as `run_flow`, which is for flows
+    with a plan.
+    """
     if "PREFECT_API_URL" in os.environ:  # a server named by the user
         os.environ.update(settings(root, None))
     else:
         os.environ.update(settings(root, prefect_api(root) or _temporary(root)))
-    from tasks.planning.prepared import known_plan
-
     try:
-        # a cycle looks at its data first, and plans then
-        with known_plan(None if retrain else prepared):
-            state = start()
+        state = start()
     except RuntimeError as error:
         raise EnvironmentFault(
             f"Prefect could not run the flow: {' '.join(str(error).split()).rstrip('.')}. Run rlhf "

@@ -15,7 +15,6 @@ from cli.commands.export import export
 from cli.commands.fetch import fetch
 from cli.commands.init import init
 from cli.commands.label import label, label_import
-from cli.commands.levers import levers, scale
 from cli.commands.plan import app as plan_app
 from cli.commands.report import report
 from cli.commands.retrain import promote, rollback
@@ -138,8 +137,6 @@ app.command()(export)
 app.command()(fetch)
 app.command()(serve)
 app.command()(bench)
-app.command()(levers)
-app.command()(scale)
 app.command()(study)
 app.command()(label)
 app.command()(promote)
@@ -277,8 +274,8 @@ def clean(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove old workspaces, checkpoints and stages of lever comparisons. The champion's and those
-    of a running run are kept.
+    """Remove old workspaces, checkpoints and studies. The champion's and those of a running run are
+    kept.
     """
     from cli.commands.clean import clean as remove_old
 

@@ -54,11 +54,6 @@ CHANGED_CODE_VARIABLE = "RLHF_CHANGED_CODE"
 RESTART.
 """
 
-ROLLOUTS_VARIABLE = "RLHF_ROLLOUTS"
-"""Environment variable: if set, a stage that samples writes every response of every update to
-runs/<stage>/rollouts.jsonl. Training does not change.
-"""
-
 CONTINUE, RESTART = "continue", "restart"
 """Resume from a checkpoint of other code, or start again."""
 

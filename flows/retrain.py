@@ -12,12 +12,13 @@ from flows.rlhf import rlhf
 from tasks.planning.gate import checked
 from tasks.planning.prepared import known_plan
 from tasks.retraining.cycle import (
-    is_due,
-    is_trained,
+    alone,
+    due,
     put_in_place,
     retraining,
+    trained,
     wait_for_approval,
-    wins,
+    winner,
 )
 from tasks.run.month import PURPOSE
 
@@ -33,11 +34,13 @@ def retrain(params: Params, force: bool = False) -> State[Any]:
         force: Train without a reason in the data; neither the month's budget nor the gate is
             lifted.
     """
-    with retraining(checked(params)) as cycle:
-        if is_due(cycle, force):
-            wait_for_approval(cycle)
-            with tags(PURPOSE), known_plan(cycle.prepared):
+    with retraining(checked(params)) as cycle, alone(cycle) as busy:
+        if (reason := due(cycle, busy, force)) is not None:
+            wait_for_approval(reason)
+            with tags(PURPOSE), known_plan(reason.prepared):
                 state = rlhf(cycle.params, return_state=True)
-            if is_trained(cycle, state) and wins(cycle):
-                put_in_place(cycle)
+            run_id = trained(cycle, state)
+            won = run_id and winner(cycle, reason.champion, run_id)
+            if won:
+                put_in_place(cycle, reason.champion, won)
     return cycle.state

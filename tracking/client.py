@@ -99,7 +99,8 @@ def connect(root: Path, tracking: Tracking) -> Connection:
     found = client.get_experiment_by_name(tracking.experiment)
     if found is None:
         # a database has no artifact store; a server has one
-        local = None if uri.startswith("http") else (root / "mlartifacts").resolve().as_uri()
+        beside = Path(uri.removeprefix("sqlite:///")).parent / "mlartifacts"
+        local = None if uri.startswith("http") else beside.resolve().as_uri()
         tags = {
             "mlflow.experimentKind": "custom_model_development",
             "mlflow.note.content": GUIDE,

@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -97,6 +97,24 @@ def sync(root: Path, params: Params, at_work: str | None = None) -> int:
         return Shipment(root, params, connect(root, params.tracking), path).ship(at_work)
 
 
+def study_key(name: str) -> str:
+    """Key of the parent run of a study's runs."""
+    return f"study/{name}"
+
+
+def log_study(root: Path, params: Params, name: str, files: Sequence[Path]) -> None:
+    """Add files to the parent run of the study in the workspace `root`, once a run of it has been
+    shipped. Raises EnvironmentFault if MLflow does not take them.
+    """
+    run = load(cursor_path(root, params.tracking.uri)).runs.get(study_key(name))
+    if run is not None:
+        with named_faults(params.tracking.uri):
+            connection = connect(root, params.tracking)
+            with unless_deleted(connection, run):
+                for file in files:
+                    connection.client.log_artifact(run, str(file))
+
+
 class Shipment:
     """One pass over the files."""
 
@@ -176,6 +194,9 @@ class Shipment:
         origin = {
             key: str(value) for key, value in row.detail.items() if isinstance(value, str | bool)
         }
+        if study := origin.pop("study", ""):
+            of_study = self._run(study_key(study), f"study {study}", row.time, {KIND_TAG: "study"})
+            origin["mlflow.parentRunId"] = of_study
         run = self._parent(row.run_id, row.time, origin)
         content = self._params_of(row.run_id).model_dump(mode="json")
         params = {key: str(value) for key, value in flat(content)}
@@ -215,6 +236,8 @@ class Shipment:
         for key in [key for key in self._cursor.open if key.startswith(f"{row.run_id}/")]:
             self._close(key, "KILLED", row.time)
         self._close(row.run_id, STATUS.get(row.state, "FAILED"), row.time)
+        for key in [key for key in self._cursor.runs if key.startswith(study_key(""))]:
+            self._close(key, "FINISHED", row.time)  # until its next run ends
 
     def _ship_results(self, row: PipelineRow, run_id: str, folder: Path) -> None:
         params = self._params_of(row.run_id)

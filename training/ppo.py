@@ -60,7 +60,7 @@ from training.rl.roles import Roles
 from training.rl.rollout_phase import own_logprobs, roll_out
 from training.rl.state import PpoState, load_state, save_state
 from training.rollout.engine import Limits, sampling_noise
-from training.rollout.samples import write_rollouts, write_samples
+from training.rollout.samples import write_samples
 
 logger = logging.getLogger(__name__)
 
@@ -194,7 +194,6 @@ def ppo(stage: Stage) -> None:
         stage.log(update, row)
         if update % settings.sample_every_updates == 0:
             write_samples(stage, update, tokenizer, batch, rollout.responses, score_B)
-        write_rollouts(stage, update, tokenizer, batch, rollout.responses, score_B)
         state.kl_coef = next_kl_coef(state.kl_coef, row["kl"], settings)
         state.ended = settings.max_kl is not None and row["kl"] > settings.max_kl
         log_progress(update, settings, row)

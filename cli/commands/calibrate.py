@@ -4,31 +4,52 @@ import json
 import sys
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.commands.levers import AsJson, Overrides, Recipe, until_stopped
-from cli.project import chosen_params, project_root
+from cli.project import chosen_params, project_root, typed_path
+from config.errors import StageStopped
 from config.workspace.machine import MACHINE_FILE, SERVING_FILE
 
 if TYPE_CHECKING:
     from config.workspace.machine import Machine
 
 
-def calibrate(recipe: Recipe = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def calibrate(
+    recipe: Annotated[
+        Path | None,
+        typer.Option("--recipe", parser=typed_path, metavar="FILE",
+                     help="Params file to time, such as recipes/demo.yaml; without it, "
+                     "params.yaml."),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one parameter; "
+                     "repeatable."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object for programs.")
+    ] = False,
+) -> None:  # fmt: skip
     """Run a few steps of every stage of a recipe here, and serve three small models: rlhf plan then
     plans with the pace of this machine. Two minutes for the demo.
     """
     root = project_root()
     params = chosen_params(root, recipe, overrides or [])
-    from tasks.levers.calibrate import calibrate as timed
+    from tasks.calibration.stages import calibrate as timed
+    from tasks.run.stop import on_signals
     from tasks.serving.calibrate import calibrate_serving
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    found = until_stopped(lambda stop: timed(root, params, say, stop))
+    with on_signals() as stop:
+        try:
+            found = timed(root, params, say, stop)
+        except StageStopped as stopped:
+            print(f"rlhf: {stopped}", file=sys.stderr)
+            raise typer.Exit(stopped.exit_code) from None
     calibrate_serving(root, say)
     show(root, found, as_json)
 

@@ -1,6 +1,5 @@
 """`rlhf compare`: runs side by side, as tables, as JSON, or as an HTML page."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -30,29 +29,29 @@ def compare(
         ),
     ] = None,
 ) -> None:
-    """Runs side by side: parameters, data, results with intervals, cost differences and their
-    reasons, replies. By default the last two that completed.
+    """Runs side by side: cost and quality with intervals, parameters, results, cost by stage,
+    replies. By default the last two that completed.
     """
-    from reporting.compared.inputs import read_side_by_side
-    from reporting.compared.side_by_side import as_dict
+    from reporting.comparison.runs import compare_runs
     from reporting.runs_named import resolve
 
     root = project_root()
-    found = read_side_by_side(root, resolve(root, runs or []))
+    found = compare_runs(root, resolve(root, runs or []))
     if html is not None:
         from reporting.build import write_page
-        from reporting.compared.page import side_by_side_page
+        from reporting.comparison.page import comparison_page
 
-        write_page(
-            html, side_by_side_page(found), f"rlhf compare {' '.join(runs or [])} --html {html}"
-        )
+        names = [each.name for each in found.variants]
+        command = f"rlhf compare {' '.join(names)}"
+        page = comparison_page(found, f"{' and '.join(names)} side by side", command)
+        write_page(html, page, f"{command} --html {html}")
         if not as_json:
             typer.echo(html.resolve())
     if as_json:
-        typer.echo(json.dumps(as_dict(found), indent=2))
+        typer.echo(found.model_dump_json(indent=2))
     elif html is None:
         from rich.console import Console
 
-        from cli.tables.compare import compare_view
+        from cli.tables.comparison import comparison_view
 
-        Console(highlight=False).print(compare_view(found))
+        Console(highlight=False).print(comparison_view(found, details=True))

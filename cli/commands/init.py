@@ -34,9 +34,18 @@ SCRATCH_SECTIONS = ("model", *LEARNING, "evaluate")
 def init(
     name: Annotated[str, typer.Argument(help="The recipe becomes recipes/NAME.yaml.")],
     file: Annotated[
-        Path,
+        Path | None,
         typer.Option("--data", parser=typed_path, metavar="FILE", help="Preferences to learn."),
-    ],
+    ] = None,
+    study: Annotated[
+        Path | None,
+        typer.Option(
+            "--study",
+            parser=typed_path,
+            metavar="RECIPE",
+            help="Write studies/NAME.yaml instead: variants of this recipe.",
+        ),
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -65,8 +74,9 @@ def init(
     vote: VoteOption = None,
     reader: ReaderOption = None,
 ) -> None:
-    """Write a recipe for your data, model and hardware that fits, and show its plan. It asks
-    nothing and replaces no file. For a file in no known layout it writes a reader to fill in.
+    """Write a recipe for your data, model and hardware that fits, and show its plan; or with
+    --study a study of a recipe. It asks nothing and replaces no file. For a file in no known layout
+    it writes a reader to fill in.
     """
     from cli.commands.plan import show
     from config.atomic_file import write_atomically
@@ -74,7 +84,12 @@ def init(
     from costs.planning.target import target
 
     root = project_root()
-    path = new_recipe(root, name)
+    if study is not None:
+        typer.echo(new_study(root, name, study))
+        return
+    if file is None:
+        raise ParamsError("name the preferences to learn: --data FILE (or a recipe: --study).")
+    path = new_file(root, "recipes", name)
     try:
         found = inspected(root, str(file), form, column or [], vote=vote, reader=reader)
     except UnknownLayout as error:
@@ -92,6 +107,32 @@ def init(
     show(plan(params, aim, params.stages), as_json=False, html=None, title=path.name)
     typer.echo(f"{path.relative_to(root)}: {note} {model_note}")
     typer.echo(f"Train it: rlhf run --recipe {path.relative_to(root)}")
+
+
+def new_study(root: Path, name: str, recipe: Path) -> str:
+    """Write a study of the learning rate of a recipe's method; returns what to do with it."""
+    from config.atomic_file import write_atomically
+    from config.load import load
+
+    path = new_file(root, "studies", name)
+    params = load(root / recipe)
+    method = params.align.method
+    rate, shown = params.section(method).learning_rate, path.relative_to(root)
+    path.parent.mkdir(exist_ok=True)
+    text = STUDY.format(path=shown, recipe=recipe, method=method, half=rate / 2, twice=rate * 2)
+    write_atomically(path, text)
+    return f"{shown}: edit its variants, then rlhf study {shown}"
+
+
+STUDY = """# rlhf study {path} runs these variants and compares each with the first.
+recipe: {recipe}
+seeds: [1]                # with three or more, intervals are over seeds
+# max_usd: 1.0            # most that all runs may cost together
+variants:                 # name -> what it changes, as --set has it
+  as it is: []
+  half the learning rate: [{method}.learning_rate={half:g}]
+  twice the learning rate: [{method}.learning_rate={twice:g}]
+"""
 
 
 def _with_reader(root: Path, name: str, file: Path, error: UnknownLayout) -> str:
@@ -218,16 +259,16 @@ def with_context(params: "Params", length: int) -> "Params":
     return validate(content, "rlhf init")
 
 
-def new_recipe(root: Path, name: str) -> Path:
-    """Path of the new recipe. Raises ParamsError for an invalid or existing name."""
-    path = root / "recipes" / f"{name}.yaml"
+def new_file(root: Path, folder: str, name: str) -> Path:
+    """Path of the new recipe or study. Raises ParamsError for an invalid or existing name."""
+    path = root / folder / f"{name}.yaml"
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
         raise ParamsError(
-            f"{name!r} cannot name a recipe: letters, digits, _ - and . can. Take another name."
+            f"{name!r} cannot name a file: letters, digits, _ - and . can. Take another name."
         )
     if path.exists():
         raise ParamsError(
-            f"recipes/{name}.yaml already exists and is not replaced. Take another name, or "
+            f"{folder}/{name}.yaml already exists and is not replaced. Take another name, or "
             "remove it."
         )
     return path

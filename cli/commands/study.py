@@ -2,85 +2,55 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.commands.levers import AsJson, until_stopped
 from cli.project import project_root, typed_path
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from config.workspace.study import StudyResult
+    from prefect.client.schemas.objects import State
 
 
 def study(
     file: Annotated[
         Path, typer.Argument(parser=typed_path, metavar="FILE", help="Such as studies/levers.yaml.")
     ],
-    as_json: AsJson = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object for programs instead of a table.")
+    ] = False,
 ) -> None:
     """Run every variant of a study with every seed, and compare cost and quality with the first
     variant's. What two variants share is made once; the same command goes on after Ctrl-C.
     """
-    root = project_root()
+    from cli.flow_run import exit_code, on_server
     from config.workspace.study import read_study
-    from tasks.study.result import result
-    from tasks.study.runs import STUDIES, run_all
+    from tasks.study.runs import Study, works
 
-    content, name = read_study(file), file.stem
-
-    def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
-    outcomes = until_stopped(lambda stop: run_all(root, name, content, stop, say))
-    found = result(root / STUDIES / name, content, outcomes)
+    root = project_root()
+    content = read_study(root / file)
+    works(root, content)  # a mistake in a variant is known before anything runs
+    state = on_server(root, lambda: _start(file))
+    if state.is_cancelled():
+        print(f"rlhf: {state.message}", file=sys.stderr)
+        raise typer.Exit(exit_code(state))
+    found = Study(root, file, content)
+    result = found.result()
     if as_json:
-        typer.echo(found.model_dump_json(indent=2))
+        typer.echo(result.model_dump_json(indent=2))
         return
     from rich.console import Console
 
-    console = Console(highlight=False, soft_wrap=False)
-    console.print(study_table(found))
-    console.print(summary(found, root / STUDIES / name), markup=False, soft_wrap=True)
+    from cli.tables.comparison import comparison_view
+    from tasks.study.publish import PAGE
+
+    console = Console(highlight=False)
+    console.print(comparison_view(result, details=False))
+    console.print(f"Page: {found.place / PAGE}", markup=False, soft_wrap=True)
+    console.print("Two of the runs side by side: rlhf compare in that folder.", soft_wrap=True)
 
 
-def study_table(found: "StudyResult") -> "Table":
-    """A row for each variant. Fits 80 columns."""
-    from rich.table import Table
+def _start(file: Path) -> "State[Any]":
+    from flows.study import study as flow  # Prefect reads its settings at import
 
-    from reporting.numbers import decimal, usd
-
-    table = Table(box=None, header_style="bold")
-    table.add_column("variant", max_width=24)
-    for title in ("planned", "measured", found.judge, "difference (95%)"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("verdict")
-    for each in found.variants:
-        if each.measured_usd is None or each.difference is None:
-            table.add_row(each.name, "", "", "", "", f"not run: {each.reason}")
-            continue
-        low, high = each.difference_low or 0.0, each.difference_high or 0.0
-        table.add_row(
-            each.name,
-            usd(each.planned_usd or 0.0),
-            usd(each.measured_usd),
-            decimal(each.quality or 0.0),
-            "" if each.verdict == "base" else f"{low:+.3f} to {high:+.3f}",
-            each.verdict,
-        )
-    return table
-
-
-def summary(found: "StudyResult", place: Path) -> str:
-    """The plan's ranking, the cost, and where the runs are."""
-    from reporting.numbers import percent, usd
-
-    right = found.pairs_ranked_right
-    lines = [] if right is None else [f"The plan ranks {percent(right)} of the pairs rightly."]
-    if found.regret is not None:
-        lines.append(f"The cheapest by the plan cost {percent(found.regret)} more than need be.")
-    lines.append(f"Spent: {usd(found.spent_usd)}. As good: within {found.margin:g}.")
-    lines.append(f"Runs: {place}; rlhf compare there shows two of them side by side.")
-    return "\n".join(lines)
+    return flow(str(file), return_state=True)

@@ -1,4 +1,4 @@
-"""A machine as `rlhf calibrate` measured it: written by tasks/levers/calibrate.py, planned with
+"""A machine as `rlhf calibrate` measured it: written by tasks/calibration/stages.py, planned with
 by costs/planning/machine.py.
 """
 

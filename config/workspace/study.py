@@ -1,4 +1,4 @@
-"""A study: runs that differ in a few settings, as a YAML file of the user's; and what came out.
+"""A study: runs that differ in a few settings, as a YAML file of the user's.
 
 recipe: recipes/demo.yaml
 seeds: [1, 2]
@@ -8,10 +8,10 @@ variants:
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from config.errors import ParamsError
 from config.yaml_text import yaml_content
@@ -20,6 +20,8 @@ MARGIN = 0.02
 """How much lower the quality of a variant may be and still count as the same: of a gold score, or
 of a win rate.
 """
+Changes = list[str]
+"""`section.key=value`, as `--set` has them."""
 
 
 class StudyFile(BaseModel):
@@ -29,48 +31,26 @@ class StudyFile(BaseModel):
 
     recipe: Path
     """Params file that all variants start from, relative to the project."""
-    variants: Annotated[dict[str, list[str]], Field(min_length=2)]
-    """Name -> `section.key=value` changes; the others are compared with the first."""
+    variants: Annotated[dict[str, Changes], Field(min_length=2)]
+    """Name -> what it changes; the others are compared with the first."""
+    set: Changes = []
+    """What all variants change."""
     seeds: Annotated[list[int], Field(min_length=1)] = [1]
     margin: Annotated[float, Field(ge=0)] = MARGIN
     max_usd: Annotated[float, Field(gt=0)] | None = None
     """Most that all runs may cost together."""
+    growth: dict[str, Annotated[dict[str, float], Field(min_length=2)]] = {}
+    """Factor -> variant -> its size: the exponent with which cost grows is fitted."""
 
-
-Verdict = Literal["base", "cheaper and as good", "as good", "worse", "undecided", "not run"]
-
-
-class VariantResult(BaseModel):
-    """One variant: means over its seeds."""
-
-    name: str
-    changes: list[str]
-    runs: list[str]
-    """Ids of its completed runs in the study's folder."""
-    verdict: Verdict
-    reason: str = ""
-    """Why it was not run to its end."""
-    planned_usd: float | None = None
-    measured_usd: float | None = None
-    """Of making the model, stages shared with other variants included."""
-    quality: float | None = None
-    difference: float | None = None
-    """Of its quality to the base's, prompt by prompt, with the interval."""
-    difference_low: float | None = None
-    difference_high: float | None = None
-
-
-class StudyResult(BaseModel):
-    """The table of a study."""
-
-    judge: Literal["gold", "win rate"]
-    margin: float
-    variants: list[VariantResult]
-    pairs_ranked_right: float | None
-    """Share of the pairs whose measured costs differ clearly that the plan ranks the same way."""
-    regret: float | None
-    """What the cheapest by the plan cost more than the cheapest as measured, of those as good."""
-    spent_usd: float
+    @model_validator(mode="after")
+    def _sizes_are_of_variants(self) -> "StudyFile":
+        for factor, sizes in self.growth.items():
+            for name, size in sizes.items():
+                if name not in self.variants:
+                    raise ValueError(f"growth.{factor} names {name!r}, which is no variant")
+                if size <= 0:
+                    raise ValueError(f"growth.{factor}: {name} has size {size:g}; above 0 is one")
+        return self
 
 
 def read_study(path: Path) -> StudyFile:
@@ -84,6 +64,5 @@ def read_study(path: Path) -> StudyFile:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the file"
-        raise ParamsError(
-            f"{path}: {place}: {first['msg'][:1].lower()}{first['msg'][1:]}."
-        ) from None
+        said = first["msg"].removeprefix("Value error, ")
+        raise ParamsError(f"{path}: {place}: {said[:1].lower()}{said[1:]}.") from None

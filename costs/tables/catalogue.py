@@ -246,14 +246,6 @@ def own_price(usd_per_device_hour: float, source: str, date: str) -> Price:
     return Price(usd_per_device_hour, usd_per_device_hour, usd_per_device_hour, source, date)
 
 
-def known_hardware() -> list[str]:
-    return list(_table("hardware.yaml"))
-
-
-def known_shapes() -> list[str]:
-    return list(_table("shapes.yaml"))
-
-
 GENERATIONS = {"v100": "volta", "titan-rtx": "turing", "rtx20": "turing", "t4": "turing",
                "a100": "ampere", "a800": "ampere", "a10": "ampere", "a30": "ampere",
                "a40": "ampere", "a5000": "ampere", "a6000-ada": "ada", "a6000": "ampere",

@@ -1,5 +1,4 @@
-"""Removes leftovers by age and size: workspaces of runs and stages, checkpoints, and stages of
-lever comparisons.
+"""Removes leftovers by age and size: workspaces of runs and stages, checkpoints, and studies.
 
 The champion's and those of a running run are kept. A run's rows, reports and kept copies stay;
 DVC's cache is `dvc gc`'s.
@@ -19,12 +18,10 @@ from config.locks import is_held, lock_file
 from config.records import STAGES
 from config.workspace.at_work import APPROVAL_PATIENCE_SECONDS, RUN_LOCK
 from config.workspace.champions import read_record
-from config.workspace.levers import FOLDER as LEVERS_FOLDER
 from config.workspace.rows import pipeline_rows
-from tasks.run.workspace import PROJECT
+from tasks.run.workspace import PROJECT, STUDIES
 from tasks.stage.progress import attempts
 
-COMPARED = "a comparison of levers is running"
 RUN_AT_WORK, CHAMPIONS_OWN, MAY_WAIT, REMEMBERS = (
     "a run is running in it",
     "it is the champion's",
@@ -35,10 +32,10 @@ RUN_AT_WORK, CHAMPIONS_OWN, MAY_WAIT, REMEMBERS = (
 
 @dataclass(frozen=True)
 class Leftover:
-    """A workspace, the checkpoints of one attempt of a stage, or a stage of a lever comparison."""
+    """A workspace, the checkpoints of one attempt of a stage, or the workspace of a study."""
 
     kind: str
-    """workspace, checkpoints or levers."""
+    """workspace, checkpoints or study."""
     path: Path
     workspace: Path
     """Lock that a running run holds."""
@@ -66,10 +63,9 @@ def leftovers(root: Path, workspaces: Path, now: float | None = None) -> list[Le
         for path in _folders(root / "checkpoints" / stage):
             why = RUN_AT_WORK if is_held(root / RUN_LOCK) else in_use.get(path.name, "")
             found.append(_leftover("checkpoints", path, root, now, why))
-    compared = COMPARED if is_held(root / LEVERS_FOLDER / "lock") else ""
-    for part in ("stages", "answers"):
-        for path in _folders(root / LEVERS_FOLDER / part):
-            found.append(_leftover("levers", path, root, now, compared))
+    for path in _folders(root / STUDIES):
+        why = RUN_AT_WORK if is_held(path / RUN_LOCK) else ""
+        found.append(_leftover("study", path, path, now, why))
     return found
 
 

@@ -30,6 +30,7 @@ from tasks.planning.prepared import ELSEWHERE, Planned, Prepared, keep, spent_by
 from tasks.remote.client import fetch_aligned
 from tasks.run.month import PURPOSE
 from tasks.run.run import (
+    STUDY,
     Run,
     begin,
     end_left_open,
@@ -295,6 +296,9 @@ def _detail(root: Path, prepared: Prepared) -> dict[str, Any]:
         "prefect.flow_run_id": flow_run.id,
         ELSEWHERE: dict(prepared.spent_elsewhere),
         PURPOSE: flow_run.parent_flow_run_id if PURPOSE in (flow_run.tags or []) else None,
+        "study": next(
+            (tag.removeprefix(STUDY) for tag in flow_run.tags or [] if tag.startswith(STUDY)), None
+        ),
     }
     if found["git.commit"]:
         found["git.dirty"] = str(bool(_git(root, "status", "--porcelain", "--untracked-files=no")))

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from prefect import task
 from prefect.artifacts import create_markdown_artifact
@@ -41,15 +41,15 @@ from config.workspace.rows import pipeline_rows
 from costs.planning.retraining import CONTEST
 from costs.tables.price import stage_price
 from tasks.champions.files import check_champion, gathered
-from tasks.champions.promotion_gate import Verdict, in_a_line, promotion_verdict
+from tasks.champions.promotion_gate import in_a_line, promotion_verdict
 from tasks.champions.registry import promote, require_champion, update_mlflow
 from tasks.dvc.data_key import key_now
 from tasks.dvc.status import forget
 from tasks.planning.gate import approval
 from tasks.planning.prepared import Planned, Unplannable, prepare
 from tasks.planning.retraining import with_cycle
-from tasks.retraining.decision import Decision, decide
-from tasks.retraining.page import Page, markdown
+from tasks.retraining.decision import decide
+from tasks.retraining.page import contest_section, data_section, decision_section, markdown
 from tasks.run.month import PURPOSE, month, run_usd
 from tasks.run.run import STATE_FOLDER, new_run_id
 from tasks.run.stop import StopRequest, as_interrupts
@@ -57,34 +57,42 @@ from tasks.stage.process import require_done, run_process
 from tasks.stage.progress import Display
 from tasks.ui.events import model_event
 
+CONTEST_FILE = "contest.json"
 FINISHED = ("kept", "promoted")
 """Outcomes decided on a trained model: the same data need not be tried again."""
+
+
+class Due(NamedTuple):
+    """What a cycle that trains found and decided."""
+
+    champion: Champion
+    prepared: Planned | Unplannable
+    """The plan of the training."""
+
+
+class Winner(NamedTuple):
+    """A model that passed the gate."""
+
+    run_id: str
+    why: str
 
 
 class Cycle:
     """A running retrain cycle."""
 
-    def __init__(self, root: Path, params: Params, at_work: str | None) -> None:
+    def __init__(self, root: Path, params: Params) -> None:
         self.root, self.params = root, params
         self.id = new_run_id(flow_run.name or "retrain")
         self.flow_run_id = flow_run.id
-        self.at_work = at_work
-        """The other cycle that holds this project, None if there is none."""
         self.display = Display()
-        self.champion: Champion | None = None
-        self.data_key: str | None = None
-        self.examination: Examination | None = None
-        self.prepared: Planned | Unplannable | None = None
-        """The plan of the training that was decided on."""
-        self.decision: Decision | None = None
-        self.run_id: str | None = None
-        self.contest: Contest | None = None
-        self.verdict: Verdict | None = None
+        self.known: dict[str, str | None] = {"run_id": None, "data_key": None, "champion": None}
+        """What the last row of the cycle tells, as far as the cycle got."""
+        self.sections: list[str] = []
+        """Of the page, one of each step."""
         self.usd = 0.0
         """What the cycle has cost so far."""
         self.state: State[Any] = Completed()
         """Final state of the flow, unless it fails."""
-        self.said = ""
 
     @property
     def folder(self) -> Path:
@@ -113,83 +121,83 @@ class Cycle:
 
     def end(self, outcome: str, said: str, state: State[Any] | None = None) -> None:
         """Record the outcome: as a line, a row, and an artifact in the Prefect UI."""
-        self.said, self.state = said, state or Completed(name=outcome.capitalize(), message=said)
+        self.state = state or Completed(name=outcome.capitalize(), message=said)
         self.record(
-            "end", outcome=outcome, said=said, run_id=self.run_id, data_key=self.data_key,
-            detail={"champion": self.champion.run_id if self.champion else None, "usd": self.usd},
+            "end", outcome=outcome, said=said, run_id=self.known["run_id"],
+            data_key=self.known["data_key"],
+            detail={"champion": self.known["champion"], "usd": self.usd},
         )  # fmt: skip
-        page = markdown(
-            Page(
-                outcome,
-                said,
-                self.champion,
-                self.examination,
-                self.decision,
-                self.run_id,
-                self.contest,
-                self.verdict,
-                self.usd,
-            )
-        )
+        page = markdown(outcome, said, self.sections, self.usd)
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "cycle.md").write_text(page, encoding="utf-8")
         create_markdown_artifact(page, key="retrain", description=said)
         if outcome != "failed":  # whoever sees the error reports it
             self.display.say(f"retrain {outcome}: {said}")
-        if self.contest is not None and (fault := update_mlflow(self.root, self.params)):
+        held = (self.folder / CONTEST_FILE).exists()
+        if held and (fault := update_mlflow(self.root, self.params)):
             self.display.say(f"warning: {fault}")
 
 
 @contextmanager
 def retraining(params: Params) -> Iterator[Cycle]:
-    """A cycle in the current folder, which no other may work in meanwhile. It has an end in the
-    rows, however it ends.
-    """
-    root = Path.cwd()
-    with _alone(root) as at_work:
-        cycle = Cycle(root, params, at_work)
-        cycle.record("begin")
-        try:
-            with as_interrupts():
-                yield cycle
-        except BaseException as error:
-            cycle.end(
-                "failed", f"{type(error).__name__}: {error}" if not str(error) else str(error)
-            )
-            raise
+    """A cycle in the current folder. It has an end in the rows, however it ends."""
+    cycle = Cycle(Path.cwd(), params)
+    cycle.record("begin")
+    try:
+        with as_interrupts():
+            yield cycle
+    except BaseException as error:
+        cycle.end("failed", str(error) or f"{type(error).__name__}: {error}")
+        raise
+
+
+@contextmanager
+def alone(cycle: Cycle) -> Iterator[str | None]:
+    """Hold the lock of the cycles; yields why this one has nothing to do if another has it."""
+    with lock_file(cycle.root / STATE_FOLDER / "retrain.lock") as holder:
+        yield (
+            None
+            if holder is None
+            else f"a cycle is running already (process {holder}), and this one has nothing to add "
+            "to it"
+        )
 
 
 @task(name="decide", cache_policy=NO_CACHE, persist_result=False)
-def is_due(cycle: Cycle, force: bool) -> bool:
+def due(cycle: Cycle, busy: str | None, force: bool) -> Due | None:
     """Whether to train now; if not, the cycle has ended as skipped. Raises UserError without a
     usable champion.
     """
     root, params = cycle.root, cycle.params
-    reason = cycle.at_work or _workspace_is_taken(root)
+    reason = busy or _workspace_is_taken(root)
     if reason is None:
-        cycle.champion = require_champion(root)
-        champion_folder = check_champion(root, cycle.champion.run_id)
-        cycle.data_key = key_now(root, params)
-        reason = None if force else nothing_new(root, cycle.champion, cycle.data_key)
+        champion = require_champion(root)
+        champion_folder = check_champion(root, champion.run_id)
+        key = key_now(root, params)
+        cycle.known |= {"champion": champion.run_id, "data_key": key}
+        cycle.sections.append(f"Champion at the start: `{champion.run_id}`.")
+        reason = None if force else nothing_new(root, champion, key)
     if reason is not None:
         cycle.end("skipped", reason)
-        return False
-    cycle.examination = _examined(cycle, champion_folder)
-    if cycle.data_key is None and cycle.examination.changed_rows:
+        return None
+    examination = _examined(cycle, champion_folder)
+    cycle.sections.append("## The data\n\n" + data_section(examination))
+    if key is None and examination.changed_rows:
         forget(root, "data")  # DVC cannot see that a URL or a dataset of the hub has changed
-    cycle.prepared = prepare(root, params)
-    whole = with_cycle(cycle.prepared, examined=True)
+    prepared = prepare(root, params)
+    whole = with_cycle(prepared, examined=True)
     planned_usd = whole.ahead_total.usd if isinstance(whole, Planned) else None
-    cycle.decision = decide(
-        cycle.examination, planned_usd, month(root, params, time.time()), params.retrain, force
+    decision = decide(
+        examination, planned_usd, month(root, params, time.time()), params.retrain, force
     )
-    if not cycle.decision.train:
-        cycle.end("skipped", cycle.decision.reasons[0])
-        return False
+    cycle.sections.append(decision_section(decision))
+    if not decision.train:
+        cycle.end("skipped", decision.reasons[0])
+        return None
     if isinstance(whole, Planned) and (contest := whole.ahead.get(CONTEST)):
         cycle.record("reserved", usd=contest.usd)
-    cycle.display.say("retrain: " + "; ".join(cycle.decision.reasons))
-    return True
+    cycle.display.say("retrain: " + "; ".join(decision.reasons))
+    return Due(champion, prepared)
 
 
 def _examined(cycle: Cycle, champion_folder: Path) -> Examination:
@@ -202,73 +210,59 @@ def _examined(cycle: Cycle, champion_folder: Path) -> Examination:
     return Examination.model_validate_json(target.read_bytes())
 
 
-def wait_for_approval(cycle: Cycle) -> None:
+def wait_for_approval(reason: Due) -> None:
     """Where a server started the cycle: pause above `budget.approval_usd`, as the flow rlhf does
     when it is started by itself.
     """
-    assert cycle.prepared is not None
-    approval(with_cycle(cycle.prepared, examined=True))
+    approval(with_cycle(reason.prepared, examined=True))
 
 
-def is_trained(cycle: Cycle, state: State[Any]) -> bool:
-    """Whether the pipeline run in `state` completed; if it was stopped, the cycle has ended as
+def trained(cycle: Cycle, state: State[Any]) -> str | None:
+    """The pipeline run in `state` if it completed; if it was stopped, the cycle has ended as
     stopped. Raises what made the run fail.
     """
-    cycle.run_id = _run_of(cycle)
-    cycle.usd += run_usd(cycle.root, cycle.params, cycle.run_id) if cycle.run_id else 0.0
+    run_id = _run_of(cycle)
+    cycle.known["run_id"] = run_id
+    cycle.usd += run_usd(cycle.root, cycle.params, run_id) if run_id else 0.0
     if state.is_cancelled():
         said = (
             f"{state.message or 'the run was stopped'} The champion stays; the next cycle goes on "
             "from there."
         )
         cycle.end("stopped", said, Cancelled(name=state.name, message=said))
-        return False
+        return None
     state.result()  # raises what made it fail
-    return True
+    return run_id
 
 
 @task(name="contest", cache_policy=NO_CACHE, persist_result=False)
-def wins(cycle: Cycle) -> bool:
-    """Compare the new model with the champion; if it does not pass the gate, the cycle has ended
-    with the champion kept.
+def winner(cycle: Cycle, champion: Champion, run_id: str) -> Winner | None:
+    """Compare the model of a run with the champion; if it does not pass the gate, the cycle has
+    ended with the champion kept.
 
     Both are folders of their own, by the digests of their runs: the checkout may be another run's
     by now.
     """
-    assert cycle.champion is not None
-    assert cycle.run_id is not None
-    champion = check_champion(cycle.root, cycle.champion.run_id)
-    target = cycle.folder / "contest.json"
-    with gathered(cycle.root, cycle.run_id, cycle.folder / "challenger") as challenger:
-        cycle.helper(
-            "contest",
-            "--champion",
-            str(champion),
-            "--challenger",
-            str(challenger),
-            "--out",
-            str(target),
-        )
+    folder, target = check_champion(cycle.root, champion.run_id), cycle.folder / CONTEST_FILE
+    with gathered(cycle.root, run_id, cycle.folder / "challenger") as challenger:
+        sides = ("--champion", str(folder), "--challenger", str(challenger))
+        cycle.helper("contest", *sides, "--out", str(target))
         evaluation = _evaluation(challenger)
-    cycle.contest = Contest.model_validate_json(target.read_bytes())
-    cycle.verdict = promotion_verdict(cycle.contest, *evaluation, cycle.usd, cycle.params.retrain)
-    if not cycle.verdict.promotes:
-        cycle.end(
-            "kept", f"the champion {cycle.champion.run_id} stays: {in_a_line(cycle.verdict.failed)}"
-        )
-    return cycle.verdict.promotes
+    contest = Contest.model_validate_json(target.read_bytes())
+    verdict = promotion_verdict(contest, *evaluation, cycle.usd, cycle.params.retrain)
+    cycle.sections.append(contest_section(run_id, contest, verdict))
+    if not verdict.promotes:
+        cycle.end("kept", f"the champion {champion.run_id} stays: {in_a_line(verdict.failed)}")
+        return None
+    return Winner(run_id, verdict.checks[0].reason)
 
 
 @task(name="promote", cache_policy=NO_CACHE, persist_result=False)
-def put_in_place(cycle: Cycle) -> None:
-    """Make the new model the champion, if the one it was compared with still is."""
-    assert cycle.champion is not None
-    assert cycle.run_id is not None
-    assert cycle.verdict is not None
-    why = cycle.verdict.checks[0].reason
-    promote(cycle.root, cycle.run_id, why, by="retrain", instead_of=cycle.champion.run_id)
-    said = f"{cycle.run_id} is the champion instead of {cycle.champion.run_id}: {why}"
-    model_event("promoted", cycle.run_id, said, instead_of=cycle.champion.run_id)
+def put_in_place(cycle: Cycle, champion: Champion, won: Winner) -> None:
+    """Make the winner the champion, if the one it was compared with still is."""
+    promote(cycle.root, won.run_id, won.why, by="retrain", instead_of=champion.run_id)
+    said = f"{won.run_id} is the champion instead of {champion.run_id}: {won.why}"
+    model_event("promoted", won.run_id, said, instead_of=champion.run_id)
     cycle.end("promoted", said)
 
 
@@ -321,17 +315,3 @@ def _evaluation(challenger: Path) -> tuple[bool | None, str]:
     """
     found = json.loads((challenger / "metrics" / "evaluate.json").read_text(encoding="utf-8"))
     return found["reward_hacking"], str(found.get("reward_hacking_reason", ""))
-
-
-@contextmanager
-def _alone(root: Path) -> Iterator[str | None]:
-    """Hold the lock of the cycles; yields which one holds it already, None if this one does from
-    here on.
-    """
-    with lock_file(root / STATE_FOLDER / "retrain.lock") as holder:
-        yield (
-            None
-            if holder is None
-            else f"a cycle is running already (process {holder}), and this one has nothing to add "
-            "to it"
-        )

@@ -1,8 +1,7 @@
 """A retrain cycle as markdown, for the Prefect UI and for runs/retrain/<cycle>/cycle.md."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
 
-from config.workspace.champions import Champion
 from config.workspace.retraining import Contest, Examination
 from reporting.numbers import ABSENT, percent, usd
 from tasks.champions.promotion_gate import Check, Verdict
@@ -11,44 +10,29 @@ from tasks.retraining.decision import Decision
 MARKS = {True: "passes", False: "**fails**", None: "not checked"}
 
 
-class Page(NamedTuple):
-    """What is known at the end of a cycle; what it did not come to is None."""
-
-    outcome: str
-    said: str
-    champion: Champion | None
-    examination: Examination | None
-    decision: Decision | None
-    run_id: str | None
-    contest: Contest | None
-    verdict: Verdict | None
-    usd: float
+def markdown(outcome: str, said: str, sections: Sequence[str], spent_usd: float) -> str:
+    """Outcome, the sections of the steps that were taken, cost."""
+    cost = f"## Cost\n\n{usd(spent_usd)} for the cycle."
+    return "\n\n".join([f"# Retrain: {outcome}", said, *sections, cost]) + "\n"
 
 
-def markdown(page: Page) -> str:
-    """Outcome, decision with its reasons, contest and gate, cost."""
-    parts = [f"# Retrain: {page.outcome}", page.said]
-    if page.champion is not None:
-        parts.append(f"Champion at the start: `{page.champion.run_id}`.")
-    if page.examination is not None:
-        parts.append("## The data\n\n" + _data(page.examination))
-    if page.decision is not None:
-        reasons = "\n".join(f"- {reason}" for reason in page.decision.reasons)
-        parts.append(
-            f"## Decision: {'train' if page.decision.train else 'do not train'}\n\n{reasons}"
-        )
-    if page.contest is not None and page.verdict is not None:
-        parts.append(
-            f"## New model `{page.run_id}` against the champion\n\n"
-            + _contest(page.contest)
-            + "\n\n"
-            + _checks(page.verdict.checks)
-        )
-    parts.append("## Cost\n\n" + _cost(page))
-    return "\n\n".join(parts) + "\n"
+def decision_section(found: Decision) -> str:
+    """Whether to train, and why."""
+    reasons = "\n".join(f"- {reason}" for reason in found.reasons)
+    return f"## Decision: {'train' if found.train else 'do not train'}\n\n{reasons}"
 
 
-def _data(found: Examination) -> str:
+def contest_section(run_id: str, found: Contest, verdict: Verdict) -> str:
+    """The new model beside the champion, and the conditions of the gate."""
+    point = verdict.usd_per_point
+    cost = usd(point) if point is not None else ABSENT
+    return (
+        f"## New model `{run_id}` against the champion\n\n{_contest(found)}\n\n"
+        f"{_checks(verdict.checks)}\n\n{cost} for each percentage point of win rate above 50%."
+    )
+
+
+def data_section(found: Examination) -> str:
     rows = [
         f"| {name} | {found.added.get(name, 0)} | {found.removed.get(name, 0)} |"
         for name in sorted({*found.added, *found.removed})
@@ -105,9 +89,3 @@ def _checks(checks: tuple[Check, ...]) -> str:
         f"| {check.name} | {MARKS[check.passed]} | {check.reason} |" for check in checks
     )
     return f"| condition | | |\n|---|---|---|\n{rows}"
-
-
-def _cost(page: Page) -> str:
-    per_point = page.verdict.usd_per_point if page.verdict else None
-    each = usd(per_point) if per_point is not None else ABSENT
-    return f"{usd(page.usd)} for the cycle; {each} for each percentage point of win rate above 50%."

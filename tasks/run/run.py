@@ -29,6 +29,8 @@ from config.workspace.rows import add_pipeline_row, last_sign_of_life, pipeline_
 from config.yaml_text import yaml_content
 
 MOST_NAME_CHARS = 60
+STUDY = "study:"
+"""Begins the tag of a study's runs, which ends with its name."""
 STATE_FOLDER = ".rlhf"
 """Below the project: servers, databases and locks of the orchestrator."""
 

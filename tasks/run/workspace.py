@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from config.errors import EnvironmentFault
+from config.inputs import named_paths
 from config.locks import lock_file
 from config.names import inner_name
+from config.schema import Params
 from costs.ledger.budget import Cost
 from tasks.run.code_version import FILES, HOME, PACKAGES, code_digest
 from tasks.run.exchange import Exchange
@@ -22,6 +24,8 @@ UNFINISHED = "locks/{name}/unfinished/{key}.json"
 """Beside it: what runs that asked for the same results, and did not complete them, have spent."""
 DEPLOYED = "rlhf"
 """Runs from the deployment share their locks under this name."""
+STUDIES = Path(".rlhf/studies")
+"""Below the project: the workspaces of its studies."""
 PROJECT = "project"
 """Workspace of the deployments that remember: champions, votes, what the month has cost."""
 
@@ -127,6 +131,20 @@ def bring_code(root: Path, remote: dict[str, str], shared: Path | None = None) -
         shutil.rmtree(root / entry.name, ignore_errors=True)
         entry.replace(root / entry.name)
     shutil.rmtree(new)
+
+
+def link_inputs(root: Path, place: Path, params: Params) -> None:
+    """Link the local files of the project at `root` that params.yaml names into `place`."""
+    for path in named_paths(root, params):
+        if not Path(path).is_absolute():
+            link(place / path, root / path)
+
+
+def link(path: Path, target: Path) -> None:
+    """Make `path` a relative link to `target`, unless something is there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.is_symlink() and not path.exists():
+        path.symlink_to(os.path.relpath(target.resolve(), path.parent.resolve()))
 
 
 def _has_this_code(root: Path) -> bool:

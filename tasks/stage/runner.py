@@ -12,7 +12,6 @@ from config.dvc_stages import defined
 from config.errors import ParamsError, StageStopped
 from config.records import CHANGED_CODE_VARIABLE, RUN_ID_VARIABLE
 from config.workspace.rows import pipeline_rows
-from reporting.row_digests import PREPARED, keep_row_digests
 from tasks.dvc.recording import command_of, record_outputs, restore_outputs
 from tasks.dvc.status import digests, is_unchanged
 from tasks.run.changed_code import policy
@@ -77,8 +76,6 @@ def record(run: Run, stage: str, outcome: Outcome) -> Outcome:
     known = digests(run.root, stage)
     if outcome.cached:
         outcome = Outcome(cached=True, attempt=maker(run.root, stage, known.outs))
-    if PREPARED in known.outs:
-        _keep_rows(run.root, known.outs[PREPARED])
     run.record(
         "stage",
         stage=stage,
@@ -88,16 +85,6 @@ def record(run: Run, stage: str, outcome: Outcome) -> Outcome:
         detail=known._asdict(),
     )
     return outcome
-
-
-def _keep_rows(root: Path, version: str) -> None:
-    """Remember which rows this version of the data has, for rlhf compare; that cannot fail the
-    run.
-    """
-    try:
-        keep_row_digests(root, version)
-    except OSError as error:
-        logger.warning("which rows the data has could not be kept for rlhf compare: %s", error)
 
 
 def maker(root: Path, stage: str, outs: dict[str, str]) -> int | None:

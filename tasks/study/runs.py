@@ -1,37 +1,46 @@
 """The runs of a study, one after another in a workspace of its own: `.rlhf/studies/NAME`, with the
 project's code, its own rows and the project's DVC cache.
 
-A variant is `rlhf run` with its params: what DVC finds unchanged since the variant before is not
-made again, and a run that was stopped goes on from its checkpoint.
+A variant is a run of the pipeline with its params: what a run before it made with the same
+parameters is found unchanged, and a run that was stopped goes on from its checkpoint. One runs at a
+time: what it costs is measured, on a machine that does nothing else.
 """
 
-import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from config.errors import EXIT_DONE, OverBudget, ParamsError, StageStopped
-from config.load import load, write
+import yaml
+
+from config.atomic_file import write_atomically
+from config.differences import value_at
+from config.dvc_stages import dvc_name, locked
+from config.errors import OverBudget, ParamsError
+from config.load import load
 from config.locks import lock_file
+from config.records import kept_folder
 from config.schema import Params
 from config.workspace.kept import kept_params
+from config.workspace.login import MLFLOW_KEY, SERVERS
+from config.workspace.machine import MACHINE_FILE, SERVING_FILE
 from config.workspace.rows import pipeline_rows
 from config.workspace.study import StudyFile
 from costs.ledger.budget import results_key
 from costs.ledger.ledger import ledger
-from reporting.numbers import usd
-from tasks.levers.stage_folders import link_inputs
-from tasks.run.stop import StopRequest
-from tasks.run.workspace import bring_code
-from tasks.stage.process import last_line, run_process
+from reporting.comparison.runs import Comparison, Variant, compare, read_run
+from reporting.numbers import duration, usd
+from tasks.dvc.status import yaml_of
+from tasks.dvc.transfers import transfer
+from tasks.planning.prepared import Planned, Unplannable, prepare
+from tasks.run.workspace import STUDIES, bring_code, link, link_inputs
+from tasks.stage.progress import Display
 
-STUDIES = Path(".rlhf/studies")
-LOG = "study.log"
-Say = Callable[[str], None]
+OF_THE_PROJECT = (MACHINE_FILE, SERVING_FILE, SERVERS, MLFLOW_KEY)
+"""What a workspace shares with the project, where it is there."""
 
 
-class Variant(NamedTuple):
+class Work(NamedTuple):
     """One run of a study."""
 
     name: str
@@ -39,71 +48,149 @@ class Variant(NamedTuple):
     params: Params
 
 
-class Outcome(NamedTuple):
-    """How it ended."""
+class Study:
+    """A study that this process runs."""
 
-    variant: Variant
-    run_id: str | None
-    """Of its completed run."""
-    reason: str = ""
+    def __init__(self, root: Path, file: Path, content: StudyFile) -> None:
+        self.root, self.file, self.content = root, file, content
+        self.place = root / STUDIES / file.stem
+        self.works = works(root, content)
+        self.reasons = dict[tuple[str, int], str]()
+        """Why a run did not complete."""
+        self.display = Display()
+
+    def ahead(self) -> Iterator[tuple[Work, Planned | Unplannable]]:
+        """Every run that has not completed, with its plan, when it is its turn. Raises OverBudget
+        when the study's money is spent.
+        """
+        for number, work in enumerate(self.works, start=1):
+            where = f"{number} of {len(self.works)}: {work.name}, seed {work.seed}"
+            if completed(self.place, work.params) is not None:
+                self.display.say(f"{where}: done before")
+                continue
+            so_far = spent(self.place)
+            params = within(work.params, self.content.max_usd, so_far)
+            make_ready(self.root, self.place, params)
+            prepared = prepare(self.place, params)
+            planned = (
+                f"planned {usd(prepared.ahead_total.usd)} and "
+                f"{duration(prepared.ahead_total.seconds)}, "
+                if isinstance(prepared, Planned)
+                else ""
+            )
+            self.display.say(f"{where}: {planned}{usd(so_far)} so far")
+            yield work._replace(params=params), prepared
+
+    def failed(self, work: Work, reason: str) -> None:
+        """Keep why a run failed; the others go on."""
+        self.reasons[work.name, work.seed] = reason
+        self.display.say(f"{work.name}, seed {work.seed} failed: {reason}")
+
+    def result(self) -> Comparison:
+        """The comparison of what has completed."""
+        found = {
+            (work.name, work.seed): read_run(self.place, run_id)
+            for work in self.works
+            if (run_id := completed(self.place, work.params)) is not None
+        }
+        variants = [
+            Variant(
+                name,
+                {seed: found[name, seed] for seed in self.content.seeds if (name, seed) in found},
+                changes,
+                next((self.reasons[key] for key in self.reasons if key[0] == name), ""),
+            )
+            for name, changes in self.content.variants.items()
+        ]
+        return compare(variants, self.content.margin, self.content.growth, spent(self.place))
 
 
-def variants(root: Path, study: StudyFile) -> Iterator[Variant]:
+@contextmanager
+def opened(root: Path, file: Path, content: StudyFile) -> Iterator[Study]:
+    """Hold the workspace of a study, with today's code. Raises ParamsError if another process runs
+    it, or for what params.yaml does not know.
+    """
+    study = Study(root, file, content)
+    study.place.parent.mkdir(parents=True, exist_ok=True)
+    with lock_file(study.place.parent / f".{file.stem}.lock") as holder:
+        if holder is not None:
+            raise ParamsError(f"process {holder} runs this study: wait for its end, or stop it.")
+        remote = {"name": "store", "url": str(study.place / "store")}
+        bring_code(study.place, remote, root / ".dvc" / "cache")
+        for path in OF_THE_PROJECT:
+            if (root / path).exists():
+                link(study.place / path, root / path)
+        yield study
+
+
+def works(root: Path, content: StudyFile) -> list[Work]:
     """All runs, the variants of one seed after another: they share more. Raises ParamsError for
     what params.yaml does not know.
     """
-    for seed in study.seeds:
-        for name, changes in study.variants.items():
-            params = load(root / study.recipe, [*changes, f"seed={seed}"])
-            # every reply is judged, so that variants are compared prompt by prompt
-            answered = {"samples": params.evaluate.prompts}
-            evaluate = params.evaluate.model_copy(update=answered)
-            yield Variant(name, seed, params.model_copy(update={"evaluate": evaluate}))
-
-
-def run_all(root: Path, name: str, study: StudyFile, stop: StopRequest, say: Say) -> list[Outcome]:
-    """Run what has not completed yet. Raises StageStopped where it was asked to stop, OverBudget
-    when the study's money is spent, ParamsError if another process runs it.
-    """
-    place, planned = root / STUDIES / name, list(variants(root, study))
-    (root / STUDIES).mkdir(parents=True, exist_ok=True)
     found = []
-    with lock_file(root / STUDIES / f".{name}.lock") as holder:
-        if holder is not None:
-            raise ParamsError(f"process {holder} runs this study: wait for its end, or stop it.")
-        bring_code(place, {"name": "store", "url": str(place / "store")}, root / ".dvc" / "cache")
-        for number, variant in enumerate(planned, start=1):
-            run_id = completed(place, variant.params)
-            where = f"{number} of {len(planned)}: {variant.name}, seed {variant.seed}"
-            if run_id is None:
-                left = None if study.max_usd is None else study.max_usd - spent(place)
-                if left is not None and left <= 0:
-                    raise OverBudget(
-                        f"the study has cost {usd(spent(place))}, max_usd={study.max_usd:g}: raise "
-                        "it in the file, and run the same command to go on."
-                    )
-                say(f"{where} ({usd(spent(place))} so far)")
-                reason = _run(root, place, variant, left, stop)
-                run_id = completed(place, variant.params)
-            else:
-                say(f"{where}: done before")
-                reason = ""
-            found.append(Outcome(variant, run_id, "" if run_id else reason))
+    for seed in content.seeds:
+        for name, changes in content.variants.items():
+            params = load(root / content.recipe, [*content.set, *changes, f"seed={seed}"])
+            # every reply is kept, so that variants are compared prompt by prompt
+            evaluate = params.evaluate.model_copy(update={"samples": params.evaluate.prompts})
+            tracking = params.tracking.model_copy(update={"uri": _absolute(root, params)})
+            update = {"evaluate": evaluate, "tracking": tracking}
+            found.append(Work(name, seed, params.model_copy(update=update)))
     return found
 
 
-def _run(root: Path, place: Path, variant: Variant, left: float | None, stop: StopRequest) -> str:
-    """Run a variant; returns the last line that it printed."""
-    link_inputs(root, place, variant.params)
-    file = place / "variant.yaml"
-    write(variant.params, file)
-    command = [str(Path(sys.executable).with_name("rlhf")), "run", "--recipe", file.name, "--yes"]
-    command += [] if left is None else ["--set", f"budget.max_usd={left}"]
-    path = os.pathsep.join([str(place), os.environ.get("PYTHONPATH", "")])
-    ended = run_process(command, place, place / LOG, stop, variables={"PYTHONPATH": path})
-    if stop.made:
-        raise StageStopped("asked to stop: the same command goes on there.")
-    return "" if ended.code == EXIT_DONE else last_line(ended.output)
+def _absolute(root: Path, params: Params) -> str:
+    """The project's MLflow, for a workspace elsewhere."""
+    from tracking.client import resolved_uri
+
+    return resolved_uri(root, params.tracking.uri)
+
+
+def within(params: Params, max_usd: float | None, so_far: float) -> Params:
+    """The params with what is left of the study's money. Raises OverBudget if nothing is."""
+    if max_usd is None:
+        return params
+    if so_far >= max_usd:
+        raise OverBudget(
+            f"the study has cost {usd(so_far)}, max_usd={max_usd:g}: raise it in the file, and run "
+            "the same command to go on."
+        )
+    own = params.budget.max_usd
+    left = max_usd - so_far if own is None else min(own, max_usd - so_far)
+    return params.model_copy(update={"budget": params.budget.model_copy(update={"max_usd": left})})
+
+
+def make_ready(root: Path, place: Path, params: Params) -> None:
+    """Link the files that the params name, and put in place what earlier runs made with the same
+    parameters: of each stage the newest that starts from the outputs chosen before it. DVC then
+    decides, by digests, what is unchanged.
+    """
+    link_inputs(root, place, params)
+    locks = [
+        yaml_of(kept_folder(place, run_id) / "dvc.lock")
+        for run_id in reversed(dict.fromkeys(row.run_id for row in pipeline_rows(place)))
+    ]
+    wanted = params.model_dump(mode="json")
+    chosen, made = dict[str, Any](), dict[str, str]()
+    for stage in params.stages:
+        for lock in locks:
+            entry = locked(lock, stage)
+            named = entry.get("params", {}).get("params.yaml", {})
+            reads = {item["path"]: item.get("md5") for item in entry.get("deps", [])}
+            if (
+                entry
+                and all(value_at(wanted, key) == value for key, value in named.items())
+                and all(made[path] == digest for path, digest in reads.items() if path in made)
+            ):
+                chosen[dvc_name(stage)] = entry
+                made |= {item["path"]: item["md5"] for item in entry.get("outs", [])}
+                break
+    if chosen:
+        before = yaml_of(place / "dvc.lock")
+        stages = before.get("stages", {}) | chosen
+        content = {"schema": "2.0", **before, "stages": stages}
+        write_atomically(place / "dvc.lock", yaml.safe_dump(content, sort_keys=False))
+        transfer(place, lambda repo: repo.checkout())  # what it cannot bring back is made again
 
 
 def completed(place: Path, params: Params) -> str | None:

@@ -363,11 +363,4 @@ def write_books(root: Path) -> dict[str, Params]:
     third.attempt("reward", 4, "end", 2, exit_code=3, message="the loss is nan at step 2.")
     third.pipeline("end", state="failed")
     write(second.params, root / "params.yaml")
-    _row_digests(root, outs["data"]["data/prepared"])
     return {writer.run_id: writer.params for writer in (first, second, third)}
-
-
-def _row_digests(root: Path, version: str) -> None:
-    folder = root / "runs" / "data" / "rows"
-    folder.mkdir(parents=True)
-    (folder / f"{version.removesuffix('.dir')}.json").write_text('{"sft/train": ["a", "b"]}')

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from config.records import kept_folder
-from tests.audit.accounts import Accounts, Sum
+from tests.audit.accounts import Accounts
 from tests.audit.books import FIRST, SECOND, THIRD, write_books
 from tests.audit.page import Page, numbers, read, says
 
@@ -79,95 +79,32 @@ def difference(before: list[float | None], after: list[float | None]) -> list[fl
     return [b - a, b - a - below, b - a + above]
 
 
-def paid_seconds(phase: Sum, price: float) -> float:
-    return phase.usd * 3600 / price
-
-
-def why(before: Sum, after: Sum, prices: tuple[float, float]) -> dict[str, float]:
-    """What a difference in cost is owed to, by the logarithmic mean (Ang 2005)."""
-    a, b = before.usd, after.usd
-    mean = a if math.isclose(a, b) else (b - a) / math.log(b / a)
-    seconds = [
-        paid_seconds(side, price) for side, price in zip((before, after), prices, strict=True)
-    ]
-    shares = {"price": mean * math.log(prices[1] / prices[0])}
-    if before.tokens and after.tokens:
-        rates = [each / side.tokens for each, side in zip(seconds, (before, after), strict=True)]
-        shares["tokens"] = mean * math.log(after.tokens / before.tokens)
-        return shares | {"rate": mean * math.log(rates[1] / rates[0])}
-    return shares | {"seconds": mean * math.log(seconds[1] / seconds[0])}
-
-
 def test_compared_runs_have_the_figures_of_their_files(
     root: Path, sides: tuple[Accounts, Accounts]
 ) -> None:
     content = json.loads(printed(root, "compare", FIRST, SECOND, "--json"))
-    for run, accounts in zip(content["runs"], sides, strict=True):
-        expected = {
-            "total_seconds": accounts.seconds, "total_usd": accounts.usd,
-            "waste_usd": accounts.wasted_usd, "saved_usd": accounts.saved_usd,
-            "usd_per_win_rate_point": accounts.usd_per_point,
-            "started": accounts.events[0]["time"],
-        }  # fmt: skip
-        assert {key: run[key] for key in expected} == pytest.approx(expected)
-        assert (run["run_id"], run["verdict"]) == (accounts.run_id, "Alignment worked")
-        outs = {stage: row["detail"]["outs"] for stage, row in accounts.noted.items()}
-        assert run["data_version"] == outs["data"]["data/prepared"]
-        assert run["reward_version"] == outs["reward"]["models/reward"]
-        assert run["reward_hacking"] is False
-    rows = {(row["stage"], row["metric"]): row for row in content["metrics"]}
-    assert set(rows) == set(METRICS)
-    for key, row in rows.items():
-        estimates = [bounded(accounts, *key) for accounts in sides]
-        assert [list(value.values()) for value in row["values"]] == estimates
-        (shown,) = row["differences"]
-        expected_difference = difference(*estimates)
-        if estimates[0] == estimates[1]:
-            expected_difference = [0.0, 0.0, 0.0]
-        assert [shown[name] for name in ("value", "low", "high")] == pytest.approx(
-            expected_difference
-        ), key
-        _, low, high = expected_difference
-        clear = None if low is None or high is None else not low <= 0 <= high
-        assert shown["clear"] is clear
-    data = sides[0].metrics("data")
-    for split in content["data"]:
-        count = data[f"{split['dataset']}_{split['split']}_rows"]
-        assert (split["rows"], split["added"], split["removed"]) == ([count, count], [0], [0])
-    params = {row["key"]: row["values"] for row in content["params"]}
-    assert params["prices.usd_per_device_hour"] == [0.9, 1.3]
-    assert params["ppo.kl.coef"] == [0.07, 0.05]
-    judges = [note for note in content["notes"] if "different reward models" in note]
-    assert content["notes"] == judges
-    assert len(judges) == 1
-
-
-def test_costs_of_compared_runs_are_owed_to_what_changed(
-    root: Path, sides: tuple[Accounts, Accounts]
-) -> None:
-    (changes,) = json.loads(printed(root, "compare", FIRST, SECOND, "--json"))["costs"]
-    stages = {change["stage"]: change for change in changes}
-    total = stages.pop("total")
-    assert list(stages) == list(sides[0].stages)
-    for stage, change in stages.items():
-        before, after = (accounts.stages[stage] for accounts in sides)
-        for phase in change["phases"]:
-            a, b = before.made[phase["phase"]], after.made[phase["phase"]]
-            assert phase["change_usd"] == pytest.approx(b.usd - a.usd)
-            assert phase["reasons"] == pytest.approx(why(a, b, (before.price, after.price)))
-            for side, work, price in (("before", a, before.price), ("after", b, after.price)):
-                seconds = paid_seconds(work, price)
-                rate = work.tokens / seconds if work.tokens else None
-                assert phase[side] == pytest.approx(
-                    {
-                        "device_seconds": seconds, "tokens": work.tokens, "usd": work.usd,
-                        "usd_per_device_hour": price, "tokens_per_second": rate,
-                    }
-                )  # fmt: skip
-        assert change["change_usd"] == pytest.approx(after.made_usd - before.made_usd)
-    made = [sum(account.made_usd for account in accounts.stages.values()) for accounts in sides]
-    assert [total[side]["usd"] for side in ("before", "after")] == pytest.approx(made)
-    assert sum(total["reasons"].values()) == pytest.approx(made[1] - made[0])
+    first, second = content["variants"]
+    for run, accounts in zip((first, second), sides, strict=True):
+        assert run["name"] == accounts.run_id
+        made = {stage: account.made_usd for stage, account in accounts.stages.items()}
+        assert run["stages"] == pytest.approx(made)
+        rest = [usd for stage, usd in made.items() if stage not in (*content["shared"], "evaluate")]
+        assert run["measured_usd"] == pytest.approx(sum(rest))
+        assert set(run["metrics"]) == {name for _, name in METRICS}
+    for stage, name in METRICS:
+        before, after = (bounded(accounts, stage, name) for accounts in sides)
+        for run, values in ((first, before), (second, after)):
+            assert list(run["metrics"][name].values()) == values
+        expected = difference(before, after) if before != after else [0.0, 0.0, 0.0]
+        assert list(second["differences"][name].values()) == pytest.approx(expected), name
+    outs = [{stage: row["detail"]["outs"] for stage, row in accounts.noted.items()}
+            for accounts in sides]  # fmt: skip
+    assert content["shared"] == [
+        stage for stage in outs[0] if stage != "evaluate" and outs[0][stage] == outs[1].get(stage)
+    ]
+    assert content["params"]["prices.usd_per_device_hour"] == [0.9, 1.3]
+    assert content["params"]["ppo.kl.coef"] == [0.07, 0.05]
+    assert any("different reward models" in note for note in content["notes"])
 
 
 @pytest.fixture(scope="module")
@@ -181,20 +118,6 @@ def test_the_page_and_the_tables_of_compared_runs_show_them(
 ) -> None:
     shown = {name: figure.words for (_, _, name), figure in page.figures.items()}
     table = printed(root, "compare", FIRST, SECOND)
-    for letter, accounts in zip("ab", sides, strict=True):
-        name = f"{letter}_{accounts.run_id.replace('-', '_')}"
-        name = next(key for key in shown if key.startswith(f"{letter}_20")).split(".")[0]
-        assert accounts.run_id.replace("-", "_") in name
-        cells = {
-            "time": accounts.seconds, "cost": accounts.usd,
-            "wasted": accounts.wasted_usd, "saved": accounts.saved_usd,
-            "per_win_point": accounts.usd_per_point,
-        }  # fmt: skip
-        for column, value in cells.items():
-            assert says(shown[f"{name}.alignment_worked.{column}"], [value]), column
-        row = next(line for line in table.splitlines() if accounts.run_id in line)
-        expected: list[float | None] = [accounts.seconds, accounts.usd, accounts.saved_usd]
-        assert says(row.partition("worked")[2], expected), row
     for (stage, metric), title in METRICS.items():
         estimates = [bounded(accounts, stage, metric) for accounts in sides]
         name = re.sub(r"\W+", "_", title.lower())
@@ -206,47 +129,15 @@ def test_the_page_and_the_tables_of_compared_runs_show_them(
         delta = [end * unit for end in difference(*estimates) if end is not None]
         words = shown[f"{name}.b_a"]
         assert words == "same" if estimates[0] == estimates[1] else says(words, list(delta)), words
-        line = next(line for line in table.splitlines() if line.startswith(f"{title}  "))
-        for cell in (shown[f"{name}.{column}"] for column in ("a", "b")):
-            assert cell in line
-        assert shown[f"{name}.b_a"].split(" clear")[0].split(" may")[0] in line
+        line = next(line for line in table.splitlines() if line.startswith(f"{title} "))
+        for column in ("a", "b", "b_a"):
+            assert shown[f"{name}.{column}"] in line
     for stage in sides[0].stages:
-        before, after = (accounts.stages[stage] for accounts in sides)
-        spent: list[float | None] = [before.made_usd, after.made_usd]
-        assert says(shown[f"{stage}.cost_a_b"], spent), stage
-        assert says(shown[f"{stage}.change"].replace("≈", ""), [after.made_usd - before.made_usd])
-        seconds = [
-            sum(paid_seconds(phase, account.price) for phase in account.made.values())
-            for account in (before, after)
-        ]
-        assert says(shown[f"{stage}.time_a_b"], list(seconds)), stage
-        for name, phase in before.made.items():
-            works = [(phase, before.price), (after.made[name], after.price)]
-            rates = [work.tokens / paid_seconds(work, price) or None for work, price in works]
-            for column, both in {
-                "time_a_b": [paid_seconds(work, price) for work, price in works],
-                "cost_a_b": [work.usd for work, _ in works],
-                "tokens_s_a_b": rates if any(rates) else [],
-                "change": [works[1][0].usd - phase.usd],
-            }.items():
-                words = shown[f"{stage}.{name}.{column}"]
-                assert says(words, list(both)), (stage, name, column, words)
+        spent = [accounts.stages[stage].made_usd for accounts in sides]
+        for letter, usd in zip("ab", spent, strict=True):
+            assert says(shown[f"{stage}.{letter}"], [usd]), stage
         line = next(line for line in table.splitlines() if re.match(rf"{stage} +\$", line))
-        money = [value for value, _ in numbers(line)[:3]]
-        expected = [before.made_usd, after.made_usd, after.made_usd - before.made_usd]
-        assert money == pytest.approx(expected, rel=0.06)
-    pictures = {
-        "wins_by_gold": "win_rate_gold", "wins_by_reward": "win_rate_reward",
-    }  # fmt: skip
-    for title, metric in pictures.items():
-        for letter, accounts in zip("ab", sides, strict=True):
-            value, low, high = bounded(accounts, "evaluate", metric)
-            heading = next(h for _, h, _ in page.figures if re.sub(r"\W+", "_", h.lower()) == title)
-            drawn = page.figures["metrics", heading, letter]
-            assert value is not None
-            assert low is not None
-            assert high is not None
-            assert drawn.places() == pytest.approx([0.5, low, high - low, value], abs=1e-4)
+        assert [value for value, _ in numbers(line)] == pytest.approx(spent, rel=0.06)
 
 
 def test_replies_of_compared_runs_have_their_scores(root: Path, page: Page) -> None:

@@ -15,8 +15,8 @@ from costs.planning.planner import plan
 from costs.planning.target import target
 from labelling.server import Session, serve, url
 from reporting.build import build_report
-from reporting.compared.inputs import read_side_by_side
-from reporting.compared.page import side_by_side_page
+from reporting.comparison.page import comparison_page
+from reporting.comparison.runs import compare_runs
 from reporting.gallery_page import write_gallery
 from reporting.plan_page import plan_page
 from tests.conftest import ROOT
@@ -54,7 +54,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         params, target(params, None, 1, None, root), ("data", "sft", "reward", "ppo", "evaluate")
     )
     texts = {
-        "compare": side_by_side_page(read_side_by_side(root, [FIRST, SECOND])),
+        "compare": comparison_page(
+            compare_runs(root, [FIRST, SECOND]), "Two runs side by side", "rlhf compare"
+        ),
         "plan": plan_page(made, "Plan of demo.yaml"),
     }
     for name, text in texts.items():

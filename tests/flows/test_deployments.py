@@ -54,7 +54,7 @@ def test_every_deployment_of_prefect_yaml_is_there_prefilled_from_the_recipe(up:
 
 
 FORMS = (
-    "rlhf", "retrain", "promote", "start", "levers", "scale", "serve-bench", "label-import"
+    "rlhf", "retrain", "promote", "start", "study", "serve-bench", "label-import"
 )  # fmt: skip
 
 
@@ -152,20 +152,11 @@ def test_a_deployed_run_waits_for_one_from_the_command_line(up: Stack) -> None:
     assert up.await_end(waiting).state_name == "Completed"
 
 
-@pytest.mark.parametrize(
-    ("flow", "message"),
-    [
-        ("levers/levers", "--only magic is not a variant. Known: baseline, "),
-        ("scale/scale", "--only magic is not a factor. Known: model, sequence, "),
-    ],
-)
-def test_a_lever_that_does_not_exist_is_named_with_those_that_do(
-    up: Stack, flow: str, message: str
-) -> None:
-    run = up.await_end(up.start(flow, only=["magic"]))
+def test_a_study_that_is_not_there_is_named(up: Stack) -> None:
+    run = up.await_end(up.start("study/study", file="studies/magic.yaml"))
     assert run.state is not None
     assert run.state.name == "Failed"
-    assert str(run.state.message).startswith(message)
+    assert "studies/magic.yaml cannot be read" in str(run.state.message)
 
 
 def test_up_again_changes_nothing(up: Stack) -> None:

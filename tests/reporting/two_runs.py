@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from config.load import load, write
-from reporting.row_digests import keep_row_digests
 from tests.conftest import ROOT
 from tests.reporting.plausible_run import (
     BEGIN,
@@ -40,7 +39,6 @@ def write_two_runs(root: Path) -> None:
     note_versions(Clock(root, FIRST, BEGIN + 600), FIRST_DATA)
     write_rows(root, "preference", "train", range(100))
     write_rows(root, "preference", "test", range(100, 120))
-    keep_row_digests(root, FIRST_DATA)
     for name in ("metrics", "evaluation"):
         shutil.copytree(root / name, root / "runs" / "pipeline" / FIRST / name)
     write_second_run(root)
@@ -50,7 +48,6 @@ def write_second_run(root: Path) -> None:
     clock = Clock(root, SECOND, BEGIN + 3600)
     clock.pipeline("start")
     write_rows(root, "preference", "train", range(10, 130))
-    keep_row_digests(root, SECOND_DATA)
     note_versions(clock, SECOND_DATA)
     clock.pipeline("stage", stage="sft", cached=True, attempt=1)
     rng = random.Random(2)

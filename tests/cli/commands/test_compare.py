@@ -34,10 +34,10 @@ def call(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_last_two_runs_are_compared_by_default(project: Path) -> None:
     done = call(project, "--json")
     assert done.returncode == 0, done.stderr
-    assert [run["run_id"] for run in json.loads(done.stdout)["runs"]] == [FIRST, SECOND]
+    assert [run["name"] for run in json.loads(done.stdout)["variants"]] == [FIRST, SECOND]
     assert done.stdout == call(project, FIRST, "last", "--json").stdout
     assert [
-        run["run_id"] for run in json.loads(call(project, "last", FIRST, "--json").stdout)["runs"]
+        run["name"] for run in json.loads(call(project, "last", FIRST, "--json").stdout)["variants"]
     ] == [SECOND, FIRST]
 
 

@@ -9,10 +9,12 @@ from typer.testing import CliRunner
 from cli.commands.init import fitting, overlay_of, wanted
 from cli.main import app
 from config.compose import compose
-from config.errors import CostError, DataError, EnvironmentFault
+from config.errors import CostError, DataError, EnvironmentFault, ParamsError
 from config.load import load, read
+from config.workspace.study import read_study
 from costs.planning.planner import plan
 from costs.planning.target import target
+from tasks.study.runs import works
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.usefixtures("quick_stages")
@@ -176,3 +178,19 @@ def test_for_a_file_in_no_known_layout_a_reader_is_written_to_be_filled_in(proje
     assert source.model_dump() == {
         "kind": "python", "path": "readers/mine.py:read", "files": ["crowd.jsonl"],
     }  # fmt: skip
+
+
+def test_a_study_of_a_recipe_is_one_and_is_never_replaced(project: Path) -> None:
+    shutil.copytree(ROOT / "recipes", project / "recipes")
+    arguments = ["init", "rates", "--study", "recipes/demo.yaml"]
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert (
+        done.stdout == "studies/rates.yaml: edit its variants, then rlhf study studies/rates.yaml\n"
+    )
+    content = read_study(project / "studies/rates.yaml")
+    rates = [work.params.ppo.learning_rate for work in works(project, content)]
+    assert rates == pytest.approx([3.0e-4, 1.5e-4, 6.0e-4])
+    with pytest.raises(ParamsError, match=r"studies/rates.yaml already exists"):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+    with pytest.raises(ParamsError, match=r"--data FILE"):
+        CliRunner().invoke(app, ["init", "other"], catch_exceptions=False)

@@ -25,7 +25,7 @@ def served() -> dict[str, dict[str, Any]]:
 
 def test_the_stack_serves_what_a_checkout_serves(served: dict[str, dict[str, Any]]) -> None:
     assert set(served) == {
-        "start", "rlhf", "retrain", "promote", "levers", "scale", "serve-bench", "label-import"
+        "start", "rlhf", "retrain", "promote", "study", "serve-bench", "label-import"
     }  # fmt: skip
     for name, each in served.items():
         assert set(each["parameters"]) == set(each["parameter_openapi_schema"]["properties"]), name
@@ -41,13 +41,13 @@ def test_retraining_has_its_schedule_switched_off_and_no_second_cycle_beside_it(
     assert (weekly.slug, weekly.active, weekly.schedule.cron) == ("weekly", False, "0 3 * * 1")
     assert retrain["concurrency_limit"] == 1
     assert retrain["concurrency_options"].collision_strategy == "CANCEL_NEW"
-    assert [each["schedules"] for name, each in served.items() if name != "retrain"] == [[]] * 7
+    assert [each["schedules"] for name, each in served.items() if name != "retrain"] == [[]] * 6
 
 
 def test_forms_place_stages_in_containers_and_data_where_the_votes_are(
     served: dict[str, dict[str, Any]],
 ) -> None:
-    for name in ("rlhf", "retrain", "promote", "levers"):
+    for name in ("rlhf", "retrain", "promote"):
         params = Params.model_validate(served[name]["parameters"]["params"])
         assert params.tracking.uri == URI
         pools = {stage: params.where.of(stage).pool for stage in STAGES}

@@ -8,13 +8,11 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from config import jsonl
-from config.locks import lock_file
 from config.records import AttemptRow, PipelineRow
 from config.workspace.at_work import locked
 from config.workspace.champions import Champion, ChampionRecord, Event, write_record
 from tasks.pipeline.clean import (
     CHAMPIONS_OWN,
-    COMPARED,
     MAY_WAIT,
     RUN_AT_WORK,
     Leftover,
@@ -131,18 +129,18 @@ def test_what_a_run_at_work_or_the_champion_has_never_goes(tmp_path: Path) -> No
     assert best.exists()
 
 
-def test_stages_of_a_lever_comparison_go_unless_it_is_at_work(tmp_path: Path) -> None:
-    made = tmp_path / ".rlhf/levers/stages/ppo-0123456789ab"
+def test_a_study_goes_unless_it_is_at_work(tmp_path: Path) -> None:
+    made = tmp_path / ".rlhf/studies/mine"
     (made / "models").mkdir(parents=True)
     (made / "models/weights").write_bytes(b"x" * 1000)
     (made / "data").symlink_to(tmp_path)  # leads elsewhere, and is not counted
     aged(made, 20)
     (found,) = leftovers(tmp_path, tmp_path / "workspaces", NOW)
-    assert (found.kind, found.path, found.kept_because) == ("levers", made, "")
+    assert (found.kind, found.path, found.kept_because) == ("study", made, "")
     assert 1000 <= found.size_bytes < 20_000
-    with lock_file(tmp_path / ".rlhf/levers/lock"):
+    with locked(made):
         (held,) = leftovers(tmp_path, tmp_path / "workspaces", NOW)
-    assert held.kept_because == COMPARED
+    assert held.kept_because == RUN_AT_WORK
     assert remove(found)
     assert not made.exists()
 

@@ -60,7 +60,7 @@ def test_a_helper_that_fails_is_paid_for(tmp_path: Path, monkeypatch: pytest.Mon
     )
     monkeypatch.delenv("PYTHONPATH", raising=False)
     params = load(ROOT / "recipes" / "demo.yaml", ["prices.usd_per_device_hour=720"])
-    cycle = Cycle(tmp_path, params, None)
+    cycle = Cycle(tmp_path, params)
     with pytest.raises(UserError, match="votes"):
         cycle.helper("examine")
     (row,) = jsonl.read(tmp_path / RETRAIN_ROWS, RetrainRow).rows

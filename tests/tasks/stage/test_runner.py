@@ -1,6 +1,5 @@
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +20,6 @@ from config.errors import EnvironmentFault, ParamsError, StageStopped, UserError
 from config.load import load
 from config.workspace.at_work import locked
 from config.workspace.rows import pipeline_rows
-from reporting.row_digests import Change, data_version, read_row_digests, row_change
 from tasks.dvc.status import digests, environment, forget, is_unchanged, stale_stages
 from tasks.dvc.transfers import push
 from tasks.remote.client import run_here
@@ -187,33 +185,6 @@ def test_the_model_stays_as_it_was_where_training_it_again_fails(methods: Path) 
     assert trained(methods) == ["ppo", "ppo"]
     assert (methods / "models/ppo/weights").read_bytes() == before
     assert not is_unchanged(methods, "ppo")
-
-
-def test_the_rows_of_each_version_of_the_data_are_remembered(tmp_path: Path) -> None:
-    root = make_project(tmp_path / "rows", tmp_path / "remote-of-rows", ["data"])
-    pipeline = yaml.safe_load((root / "dvc.yaml").read_text())
-    stage = pipeline["stages"]["data"]
-    stage["cmd"] = (
-        "mkdir -p data/prepared/sft && cp data.in data/prepared/sft/train.jsonl && python stage.py "
-        "data"
-    )
-    stage["outs"].append({"data/prepared": {"persist": True}})
-    (root / "dvc.yaml").write_text(yaml.safe_dump(pipeline))
-    for number, content in enumerate(("1\n2\n", "1\n2\n", "2\n3\n4\n")):
-        (root / "data.in").write_text(content)
-        bring_up(begin(root, f"run-{number}", load(root / "params.yaml"), {}), "data")
-    versions = [data_version(root, f"run-{number}") for number in range(3)]
-    assert versions[0] == versions[1] != versions[2]
-    before, after = read_row_digests(root, versions[0]), read_row_digests(root, versions[2])
-    assert before is not None
-    assert after is not None
-    assert row_change(before, after, "sft/train") == Change(added=2, removed=1)
-    (root / "data.in").write_text("5\n")
-    shutil.rmtree(root / "runs/data/rows")
-    (root / "runs/data/rows").write_text("in the way")
-    assert bring_up(begin(root, "run-3", load(root / "params.yaml"), {}), "data") == Outcome(
-        cached=False, attempt=3
-    )
 
 
 def edit_epochs(project: Path, epochs: float) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,12 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 
 from benchmarks.projects.checkouts import checkout
 from config.errors import ParamsError
-from config.workspace.study import StudyFile, StudyResult, read_study
-from tasks.study.result import interval, quality, verdict
-from tasks.study.runs import variants
+from config.workspace.study import StudyFile, read_study
+from reporting.comparison.runs import Comparison
+from tasks.study.runs import works
 from tests.conftest import ROOT
 
 TINY = "tests/e2e/tiny.yaml"
@@ -27,6 +29,10 @@ TINY = "tests/e2e/tiny.yaml"
         ("recipe: a.yaml\nvariants: {one: []}\n", "variants: dictionary should have at least 2"),
         ("recipe: a.yaml\nvariants: {a: [], b: []}\nseed: 1\n", "seed: extra inputs are not"),
         ("recipe: [\n", "is not YAML"),
+        (
+            "recipe: a.yaml\nvariants: {a: [], b: []}\ngrowth: {x: {a: 1, c: 2}}\n",
+            "growth.x names 'c', which is no variant",
+        ),
     ],
 )
 def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str, said: str) -> None:
@@ -37,46 +43,23 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str, said: str) ->
         read_study(tmp_path / "none.yaml")
 
 
-def test_the_study_of_the_repository_is_one() -> None:
-    found = read_study(ROOT / "studies" / "levers.yaml")
-    assert len(list(variants(ROOT, found))) == len(found.variants)
+@pytest.mark.parametrize("name", ["levers", "scale"])
+def test_the_studies_of_the_repository_are_ones(name: str) -> None:
+    found = read_study(ROOT / "studies" / f"{name}.yaml")
+    assert len(works(ROOT, found)) == len(found.variants)
 
 
-def test_variants_of_a_seed_follow_one_another_and_every_reply_is_judged() -> None:
-    content = StudyFile(recipe=Path(TINY), seeds=[3, 4], variants={"a": [], "b": ["ppo.updates=2"]})
-    found = list(variants(ROOT, content))
+def test_variants_of_a_seed_follow_one_another_and_every_reply_is_kept() -> None:
+    content = StudyFile(
+        recipe=Path(TINY), seeds=[3, 4], set=["ppo.updates=9", "sft.max_steps=5"],
+        variants={"a": [], "b": ["ppo.updates=2"]},
+    )  # fmt: skip
+    found = works(ROOT, content)
     assert [(each.name, each.seed) for each in found] == [("a", 3), ("b", 3), ("a", 4), ("b", 4)]
     assert [each.params.seed for each in found] == [3, 3, 4, 4]
-    assert found[1].params.ppo.updates == 2
+    assert [each.params.ppo.updates for each in found] == [9, 2, 9, 2]
+    assert found[1].params.sft.max_steps == 5
     assert found[0].params.evaluate.samples == found[0].params.evaluate.prompts
-
-
-def test_the_quality_of_a_reply_is_its_gold_score_or_whether_it_wins() -> None:
-    row = {"gold_aligned": 0.7, "reward_aligned": 2.0, "reward_sft": 1.0, "reward_student": 1.0}
-    assert quality(row, "aligned", by_gold=True) == 0.7
-    assert quality(row, "aligned", by_gold=False) == 1.0
-    assert quality(row, "student", by_gold=False) == 0.5
-
-
-def test_the_interval_of_a_mean_by_hand() -> None:
-    middle, low, high = interval([0.1, 0.3] * 50)
-    half = 1.959964 * 0.1 * (100 / 99) ** 0.5 / 10
-    assert (middle, low, high) == pytest.approx((0.2, 0.2 - half, 0.2 + half))
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "cheaper", "expected"),
-    [
-        (-0.01, 0.05, True, "cheaper and as good"),
-        (-0.01, 0.05, False, "as good"),
-        (-0.05, -0.03, True, "worse"),
-        (-0.05, 0.05, True, "undecided"),
-    ],
-)
-def test_a_variant_is_as_good_where_all_of_its_interval_is(
-    low: float, high: float, cheaper: bool, expected: str
-) -> None:
-    assert verdict(low, high, 0.02, cheaper) == expected
 
 
 @pytest.mark.integration
@@ -87,8 +70,8 @@ def test_a_study_is_killed_goes_on_and_shares_what_its_variants_share(tmp_path: 
         "recipe: tiny.yaml\n"
         "variants:\n"
         "  as it is: []\n"
+        "  other reward model: [reward.learning_rate=2.0e-3]\n"
         "  fewer updates: [ppo.updates=2]\n"
-        "  rloo: [align.method=rloo]\n"
     )
     command = [str(Path(sys.executable).with_name("rlhf")), "study", "mine.yaml", "--json"]
     environment = os.environ | {"PYTHONPATH": str(project)}
@@ -103,17 +86,39 @@ def test_a_study_is_killed_goes_on_and_shares_what_its_variants_share(tmp_path: 
     time.sleep(6)
     first.send_signal(signal.SIGINT)
     rest = first.communicate(timeout=120)[1]
-    assert "the same command goes on there" in rest
+    assert re.search(r"go on there|resumes? there", rest)
     assert first.returncode == 75
     done = subprocess.run(
         command, cwd=project, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "1 of 3: as it is, seed 1: done before" in done.stderr
-    found = StudyResult.model_validate(json.loads(done.stdout))
-    assert [each.name for each in found.variants] == ["as it is", "fewer updates", "rloo"]
+    # the third starts from the reward model of the first, though the second made another
+    third = done.stderr.partition("3 of 3")[2]
+    assert re.findall(r"^(\w+) +unchanged", third, re.M) == ["data", "sft", "reward"]
+    found = Comparison.model_validate(json.loads(done.stdout))
+    assert [each.name for each in found.variants] == [
+        "as it is",
+        "other reward model",
+        "fewer updates",
+    ]
     assert found.variants[0].verdict == "base"
     assert all(len(each.runs) == 1 for each in found.variants)
-    costs = [each.measured_usd or 0.0 for each in found.variants]
-    # data, SFT and reward model were made once
-    assert found.spent_usd < 0.75 * sum(costs)
+    assert found.shared == ["data", "sft"]
+    costs = [sum(each.stages.values()) for each in found.variants]
+    assert found.spent_usd is not None
+    assert found.spent_usd < 0.75 * sum(costs)  # data and SFT were made once
+    assert "cheaper" in (project / ".rlhf/studies/mine/study.html").read_text()
+    client = MlflowClient(f"sqlite:///{project}/mlflow.db")
+    (experiment,) = [each for each in client.search_experiments() if each.name != "Default"]
+    runs = client.search_runs([experiment.experiment_id])
+    (parent,) = [run for run in runs if run.data.tags.get("rlhf.kind") == "study"]
+    children = [
+        run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id
+    ]
+    assert {run.info.run_id for run in children} >= {
+        run.info.run_id for run in runs if run.data.tags.get("rlhf.kind") == "run"
+    }
+    assert parent.info.status == "FINISHED"
+    names = {file.path for file in client.list_artifacts(parent.info.run_id)}
+    assert names == {"study.html", "study.json"}

@@ -1,4 +1,0 @@
-"""Comparison of runs: reading, comparing, wording and drawing.
-
-`rlhf compare` imports it; the report of a single run does not.
-"""

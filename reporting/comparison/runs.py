@@ -1,0 +1,464 @@
+"""Compares runs with the first of them: cost, quality, metrics, parameters and replies."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from config.compose import flat
+from config.errors import UserError
+from config.records import kept_folder
+from config.workspace.kept import Outs, completed_stages, kept_params
+from config.workspace.study import MARGIN
+from costs.ledger.reconcile import Comparison as PlanAndMeasurement
+from reporting.comparison.statistics import (
+    SAME,
+    Costed,
+    Estimate,
+    Verdict,
+    average,
+    difference,
+    exponent,
+    paired,
+    ranking,
+    verdict,
+)
+from reporting.inputs import Findings, read_findings
+from reporting.numbers import decimal, percent
+
+ABSENT_PARAM = "(absent)"
+NOT_GROWING = ("start", "save", "evaluate", "other")
+"""Phases left out of a fit of growth: they are fixed, or judge the model."""
+
+
+class Metric(NamedTuple):
+    stage: str
+    name: str
+    title: str
+    shown: Callable[[float | None], str]
+
+
+METRICS = (
+    Metric("sft", "eval_loss", "SFT held-out loss", decimal),
+    Metric("reward", "accuracy", "Reward accuracy", percent),
+    Metric("reward", "bayes_accuracy", "Possible accuracy", percent),
+    Metric("reward", "ece", "Calibration error", decimal),
+    Metric("evaluate", "gold_sft", "Gold, SFT", decimal),
+    Metric("evaluate", "gold_aligned", "Gold, aligned", decimal),
+    Metric("evaluate", "gold_student", "Gold, student", decimal),
+    Metric("evaluate", "quality_kept", "Kept by the student", percent),
+    Metric("evaluate", "right_item_rate", "Right item", percent),
+    Metric("evaluate", "win_rate_gold", "Wins, by gold", percent),
+    Metric("evaluate", "win_rate_reward", "Wins, by reward", percent),
+    Metric("evaluate", "reward_gain", "Reward gain", decimal),
+    Metric("evaluate", "kl", "KL, nats per reply", decimal),
+    Metric("evaluate", "length_aligned", "Reply tokens", decimal),
+    Metric("evaluate", "eos_rate_aligned", "Replies that end", percent),
+)
+
+
+class Run(NamedTuple):
+    """A run, with what its completed stages made."""
+
+    findings: Findings
+    outs: Mapping[str, Outs]
+
+    @property
+    def id(self) -> str:
+        return self.findings.ledger.run_id
+
+    @property
+    def model(self) -> str:
+        """Which of its models is judged: aligned or student."""
+        return "student" if self.findings.params.tracking.model == "student" else "aligned"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One or more runs that differ in nothing but their seed."""
+
+    name: str
+    runs: Mapping[int, Run]
+    """By seed; empty if none completed."""
+    changes: Sequence[str] = ()
+    reason: str = ""
+    """Why none did."""
+
+
+class VariantResult(BaseModel):
+    """A variant beside the base; figures are means over its runs."""
+
+    name: str
+    changes: list[str]
+    runs: list[str]
+    verdict: Verdict
+    reason: str
+    planned_usd: float | None
+    measured_usd: float | None
+    """Of making the model, without the stages that all variants share."""
+    seconds: float | None
+    stages: dict[str, float]
+    """Stage -> US dollars that making its outputs cost, the shared ones too."""
+    quality: float | None
+    difference: Estimate | None
+    """Of its quality to the base's."""
+    metrics: dict[str, Estimate]
+    differences: dict[str, Estimate]
+    """Of its metrics to the base's."""
+
+
+class Growth(BaseModel):
+    """Cost ~ size^exponent."""
+
+    factor: str
+    sizes: dict[str, float]
+    measured_usd: dict[str, float]
+    planned_usd: dict[str, float]
+    exponent: Estimate
+    planned_exponent: float
+
+
+class Comparison(BaseModel):
+    """What `rlhf compare --json` and `rlhf study --json` print."""
+
+    judge: str
+    """gold, or win rate: by the reward model of each run, over its SFT model."""
+    margin: float
+    variants: list[VariantResult]
+    shared: list[str]
+    """Stages whose outputs all variants have in common."""
+    params: dict[str, list[Any]]
+    """Key -> its value in each variant, where they differ."""
+    pairs: int
+    pairs_ranked_right: float | None
+    chosen: str | None
+    cheapest: str | None
+    regret: float | None
+    growth: list[Growth]
+    samples: list[dict[str, Any]]
+    """prompt, and replies: of each variant, None where it has none."""
+    spent_usd: float | None
+    notes: list[str]
+
+
+def read_run(root: Path, run_id: str) -> Run:
+    """A run below `root`. Raises UserError if it does not exist, or if its params.yaml is missing
+    or does not match this version of the schema.
+    """
+    kept = kept_folder(root, run_id) / "params.yaml"
+    if not kept.exists():
+        raise UserError(
+            f"run {run_id} cannot be compared: its parameters are not in {kept} any more. Put "
+            "that file back, or name other runs."
+        )
+    findings = read_findings(root, kept_params(root, run_id), run_id)
+    return Run(findings, completed_stages(root, run_id))
+
+
+def compare_runs(root: Path, run_ids: Sequence[str]) -> Comparison:
+    """The runs `run_ids` below `root`, each a variant. Raises what `read_run` raises."""
+    runs = [read_run(root, run_id) for run_id in run_ids]
+    base = dict(flat(_content(runs[0])))
+    return compare(
+        [
+            Variant(
+                run.id,
+                {0: run},
+                [f"{key}={value}" for key, value in flat(_content(run)) if base.get(key) != value],
+            )
+            for run in runs
+        ]
+    )
+
+
+def compare(
+    variants: Sequence[Variant],
+    margin: float = MARGIN,
+    growth: Mapping[str, Mapping[str, float]] | None = None,
+    spent_usd: float | None = None,
+) -> Comparison:
+    """Compare variants with the first of them."""
+    runs = [run for variant in variants for run in variant.runs.values()]
+    by_gold = bool(runs) and all(
+        run.findings.value("evaluate", f"gold_{run.model}") is not None for run in runs
+    )
+    shared = shared_stages(variants)
+    results = [_result(variant, variants[0], by_gold, margin, shared) for variant in variants]
+    order = ranking(
+        [
+            Costed(each.name, each.planned_usd, each.measured_usd, each.verdict in SAME)
+            for each in results
+            if each.planned_usd and each.measured_usd
+        ]
+    )
+    first = [next(iter(variant.runs.values()), None) for variant in variants]
+    return Comparison(
+        judge="gold" if by_gold else "win rate",
+        margin=margin,
+        variants=results,
+        shared=shared,
+        params=param_differences([_content(run) if run else {} for run in first]),
+        pairs=order.pairs,
+        pairs_ranked_right=order.right,
+        chosen=order.chosen,
+        cheapest=order.cheapest,
+        regret=order.regret,
+        growth=[
+            found
+            for factor, sizes in (growth or {}).items()
+            if (found := _growth(factor, sizes, variants)) is not None
+        ],
+        samples=list(common_samples([run.findings.samples if run else () for run in first])),
+        spent_usd=spent_usd,
+        notes=list(_notes(runs)),
+    )
+
+
+def _result(
+    variant: Variant, base: Variant, by_gold: bool, margin: float, shared: Sequence[str]
+) -> VariantResult:
+    seeds = [seed for seed in variant.runs if seed in base.runs]
+    ours, theirs = [variant.runs[seed] for seed in seeds], [base.runs[seed] for seed in seeds]
+    differs = _quality_difference(ours, theirs, by_gold) if ours else None
+    costs, base_costs = _cost(ours, shared), _cost(theirs, shared)
+    cheaper = (costs.measured_usd or 0.0) < (base_costs.measured_usd or 0.0)
+    judged: Verdict = "not run" if not ours else verdict(differs, margin, cheaper)
+    metrics = _metrics(ours)
+    base_metrics = {name: value for name, value in _metrics(theirs).items() if name in metrics}
+    return VariantResult(
+        name=variant.name,
+        changes=list(variant.changes),
+        runs=[run.id for run in variant.runs.values()],
+        verdict="base" if variant is base and ours else judged,
+        reason=variant.reason,
+        planned_usd=costs.planned_usd,
+        measured_usd=costs.measured_usd,
+        seconds=costs.measured_seconds,
+        stages=_by_stage(ours),
+        quality=_mean([_quality(run, by_gold) for run in ours]),
+        difference=None if variant is base else differs,
+        metrics=metrics,
+        differences={}
+        if variant is base
+        else {name: difference(value, metrics[name]) for name, value in base_metrics.items()},
+    )
+
+
+# ---------------------------------------------------------------- quality
+
+
+def _quality(run: Run, by_gold: bool) -> float | None:
+    if by_gold:
+        return run.findings.value("evaluate", f"gold_{run.model}")
+    scores = reply_qualities(run, by_gold)
+    if scores is not None and run.model == "student":
+        return _mean(scores)
+    return run.findings.value("evaluate", "win_rate_reward")
+
+
+def _quality_difference(
+    ours: Sequence[Run], theirs: Sequence[Run], by_gold: bool
+) -> Estimate | None:
+    """Paired, prompt by prompt, where all replies were kept; else from the win rates."""
+    replies = [[reply_qualities(run, by_gold) for run in runs] for runs in (ours, theirs)]
+    known = [[each for each in scores if each is not None] for scores in replies]
+    if all(len(scores) == len(ours) for scores in known) and all(
+        _prompts(mine) == _prompts(other) for mine, other in zip(ours, theirs, strict=True)
+    ):
+        return paired(*known)
+    if not by_gold:
+        rates = [_estimates(run).get("win_rate_reward") for run in (*theirs, *ours)]
+        found = [rate for rate in rates if rate is not None]
+        if len(found) == len(rates):
+            return difference(average(found[: len(theirs)]), average(found[len(theirs) :]))
+    levels = [[_quality(run, by_gold) for run in runs] for runs in (ours, theirs)]
+    means = [_mean(values) for values in levels]
+    if means[0] is None or means[1] is None:
+        return None
+    return Estimate(means[0] - means[1])
+
+
+def reply_qualities(run: Run, by_gold: bool) -> list[float] | None:
+    """Of the reply to each prompt: its gold score; without one, whether the reward model prefers it
+    to the SFT model's: 1, a tie 0.5, or 0. None unless every reply was kept.
+    """
+    rows = run.findings.samples
+    if not rows or len(rows) != run.findings.value("evaluate", "prompts"):
+        return None
+    try:
+        if by_gold:
+            return [float(row[f"gold_{run.model}"]) for row in rows]
+        pairs = [(float(row[f"reward_{run.model}"]), float(row["reward_sft"])) for row in rows]
+    except (KeyError, TypeError, ValueError):
+        return None
+    return [0.5 if ours == theirs else float(ours > theirs) for ours, theirs in pairs]
+
+
+def _prompts(run: Run) -> list[str]:
+    return [str(row.get("prompt", "")) for row in run.findings.samples]
+
+
+# ---------------------------------------------------------------- cost and metrics
+
+
+def shared_stages(variants: Sequence[Variant]) -> list[str]:
+    """Stages whose outputs are the same bytes in all variants, seed by seed."""
+    everywhere = [variant for variant in variants if variant.runs]
+    if len(everywhere) < 2:
+        return []
+    stages = dict.fromkeys(stage for run in everywhere[0].runs.values() for stage in run.outs)
+    seeds = set[int].intersection(*(set(variant.runs) for variant in everywhere))
+    return [
+        stage
+        for stage in stages
+        if stage != "evaluate"
+        and all(
+            (outs := everywhere[0].runs[seed].outs.get(stage))
+            and outs == variant.runs[seed].outs.get(stage)
+            for variant in everywhere
+            for seed in seeds
+        )
+    ]
+
+
+def _stage_costs(run: Run, without: Sequence[str] = ()) -> dict[str, PlanAndMeasurement]:
+    return {
+        each.stage: each.total
+        for each in run.findings.reconciled.stages
+        if each.stage not in without
+    }
+
+
+def _cost(runs: Sequence[Run], shared: Sequence[str]) -> PlanAndMeasurement:
+    """Means of what making the model took, planned and measured."""
+    sums = {"planned_usd": [], "measured_usd": [], "measured_seconds": []}  # type: dict[str, list[float | None]]
+    for run in runs:
+        stages = _stage_costs(run, [*shared, "evaluate"]).values()
+        for name, values in sums.items():
+            values.append(_sum([getattr(stage, name) for stage in stages]))
+    return PlanAndMeasurement(
+        planned_seconds=None,
+        planned_peak_bytes=None,
+        measured_peak_bytes=None,
+        **{name: _mean(values) for name, values in sums.items()},
+    )
+
+
+def _by_stage(runs: Sequence[Run]) -> dict[str, float]:
+    costs = [_stage_costs(run) for run in runs]
+    stages = dict.fromkeys(stage for stages in costs for stage in stages)
+    means = {
+        stage: _mean([each[stage].measured_usd for each in costs if stage in each])
+        for stage in stages
+    }
+    return {stage: value for stage, value in means.items() if value is not None}
+
+
+def _metrics(runs: Sequence[Run]) -> dict[str, Estimate]:
+    found = [_estimates(run) for run in runs]
+    return {
+        metric.name: average([each[metric.name] for each in found])
+        for metric in METRICS
+        if found and all(metric.name in each for each in found)
+    }
+
+
+def _estimates(run: Run) -> dict[str, Estimate]:
+    """The metrics of a run; intervals of another level than 95% are left out."""
+    found, usual = {}, run.findings.params.evaluate.confidence == 0.95
+    for metric in METRICS:
+        value, low, high = (
+            run.findings.value(metric.stage, f"{metric.name}{end}") for end in ("", "_low", "_high")
+        )
+        if value is not None:
+            found[metric.name] = Estimate(value, low, high) if usual else Estimate(value)
+    return found
+
+
+def _growth(factor: str, sizes: Mapping[str, float], variants: Sequence[Variant]) -> Growth | None:
+    """The exponent of the costs of the phases that do work; None with fewer than two sizes."""
+    planned, measured = dict[str, float](), dict[str, float]()
+    for variant in variants:
+        if variant.name in sizes and variant.runs:
+            phases = [
+                phase
+                for run in variant.runs.values()
+                for stage in run.findings.reconciled.stages
+                if stage.stage not in ("data", "evaluate")
+                for name, phase in stage.phases.items()
+                if name not in NOT_GROWING
+            ]
+            planned[variant.name] = sum(phase.planned_usd or 0.0 for phase in phases)
+            measured[variant.name] = sum(phase.measured_usd or 0.0 for phase in phases)
+    of = {name: sizes[name] for name in measured if measured[name] > 0 and planned[name] > 0}
+    if len(set(of.values())) < 2:
+        return None
+    return Growth(
+        factor=factor,
+        sizes=of,
+        measured_usd=measured,
+        planned_usd=planned,
+        exponent=exponent(list(of.values()), [measured[name] for name in of]),
+        planned_exponent=exponent(list(of.values()), [planned[name] for name in of]).value,
+    )
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known or not values else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+# ---------------------------------------------------------------- parameters, replies, notes
+
+
+def _content(run: Run) -> dict[str, Any]:
+    return run.findings.params.model_dump(mode="json")
+
+
+def param_differences(contents: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The dotted keys whose values differ between the mappings that are not empty, in the order of
+    the files.
+    """
+    listed = [dict(flat(content)) for content in contents]
+    found = {}
+    for key in dict.fromkeys(key for values in listed for key in values):
+        known = [values.get(key, ABSENT_PARAM) for values in listed if values]
+        if any(value != known[0] for value in known):
+            found[key] = [values.get(key, ABSENT_PARAM) for values in listed]
+    return found
+
+
+MOST_SAMPLES = 20
+
+
+def common_samples(samples: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[dict[str, Any]]:
+    """The first prompts that at least two runs have in their samples, with the row of each."""
+    by_prompt = [{str(row.get("prompt", "")): row for row in rows} for rows in samples]
+    prompts = dict.fromkeys(prompt for each in by_prompt for prompt in each)
+    common = [prompt for prompt in prompts if sum(prompt in each for each in by_prompt) > 1]
+    for prompt in common[:MOST_SAMPLES]:
+        yield {"prompt": prompt, "replies": [each.get(prompt) for each in by_prompt]}
+
+
+def _notes(runs: Sequence[Run]) -> Iterator[str]:
+    for stage, path, what in (
+        ("reward", "models/reward", "reward models: scores and wins are each by the run's own"),
+        ("data", "data/prepared", "data"),
+    ):
+        versions = {run.outs.get(stage, {}).get(path) for run in runs} - {None}
+        if len(versions) > 1:
+            yield f"The runs have different {what}."
+    for run in runs:
+        if run.findings.ledger.state != "completed":
+            yield (
+                f"Run {run.id} is {run.findings.ledger.state}: stages that it did not reach are "
+                "missing."
+            )
+        yield from (f"Run {run.id}: {note}" for note in run.findings.notes)

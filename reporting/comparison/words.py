@@ -1,0 +1,116 @@
+"""Wording of a comparison, shared by the terminal and the page."""
+
+import string
+
+from reporting.comparison.runs import Comparison, Growth, Metric
+from reporting.comparison.statistics import Estimate, is_clear
+from reporting.numbers import ABSENT, decimal, percent, usd
+
+
+def letter(i: int) -> str:
+    """A, B, ... Z, AA, ...: the short name of a run in a comparison."""
+    rest, last = divmod(i, 26)
+    return (letter(rest - 1) if rest else "") + string.ascii_uppercase[last]
+
+
+def param(value: object) -> str:
+    """A parameter's value in the notation of params.yaml, on one line."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
+
+
+def estimate(value: Estimate | None, metric: Metric) -> str:
+    """A value with its interval: 92.6% (89.6 to 94.8)."""
+    if value is None:
+        return ABSENT
+    if value.low is None or value.high is None:
+        return metric.shown(value.value)
+    return (
+        f"{metric.shown(value.value)} ({_bare(value.low, metric)} to {_bare(value.high, metric)})"
+    )
+
+
+def difference(value: Estimate | None, metric: Metric) -> str:
+    """A difference with its interval, both signed, and whether it is more than chance; of two
+    shares in points: +7.5 points (+3.5 to +11.5) clear.
+    """
+    if value is None:
+        return ABSENT
+    if (value.value, value.low, value.high) == (0, 0, 0):
+        return "same"
+    unit = " points" if metric.shown is percent else ""
+    shown = _signed(value.value, metric) + unit
+    if value.low is None or value.high is None:
+        return shown
+    judged = "clear" if is_clear(value) else "may be chance"
+    return f"{shown} ({_signed(value.low, metric)} to {_signed(value.high, metric)}) {judged}"
+
+
+def interval(value: Estimate | None) -> str:
+    """+0.012 to +0.031; the value alone without an interval."""
+    if value is None:
+        return ""
+    if value.low is None or value.high is None:
+        return f"{value.value:+.3f}"
+    return f"{value.low:+.3f} to {value.high:+.3f}"
+
+
+def _signed(value: float, metric: Metric) -> str:
+    return ("+" if value > 0 else "") + _bare(value, metric)
+
+
+def _bare(value: float, metric: Metric) -> str:
+    return metric.shown(value).removesuffix("%")
+
+
+def sentence(found: Comparison) -> str:
+    """The result: the cheapest variant that is as good as the first."""
+    base = found.variants[0]
+    best = next((each for each in found.variants if each.name == found.cheapest), None)
+    if best is None or not best.measured_usd or not base.measured_usd:
+        return "No variant has completed beside the first one."
+    if best is base:
+        return f"No variant is cheaper than {base.name!r} and shown to be as good."
+    times = base.measured_usd / best.measured_usd
+    return (
+        f"{best.name!r} is as good as {base.name!r} and {times:.1f} times cheaper "
+        f"({usd(best.measured_usd)} instead of {usd(base.measured_usd)})."
+    )
+
+
+def remarks(found: Comparison) -> list[str]:
+    """What stands below the table."""
+    lines = []
+    if found.shared:
+        cost = sum(found.variants[0].stages.get(stage, 0.0) for stage in found.shared)
+        lines.append(f"Without what all share: {', '.join(found.shared)} ({usd(cost)}).")
+    if found.pairs_ranked_right is not None:
+        lines.append(
+            f"The plan puts {round(found.pairs_ranked_right * found.pairs)} of {found.pairs} pairs "
+            "of clearly different cost in the right order."
+        )
+    if found.regret is not None and found.chosen is not None and len(found.variants) > 2:
+        lines.append(
+            f"By the plan {found.chosen!r} is the cheapest that is as good"
+            + (
+                f"; it cost {percent(found.regret, 0)} more than {found.cheapest!r}."
+                if found.regret
+                else ", and so it was."
+            )
+        )
+    lines += [growth(each) for each in found.growth]
+    lines.append(f"As good: the interval of the difference lies above -{found.margin:g}.")
+    if found.spent_usd is not None:
+        lines.append(f"All runs together cost {usd(found.spent_usd)}.")
+    return lines
+
+
+def growth(found: Growth) -> str:
+    """The exponent of a factor, measured and planned."""
+    low, high = found.exponent.low, found.exponent.high
+    within = "" if low is None or high is None else f" ({low:.2f} to {high:.2f})"
+    return (
+        f"Cost grows with {found.factor}^{decimal(found.exponent.value)}{within}, planned "
+        f"{decimal(found.planned_exponent)}."
+    )

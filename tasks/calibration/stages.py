@@ -1,0 +1,329 @@
+"""Times this machine: every stage of a run, from its data to its evaluation, for a few steps each
+in a folder of its own, and each phase beside its plan.
+
+Training takes as many rows as its steps do, of all lengths up to the longest, so that the short run
+needs the time of a step and the memory of the whole one.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from config import jsonl
+from config.atomic_file import write_atomically
+from config.compose import compose
+from config.errors import EXIT_DONE, CostError, EnvironmentFault, StageStopped
+from config.load import validate, write
+from config.methods.registry import SAMPLING_METHODS, stage_module
+from config.records import LOOPS, UsageRow
+from config.schema import Params
+from config.sections.where import LOCAL, SHARED_STAGES
+from config.workspace.machine import MACHINE_FILE, Machine, TimedStage
+from costs.formulas.setting import Setting
+from costs.planning.data_stage import formula_seconds
+from costs.planning.machine import calibration, device
+from costs.planning.models import base_shape
+from costs.planning.moments import formula_moments
+from costs.planning.phases import formula_phases
+from costs.planning.rows import count
+from costs.planning.settings import evaluated, setting_of
+from costs.planning.stages import phase_peak
+from costs.planning.target import target
+from tasks.calibration.other_load import OtherLoad
+from tasks.run.code_version import HOME
+from tasks.run.stop import StopRequest
+from tasks.run.workspace import link_inputs
+from tasks.stage.process import last_line, run_process
+
+LEAST = {True: 2, False: 3}
+"""Updates of a loop, and steps of a supervised stage; the first quarter warms up."""
+SECONDS = 3.0
+"""By the formulas, of a stage's steps, where they are short."""
+ONCE = ("start", "save", "evaluate")
+"""Phases that do not grow with the steps."""
+HELD_OUT = 4
+"""Micro-batches of held-out rows that a supervised stage reads."""
+STEPPED = ("train", "rollout", "update", "score", "generate", "reference", "value")
+"""Phases that steps consist of, most of them."""
+NEVER = 1_000_000
+Say = Callable[[str], None]
+
+
+def calibrate(root: Path, params: Params, say: Say, stop: StopRequest) -> Machine:
+    """Time the stages of `params` in the project at `root`, and write .rlhf/hardware.yaml. Stages
+    that were timed before with other models stay in it.
+
+    Raises EnvironmentFault if a stage fails or other programs keep the machine busy, StageStopped
+    if it was asked to stop; the file is then as it was.
+    """
+    began, short, others = time.perf_counter(), params, OtherLoad()
+    (root / MACHINE_FILE).parent.mkdir(exist_ok=True)
+
+    def tell(part: str) -> None:
+        say(f"{time.perf_counter() - began:5.1f} s  {part}")
+
+    with tempfile.TemporaryDirectory(dir=root / MACHINE_FILE.parent) as place:
+        folder = Path(place)
+        tell("matrix products and memory")
+        _run(folder, ["training.calibrate.machine", "rates.json"], "the measurement", stop)
+        rates = json.loads((folder / "rates.json").read_text(encoding="utf-8"))
+        for name in ("metrics", "plots", "models", "data"):
+            (folder / name).mkdir()
+        write(params, folder / "params.yaml")
+        link_inputs(root, folder, params)
+        found = Machine(**rates, date=datetime.now(UTC).date().isoformat(), stages=(), seconds=0.0)
+        timed = []
+        for stage in params.stages:
+            tell(f"{stage}: {_what(short, stage)}")
+            module = "training.process.launch" if stage in SHARED_STAGES else stage_module(stage)
+            _run(folder, [module, stage], f"a short {stage} stage", stop)
+            if stage == "data":
+                timed.append(_timed_data(folder, params))
+                short = shortened(params, steps_of(root, folder, params, found))
+                write(short, folder / "params.yaml")
+                cut_rows(folder, short)
+            else:
+                timed.append(timed_stage(root, folder, short, stage, found))
+    others.check(found.threads)
+    kept = _earlier(root)
+    made = {(each.stage, each.parameters) for each in timed}
+    before = [
+        each
+        for each in (kept.stages if kept and kept.processor == found.processor else ())
+        if (each.stage, each.parameters) not in made
+    ]
+    seconds = time.perf_counter() - began
+    found = found.model_copy(update={"stages": (*timed, *before), "seconds": seconds})
+    tell("done")
+    content = yaml.safe_dump(found.model_dump(mode="json"), sort_keys=False, width=100)
+    write_atomically(
+        root / MACHINE_FILE,
+        "# Written by rlhf calibrate: this machine, for rlhf plan. Delete it to plan with "
+        f"costs/tables/hardware.yaml again.\n{content}",
+    )
+    return found
+
+
+def _earlier(root: Path) -> Machine | None:
+    """The last calibration of this version, if there is one."""
+    try:
+        return calibration(root / MACHINE_FILE, Machine)
+    except CostError:
+        return None
+
+
+def _what(params: Params, stage: str) -> str:
+    if stage == "data":
+        return "all rows"
+    if stage == "evaluate":
+        return f"{params.evaluate.prompts} prompts"
+    steps = params.section(stage)
+    return f"{steps.updates} updates" if stage in LOOPS else f"{steps.max_steps} steps"
+
+
+def steps_of(root: Path, folder: Path, params: Params, machine: Machine) -> dict[str, int]:
+    """Steps of each stage that runs a model: as many as take SECONDS by the formulas, at least
+    LEAST and at most all of them. Of an evaluation, batches of all models.
+    """
+    found = {}
+    for stage in params.stages[1:]:
+        setting = _setting(root, folder, params, stage, machine)
+        each = sum(phase.seconds for phase in formula_phases(setting) if phase.name in STEPPED)
+        steps = setting.workload.steps
+        least = 1 if stage == "evaluate" else LEAST[stage in LOOPS]
+        found[stage] = min(ceil(steps), max(least, round(SECONDS * steps / max(each, 1e-9))))
+    return found
+
+
+def shortened(params: Params, steps: Mapping[str, int]) -> Params:
+    """The same run with so many steps of each stage, on this machine."""
+    overlay = dict[str, Any]()
+    for stage, number in steps.items():
+        if stage == "evaluate":
+            asked, batches = params.evaluate, ceil(number / evaluated(params))
+            overlay[stage] = {"prompts": min(asked.prompts, batches * asked.batch_size)}
+        elif stage in LOOPS:
+            overlay[stage] = {
+                "updates": number, "checkpoint_every_updates": NEVER, "sample_every_updates": NEVER
+            }  # fmt: skip
+        else:
+            overlay[stage] = {"max_steps": number, "checkpoint_every_steps": NEVER}
+        if stage == "distill":
+            overlay[stage]["sft_updates"] = 0  # so that every update is of one kind
+        elif stage in SAMPLING_METHODS:
+            overlay[stage] |= {"target_kl": None, "max_kl": None}
+    content = params.model_dump(mode="json")
+    for place in content["where"].values():
+        if place is not None:
+            place["pool"] = LOCAL
+    return validate(compose(content, overlay), "the params of a calibration")
+
+
+def _run(folder: Path, arguments: Sequence[str], what: str, stop: StopRequest) -> None:
+    """Run a module to its end."""
+    path = os.pathsep.join([str(HOME), os.environ.get("PYTHONPATH", "")])
+    variables = {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
+    command = [sys.executable, "-m", *arguments]
+    ended = run_process(command, folder, folder / "log.txt", stop, variables=variables)
+    if stop.made:
+        raise StageStopped(f"asked to stop: {MACHINE_FILE} is unchanged.")
+    if ended.code != EXIT_DONE:
+        raise EnvironmentFault(
+            f"{what} fails on this machine, so it cannot be measured: {last_line(ended.output)} "
+            f"{MACHINE_FILE} is unchanged. Try rlhf doctor."
+        )
+
+
+# ---------------------------------------------------------------- rows
+
+
+def usage(folder: Path, stage: str) -> list[UsageRow]:
+    """What a stage used, step by step."""
+    return list(jsonl.read(folder / "runs" / stage / "usage.jsonl", UsageRow).rows)
+
+
+def write_lock(folder: Path, params: Params) -> None:
+    """Record in dvc.lock the params that made the data of `folder`, as DVC would, so that the
+    planner counts their rows.
+    """
+    made_with = {"data": params.data.model_dump(mode="json")}
+    lock = {"stages": {"data": {"params": {"params.yaml": made_with}}}}
+    (folder / "dvc.lock").write_text(yaml.safe_dump(lock), encoding="utf-8")
+
+
+def cut_rows(folder: Path, params: Params) -> None:
+    """Keep as many prepared rows as the short stages read: evenly spaced by their length, the
+    longest among them.
+    """
+    method, metrics = params.align.method, folder / "metrics" / "data.json"
+    most = {
+        stage: section.batch_size * (section.updates if stage in LOOPS else section.max_steps)
+        for stage in params.stages
+        if stage not in ("data", "evaluate") and (section := params.section(stage))
+    }
+    read = {
+        "sft": (most["sft"], HELD_OUT * params.sft.micro_batch_size),
+        "preference": (
+            max(most.get("reward", 0), most[method] if method == "dpo" else 0),
+            HELD_OUT * params.reward.micro_batch_size,
+        ),
+        "prompts": (
+            max([1, *(rows for stage, rows in most.items() if stage in LOOPS)]),
+            params.evaluate.prompts,
+        ),
+    }
+    counted = json.loads(metrics.read_text(encoding="utf-8"))
+    for dataset, sizes in read.items():
+        for split, most in zip(("train", "test"), sizes, strict=True):
+            path = folder / "data" / "prepared" / dataset / f"{split}.jsonl"
+            lines = evenly(path.read_bytes().splitlines(keepends=True), most)
+            path.write_bytes(b"".join(lines))
+            counted[f"{dataset}_{split}_rows"] = len(lines)
+    metrics.write_text(json.dumps(counted), encoding="utf-8")
+    write_lock(folder, params)
+
+
+def evenly(lines: Sequence[bytes], most: int) -> list[bytes]:
+    """At most `most` of the lines, evenly spaced by length, the longest among them, in their
+    order.
+    """
+    order = sorted(range(len(lines)), key=lambda place: len(lines[place]))
+    kept = min(most, len(lines))
+    places = sorted(order[(i + 1) * len(lines) // kept - 1] for i in range(kept))
+    return [lines[place] for place in places]
+
+
+# ---------------------------------------------------------------- paces
+
+
+def _timed_data(folder: Path, params: Params) -> TimedStage:
+    """The data stage, which is run to its end."""
+    rows, seconds = usage(folder, "data"), defaultdict[str, float](float)
+    for row in rows:
+        seconds[row.phase] += row.seconds
+    write_lock(folder, params)
+    planned = formula_seconds(count(params, folder), params.data.test_fraction)
+    return TimedStage(
+        stage="data",
+        parameters=1.0,
+        start_seconds=seconds["start"],
+        paces={name: seconds[name] / planned[name] for name in planned if name != "start"},
+        bytes={},
+    )
+
+
+def _setting(root: Path, folder: Path, params: Params, stage: str, machine: Machine) -> Setting:
+    aim = replace(target(params, None, 1, None, root), hardware=device(machine), by_stage=True)
+    aim, rows = replace(aim, root=folder), count(params, folder)
+    return setting_of(params, aim, stage, rows, base_shape(params, root))
+
+
+def timed_stage(
+    root: Path, folder: Path, params: Params, stage: str, machine: Machine
+) -> TimedStage:
+    """A stage that ran in `folder`, beside its plan by formulas alone. The first quarter of its
+    steps warms up.
+    """
+    rows = usage(folder, stage)
+    setting = as_long(_setting(root, folder, params, stage, machine), rows)
+    planned = {phase.name: phase.seconds for phase in formula_phases(setting)}
+    warm, steps = max(1.0, max(row.step for row in rows) / 4), setting.workload.steps
+    measured, peaks = dict[str, float](), dict[str, int]()
+    for phase in {row.phase for row in rows} & planned.keys():
+        own = [row for row in rows if row.phase == phase]
+        peaks[phase] = max(row.peak_bytes for row in own)
+        if stage == "evaluate" or phase in ONCE:
+            measured[phase] = sum(row.seconds for row in own)
+        else:  # as many steps as were planned: rows that are too long may have left fewer
+            usual = [row for row in own if row.step > warm] or own
+            each = sum(row.seconds for row in usual) / len({row.step for row in usual})
+            measured[phase] = steps * each
+    held = formula_moments(setting)
+    # a trainer's first step is counted as its start
+    first = measured.get("train", 0.0) / steps
+    read = planned["start"] - setting.engine.start_seconds
+    return TimedStage(
+        stage=stage,
+        parameters=setting.model.parameters,
+        start_seconds=max(0.0, measured["start"] - first - read),
+        paces={
+            name: seconds / planned[name]
+            for name, seconds in measured.items()
+            if name != "start" and planned[name] > 0
+        },
+        bytes={
+            name: max(0.0, peak - phase_peak(held, name))
+            for name, peak in peaks.items()
+            if phase_peak(held, name) > 0
+        },
+    )
+
+
+def as_long(setting: Setting, rows: Sequence[UsageRow]) -> Setting:
+    """The setting with responses as long as those that were sampled: a model that has hardly
+    learnt does not end them as the demonstrations do.
+    """
+    sampled = [row for row in rows if row.phase in ("rollout", "generate") and row.sequences]
+    if not sampled or not setting.workload.mean_response_tokens:
+        return setting
+    work = setting.workload
+    prompt = work.mean_tokens - work.mean_response_tokens
+    mean = sum(row.tokens for row in sampled) / sum(row.sequences for row in sampled)
+    response = min(max(1.0, mean - prompt), 1.0 * work.response_tokens)
+    return replace(
+        setting,
+        workload=replace(
+            work, mean_tokens=prompt + response, mean_response_tokens=response, decoded_tokens=0
+        ),
+    )

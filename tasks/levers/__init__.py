@@ -1,3 +1,0 @@
-"""Trains one variant per lever of the same alignment, each stage in a folder of its own that its
-settings name, so that variants share what they have in common.
-"""

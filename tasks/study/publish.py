@@ -1,0 +1,46 @@
+"""Shows a study: a page, a table in the Prefect UI, and the files of its parent run in MLflow."""
+
+from pathlib import Path
+
+from prefect.artifacts import create_table_artifact
+
+from config.atomic_file import write_atomically
+from config.errors import EnvironmentFault
+from reporting.comparison.page import comparison_page
+from reporting.comparison.runs import Comparison
+from reporting.comparison.words import sentence
+from tasks.study.runs import Study
+from tracking.sync import log_study
+
+PAGE, RECORD = "study.html", "study.json"
+
+
+def publish(root: Path, study: Study) -> str:
+    """Write page and record into the study's workspace; returns the result in a sentence."""
+    found, name = study.result(), study.file.stem
+    said = sentence(found)
+    page, record = study.place / PAGE, study.place / RECORD
+    write_atomically(page, comparison_page(found, f"Study {name}", f"rlhf study {study.file}"))
+    write_atomically(record, found.model_dump_json(indent=1) + "\n")
+    create_table_artifact(rows(found), key="study", description=f"{said} The page: {page}")
+    try:
+        log_study(study.place, study.works[0].params, name, (page, record))
+    except EnvironmentFault as fault:
+        study.display.say(f"warning: {fault}")
+    return said
+
+
+def rows(found: Comparison) -> list[dict[str, object]]:
+    """A row for each variant, for Prefect's table."""
+    return [
+        {
+            "variant": each.name,
+            "planned $": each.planned_usd,
+            "measured $": each.measured_usd,
+            found.judge: each.quality,
+            "lower end": each.difference and each.difference.low,
+            "upper end": each.difference and each.difference.high,
+            "verdict": each.verdict if each.verdict != "not run" else each.reason,
+        }
+        for each in found.variants
+    ]

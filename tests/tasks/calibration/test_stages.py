@@ -1,0 +1,102 @@
+"""Timing the stages of a run: which rows they read, how many steps they take, and what is kept."""
+
+import contextlib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from config.errors import EnvironmentFault
+from config.load import load
+from config.schema import Params
+from config.workspace.machine import MACHINE_FILE, Machine
+from costs.planning.machine import this_machine
+from costs.planning.planner import plan
+from costs.planning.target import target
+from tasks.calibration import other_load
+from tasks.calibration.other_load import check_quiet
+from tasks.calibration.stages import calibrate, evenly, shortened
+from tasks.run.stop import StopRequest
+from tests.conftest import ROOT
+
+DEMO = load(ROOT / "recipes" / "demo.yaml")
+TINY = ROOT / "tests" / "e2e" / "tiny.yaml"
+
+
+def test_rows_of_all_lengths_are_kept_with_the_longest_in_their_order() -> None:
+    lines = [b"x" * length for length in (3, 9, 1, 7, 5, 2)]
+    assert evenly(lines, 3) == [b"x" * 9, b"x" * 5, b"x" * 2]
+    assert evenly(lines, 100) == lines
+    assert evenly([], 3) == []
+
+
+def test_a_short_run_has_the_steps_that_it_is_given_and_no_checkpoint() -> None:
+    short = shortened(DEMO, {"sft": 7, "reward": 6, "ppo": 3, "evaluate": 3})
+    assert (short.sft.max_steps, short.reward.max_steps, short.ppo.updates) == (7, 6, 3)
+    assert short.evaluate.prompts == DEMO.evaluate.batch_size
+    assert short.ppo.checkpoint_every_updates > 3
+    assert short.ppo.max_kl is None
+    assert short.sft.batch_size == DEMO.sft.batch_size
+
+
+@pytest.mark.integration
+def test_the_stages_of_a_run_are_timed_and_planned_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []  # other tests keep this machine busy
+    monkeypatch.setattr(
+        other_load, "check_quiet", lambda others, cores, threads: asked.append(threads)
+    )
+    params: Params = load(TINY)
+    (tmp_path / MACHINE_FILE).parent.mkdir()
+    said: list[str] = []
+    found = calibrate(tmp_path, params, said.append, StopRequest())
+    content = yaml.safe_load((tmp_path / MACHINE_FILE).read_text())
+    assert Machine.model_validate(content) == found
+    assert asked == [found.threads]
+    assert [each.stage for each in found.stages] == list(params.stages)
+    assert all(pace > 0 for each in found.stages for pace in each.paces.values())
+    assert all(0.3 < each.start_seconds < 60 for each in found.stages)
+    assert [line.split("s  ", 1)[1].split(":")[0] for line in said[1:-1]] == list(params.stages)
+    assert [path.name for path in (tmp_path / MACHINE_FILE).parent.iterdir()] == ["hardware.yaml"]
+
+    device = this_machine(tmp_path)
+    assert device is not None
+    made = plan(params, target(params, None, None, None, tmp_path))
+    assert made.stages[1].hardware == "cpu-calibrated"
+
+
+@pytest.mark.integration
+def test_a_stage_that_fails_leaves_the_file_and_no_folder(tmp_path: Path) -> None:
+    (tmp_path / MACHINE_FILE).parent.mkdir()
+    (tmp_path / MACHINE_FILE).write_text("as it was")
+    content = load(TINY).model_dump(mode="json")
+    content["data"]["source"] = {
+        "kind": "file", "path": "missing.jsonl", "format": "pairs", "columns": {}
+    }  # fmt: skip
+    params = Params.model_validate(content)
+    with pytest.raises(EnvironmentFault, match=r"a short data stage fails .*missing\.jsonl"):
+        calibrate(tmp_path, params, lambda line: None, StopRequest())
+    assert (tmp_path / MACHINE_FILE).read_text() == "as it was"
+    assert len(list((tmp_path / MACHINE_FILE).parent.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("other_cores", "cores", "threads", "quiet"),
+    [
+        (0.1, 2, 2, True),
+        (1.5, 2, 2, False),
+        (1.0, 2, 1, True),
+        (1.5, 2, 1, False),
+        (60.0, 64, 2, True),
+    ],
+)
+def test_a_machine_whose_cores_others_use_is_not_measured(
+    other_cores: float, cores: int, threads: int, quiet: bool
+) -> None:
+    with (
+        contextlib.nullcontext()
+        if quiet
+        else pytest.raises(EnvironmentFault, match="the machine is busy")
+    ):
+        check_quiet(other_cores, cores, threads)
