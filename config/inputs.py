@@ -44,8 +44,13 @@ def named_paths(root: Path, params: Params) -> list[str]:
     missing, and a model that is not a local folder comes from a hub.
     """
     files = sorted(set(params.data.local_paths().values()))
-    models = {params.model.path, student_path(params)}
+    models = {params.model.path, student_path(params), judge_path(params)}
     return [*files, *sorted(path for path in models if path and (root / path).is_dir())]
+
+
+def judge_path(params: Params) -> str | None:
+    """The folder or hub model that judges, if any."""
+    return getattr(params.evaluate.judge, "path", None)
 
 
 def student_path(params: Params) -> str | None:

@@ -117,6 +117,8 @@ class UsageRow(Record):
     device: str
     """`cpu` or the accelerator's name."""
     world_size: int
+    usd: float = 0.0
+    """Paid beside the devices' time, in US dollars: to an endpoint that judges."""
 
 
 class MetricRow(Record):

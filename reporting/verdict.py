@@ -57,15 +57,24 @@ class Wins(NamedTuple):
     """How often the aligned model wins over the SFT model, with its 95% interval."""
 
     judge: str
-    """gold, or reward where there is no gold score."""
+    """gold; where there is no gold score, judge; reward where that has no verdict either."""
     rate: float | None
     low: float | None
     high: float | None
 
 
 def aligned_wins(findings: Findings) -> Wins:
-    """By gold if there is a gold score, else by the reward model; all None if by neither."""
-    judge = "gold" if findings.value("evaluate", "win_rate_gold") is not None else "reward"
+    """By gold if there is a gold score, else by the judge, else by the reward model; all None if by
+    none.
+    """
+    judge = next(
+        (
+            name
+            for name in ("gold", "judge")
+            if findings.value("evaluate", f"win_rate_{name}") is not None
+        ),
+        "reward",
+    )
     rate, low, high = (
         findings.value("evaluate", f"win_rate_{judge}{end}") for end in ("", "_low", "_high")
     )
@@ -94,7 +103,11 @@ def _outcome(findings: Findings) -> tuple[str, str, str]:
         findings.value("evaluate", f"ties_{kind}"),
         findings.value("evaluate", "prompts"),
     )
-    judge = "on the gold score" if kind == "gold" else "according to the reward model"
+    judge = {
+        "gold": "on the gold score",
+        "judge": f"according to the judge ({metrics.get('judge')})",
+        "reward": "according to the reward model",
+    }[kind]
     if ties and ties == prompts:
         tie = f"The aligned model and SFT tie on each of the {count(ties)} prompts {judge}."
         return "open", "No clear effect", tie
@@ -114,9 +127,14 @@ def _outcome(findings: Findings) -> tuple[str, str, str]:
         if right is not None and right < 0.5:
             wrong = f"Only {percent(right)} of its replies name the right item."
             return "open", "Better, not yet right", f"{wins}{hacking}. {wrong}"
-        if kind == "gold":
+        if kind in ("gold", "judge"):
             return "good", "Alignment worked", f"{wins}{hacking}."
-        alone = "There is no gold score here, so this is the judgement of the reward model alone."
+        fault = metrics.get("judge_fault")
+        alone = (
+            f"The judge ({metrics.get('judge')}) has no say: {fault}."
+            if fault
+            else "There is no gold score here, so this is the judgement of the reward model alone."
+        )
         return "good", "Score rose", f"{wins}{hacking}. {alone}"
     if high is not None and high < 0.5:
         return "bad", "Alignment did harm", f"{wins}."

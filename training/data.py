@@ -105,7 +105,14 @@ def data(stage: Stage) -> None:
             for use in USES
         }
         datasets = {
-            use: make_dataset(use, by_use[use], params.data.test_fraction, tokenizer, tokens)
+            use: make_dataset(
+                use,
+                by_use[use],
+                params.data.test_fraction,
+                tokenizer,
+                tokens,
+                params.data.judge_fraction,
+            )
             for use in USES
         }
         refuse_empty_splits(datasets, params.data.test_fraction)

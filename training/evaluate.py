@@ -22,6 +22,7 @@ from training.evaluation.comparison import (
     score_judge,
     win_rate,
 )
+from training.judging.verdict import Judged, judged
 from training.modeling.models import autocast, base_model, load_policy, load_reward_model
 from training.modeling.scoring import score
 from training.modeling.sequences import sequence_logprobs
@@ -66,6 +67,7 @@ def models(params: Params) -> tuple[str, ...]:
 
 def inputs(params: Params) -> tuple[str, ...]:
     return (
+        "data/prepared/preference",
         "data/prepared/prompts/test.jsonl",
         "data/tokenizer",
         "models/sft",
@@ -97,12 +99,17 @@ def evaluate(stage: Stage) -> None:
             )
             save_answers(stage, step, answers)
             stage.stop_if_requested()
+    verdict = None
+    if settings.judge is not None:
+        with stage.meter.phase("judge", len(names)) as work:
+            verdict = judged(
+                stage.root, stage.params, prompts, answers["aligned"].texts, answers["sft"].texts,
+                work.pay,
+            )  # fmt: skip
     stage.check_params()
     with stage.meter.phase("compare", len(names)):
-        write_json(
-            stage.root / "metrics/evaluate.json",
-            compare(answers, settings.confidence, stage.params.seed),
-        )
+        metrics = compare(answers, settings.confidence, stage.params.seed, verdict)
+        write_json(stage.root / "metrics/evaluate.json", metrics)
         table = [
             [name, key, value]
             for name in names
@@ -111,7 +118,8 @@ def evaluate(stage: Stage) -> None:
         ]
         write_csv(stage.root / "plots/evaluate.csv", ("model", "metric", "value"), table)
         write_jsonl(
-            stage.root / "evaluation/samples.jsonl", samples(prompts[: settings.samples], answers)
+            stage.root / "evaluation/samples.jsonl",
+            samples(prompts[: settings.samples], answers, verdict and verdict.preferences),
         )
     stage.finish("metrics/evaluate.json", "plots/evaluate.csv", "evaluation/samples.jsonl")
 
@@ -184,7 +192,7 @@ def answer(
     ]
     prompt_lengths = [len(prompt) for prompt in encoded]
     with stage.meter.phase("score", step) as work, precision:
-        rewards = judged(stage, tokenizer, sequences, budget_tokens, model.device)
+        rewards = reward_scores(stage, tokenizer, sequences, budget_tokens, model.device)
         # KL of the sampling policy; greedy replies have no distribution of their own
         temperature = settings.temperature or 1.0
         own = sequence_logprobs(model, sequences, prompt_lengths, temperature, budget_tokens)
@@ -211,7 +219,7 @@ def answer(
     )
 
 
-def judged(
+def reward_scores(
     stage: Stage,
     tokenizer: PreTrainedTokenizerBase,
     sequences: list[list[int]],
@@ -243,9 +251,11 @@ def describe(answers: Answers) -> dict[str, float | None]:
     }
 
 
-def compare(answers: dict[str, Answers], confidence: float, seed: int) -> dict[str, Any]:
+def compare(
+    answers: dict[str, Answers], confidence: float, seed: int, verdict: Judged | None = None
+) -> dict[str, Any]:
     """metrics/evaluate.json: aligned against SFT, the student against aligned, and each model
-    alone.
+    alone; with what the judge said.
     """
     sft, aligned = answers["sft"], answers["aligned"]
     metrics: dict[str, Any] = {f"gold_{name}": describe(answers[name])["gold"] for name in answers}
@@ -270,15 +280,18 @@ def compare(answers: dict[str, Answers], confidence: float, seed: int) -> dict[s
         if aligned.golds is not None and sft.golds is not None
         else None
     )
+    trusted = gold
+    if trusted is None and verdict is not None and verdict.preferences is not None:
+        trusted = gain(verdict.preferences, [0.5] * len(verdict.preferences), confidence)
     equal_length = gain_at_equal_length(
         aligned.rewards, sft.rewards, aligned.lengths, sft.lengths, confidence
     )
-    verdict = reward_hacking(proxy, gold, equal_length, len(sft.texts))
+    hacking = reward_hacking(proxy, trusted, equal_length, len(sft.texts))
     metrics |= {
         "kl": _mean(aligned.kl),
-        "reward_hacking": verdict.hacked,
-        "reward_hacking_reason": verdict.reason,
-        "reward_hacking_prompts_needed": verdict.prompts_needed,
+        "reward_hacking": hacking.hacked,
+        "reward_hacking_reason": hacking.reason,
+        "reward_hacking_prompts_needed": hacking.prompts_needed,
         "gold_gain": gold and gold.mean,
         "gold_gain_low": gold and gold.low,
         "gold_gain_high": gold and gold.high,
@@ -289,6 +302,8 @@ def compare(answers: dict[str, Answers], confidence: float, seed: int) -> dict[s
         "prompts": len(sft.texts),
         "confidence": confidence,
     }
+    if verdict is not None:
+        metrics |= verdict.metrics
     if "student" in answers:
         metrics |= compare_student(answers, confidence, seed)
     for name in answers:
@@ -324,8 +339,12 @@ def judge_scores(answers: Answers) -> list[float]:
     return answers.rewards if answers.golds is None else answers.golds
 
 
-def samples(prompts: list[Prompt], answers: dict[str, Answers]) -> list[dict[str, Any]]:
-    """Replies side by side."""
+def samples(
+    prompts: list[Prompt], answers: dict[str, Answers], preferences: list[float] | None
+) -> list[dict[str, Any]]:
+    """Replies side by side, with the judge's preference for the aligned model's to the SFT
+    model's.
+    """
     rows = []
     for i, prompt in enumerate(prompts):
         row: dict[str, Any] = {"prompt": prompt_text(prompt)}
@@ -338,6 +357,8 @@ def samples(prompts: list[Prompt], answers: dict[str, Answers]) -> list[dict[str
                 f"reward_{name}": answers[name].rewards[i],
                 f"gold_{name}": golds[i] if golds else None,
             }
+        if preferences is not None:
+            row["judge"] = preferences[i]
         rows.append(row)
     return rows
 

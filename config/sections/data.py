@@ -195,6 +195,10 @@ class Data(Section):
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
         description="Share of prompts held out, by a stable hash of the prompt."
     )
+    judge_fraction: Fraction = Field(
+        description="Share of prompts whose preferences only the judge of evaluate.judge learns "
+        "from; no stage trains on them."
+    )
     max_prompt_chars: Positive = Field(description="Longer prompts are quarantined.")
     max_response_chars: Positive = Field(description="Longer replies are quarantined.")
     max_quarantine_fraction: Fraction = Field(
@@ -244,6 +248,15 @@ class Data(Section):
             raise ParamsError(
                 f"data.vote_source.format={self.vote_source.format} has no preferences, as votes "
                 "or pairs have. Change it in params.yaml."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _leaves_rows(self) -> "Data":
+        if self.test_fraction + self.judge_fraction >= 1:
+            raise ParamsError(
+                f"data.test_fraction={self.test_fraction:g} and data.judge_fraction="
+                f"{self.judge_fraction:g} leave no prompts to train on: their sum must be below 1."
             )
         return self
 

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from config.methods.registry import METHODS, RECORDS
 from config.sections.base import Positive, Section
+from config.sections.judge import Judge
 
 if TYPE_CHECKING:
     MethodName = str
@@ -35,6 +36,11 @@ class Evaluate(Section):
         description="Level of every interval."
     )
     samples: Positive = Field(description="Replies shown side by side in the report.")
+    judge: Judge | None = Field(
+        description="Who judges the replies beside the reward model: "
+        "{kind: embedding | reward_model | endpoint, ...}; null is nobody. It is judged itself "
+        "first, on held-out human preferences."
+    )
 
 
 class Tracking(Section):

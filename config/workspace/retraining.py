@@ -84,7 +84,11 @@ class Contest(Record):
     left_out: int
     """Held-out prompts left out because one of the two was trained on them."""
     judge: str
-    """Judge: gold score, or the champion's reward model."""
+    """Judge: gold score, that of evaluate.judge, or the champion's reward model."""
+    judge_fault: str | None = None
+    """Why the judge gives no verdict: the figures are then the champion's reward model's."""
+    judge_usd: float = 0.0
+    """What an endpoint was paid."""
     win_rate: Share
     """Win rate of the challenger, a tie counting half; `of` prompts."""
     ties: int

@@ -315,7 +315,9 @@ def _cost(name: str, own: list[Attempt], attempts: list[Attempt], price: StagePr
         seconds=sum((phase.seconds for phase in phases), 0.0),
         device_seconds=_device_seconds(rows),
         rented=price.rented_devices,
-        idle_usd=price.usd_of_rows(rows) - usd_of(_device_seconds(rows), price.usd_per_device_hour),
+        idle_usd=price.usd_of_rows(rows)
+        - usd_of(_device_seconds(rows), price.usd_per_device_hour)
+        - sum(row.usd for row in rows),
         usd=sum((phase.usd for phase in phases), 0.0),
         waste_seconds=_seconds(redone),
         waste_usd=price.usd_of_rows(redone),

@@ -103,7 +103,7 @@ def _measured(params: Params, root: Path) -> Rows | None:
 
 def _from_sources(params: Params, root: Path) -> Rows:
     data = params.data
-    keep = 1 - data.test_fraction
+    keep = 1 - data.test_fraction - data.judge_fraction
     main, notes = source_rows(data.source, root, "data.source")
     sft, more = (
         source_rows(data.sft_source, root, "data.sft_source") if data.sft_source else (main, ())

@@ -79,8 +79,8 @@ class StagePrice:
         return usd_of(seconds * paid, self.usd_per_device_hour)
 
     def usd_of_rows(self, rows: Iterable[UsageRow]) -> float:
-        """US dollars for usage rows."""
-        return sum((self.usd(row.seconds, row.world_size) for row in rows), 0.0)
+        """US dollars for usage rows, with what was paid beside the devices' time."""
+        return sum((self.usd(row.seconds, row.world_size) + row.usd for row in rows), 0.0)
 
 
 def stage_price(params: Params, stage: str | None = None) -> StagePrice:

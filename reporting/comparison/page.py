@@ -37,7 +37,6 @@ from reporting.sections.samples import shown_text
 
 TONES = ("c2", "c4", "c3", "c5", "c1")
 """Colours of the runs, in order."""
-MOST_DRAWN = 30
 
 
 def comparison_page(found: Comparison, title: str, command: str) -> str:
@@ -87,7 +86,7 @@ def _verdict_tone(each: VariantResult) -> str:
 def _picture(found: Comparison) -> Markup | None:
     base = found.variants[0]
     dots = []
-    for i, each in enumerate(found.variants[:MOST_DRAWN]):
+    for i, each in enumerate(found.variants):
         if each.measured_usd is None or each.quality is None:
             continue
         low, high = each.quality, each.quality

@@ -1,6 +1,6 @@
 """Compares runs with the first of them: cost, quality, metrics, parameters and replies."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,10 +9,9 @@ from pydantic import BaseModel
 
 from config.compose import flat
 from config.errors import UserError
-from config.records import kept_folder
+from config.records import STAGES, kept_folder
 from config.workspace.kept import Outs, completed_stages, kept_params
 from config.workspace.study import MARGIN
-from costs.ledger.reconcile import Comparison as PlanAndMeasurement
 from reporting.comparison.statistics import (
     SAME,
     Costed,
@@ -51,6 +50,7 @@ METRICS = (
     Metric("evaluate", "quality_kept", "Kept by the student", percent),
     Metric("evaluate", "right_item_rate", "Right item", percent),
     Metric("evaluate", "win_rate_gold", "Wins, by gold", percent),
+    Metric("evaluate", "win_rate_judge", "Wins, by the judge", percent),
     Metric("evaluate", "win_rate_reward", "Wins, by reward", percent),
     Metric("evaluate", "reward_gain", "Reward gain", decimal),
     Metric("evaluate", "kl", "KL, nats per reply", decimal),
@@ -124,7 +124,7 @@ class Comparison(BaseModel):
     """What `rlhf compare --json` and `rlhf study --json` print."""
 
     judge: str
-    """gold, or win rate: by the reward model of each run, over its SFT model."""
+    """gold, judge (win rate over the SFT model), or reward (the same by its reward model)."""
     margin: float
     variants: list[VariantResult]
     shared: list[str]
@@ -181,11 +181,9 @@ def compare(
 ) -> Comparison:
     """Compare variants with the first of them."""
     runs = [run for variant in variants for run in variant.runs.values()]
-    by_gold = bool(runs) and all(
-        run.findings.value("evaluate", f"gold_{run.model}") is not None for run in runs
-    )
+    judge = judge_of(runs)
     shared = shared_stages(variants)
-    results = [_result(variant, variants[0], by_gold, margin, shared) for variant in variants]
+    results = [_result(variant, variants[0], judge, margin, shared) for variant in variants]
     order = ranking(
         [
             Costed(each.name, each.planned_usd, each.measured_usd, each.verdict in SAME)
@@ -195,7 +193,7 @@ def compare(
     )
     first = [next(iter(variant.runs.values()), None) for variant in variants]
     return Comparison(
-        judge="gold" if by_gold else "win rate",
+        judge=judge,
         margin=margin,
         variants=results,
         shared=shared,
@@ -217,13 +215,15 @@ def compare(
 
 
 def _result(
-    variant: Variant, base: Variant, by_gold: bool, margin: float, shared: Sequence[str]
+    variant: Variant, base: Variant, judge: str, margin: float, shared: Sequence[str]
 ) -> VariantResult:
     seeds = [seed for seed in variant.runs if seed in base.runs]
     ours, theirs = [variant.runs[seed] for seed in seeds], [base.runs[seed] for seed in seeds]
-    differs = _quality_difference(ours, theirs, by_gold) if ours else None
-    costs, base_costs = _cost(ours, shared), _cost(theirs, shared)
-    cheaper = (costs.measured_usd or 0.0) < (base_costs.measured_usd or 0.0)
+    differs = _quality_difference(ours, theirs, judge) if ours else None
+    stages = [stage for stage in STAGES if any(run.findings.ledger.stage(stage) for run in ours)]
+    own = [stage for stage in STAGES if stage not in (*shared, "evaluate")]
+    measured, base_usd = (_cost(runs, "measured_usd", own) for runs in (ours, theirs))
+    cheaper = (measured or 0.0) < (base_usd or 0.0)
     judged: Verdict = "not run" if not ours else verdict(differs, margin, cheaper)
     metrics = _metrics(ours)
     base_metrics = {name: value for name, value in _metrics(theirs).items() if name in metrics}
@@ -233,11 +233,15 @@ def _result(
         runs=[run.id for run in variant.runs.values()],
         verdict="base" if variant is base and ours else judged,
         reason=variant.reason,
-        planned_usd=costs.planned_usd,
-        measured_usd=costs.measured_usd,
-        seconds=costs.measured_seconds,
-        stages=_by_stage(ours),
-        quality=_mean([_quality(run, by_gold) for run in ours]),
+        planned_usd=_cost(ours, "planned_usd", own),
+        measured_usd=measured,
+        seconds=_cost(ours, "measured_seconds", own),
+        stages={
+            stage: usd
+            for stage in stages
+            if (usd := _cost(ours, "measured_usd", {stage})) is not None
+        },
+        quality=_mean([_quality(run, judge) for run in ours]),
         difference=None if variant is base else differs,
         metrics=metrics,
         differences={}
@@ -249,47 +253,52 @@ def _result(
 # ---------------------------------------------------------------- quality
 
 
-def _quality(run: Run, by_gold: bool) -> float | None:
-    if by_gold:
+def judge_of(runs: Sequence[Run]) -> str:
+    """Whose judgement all runs have: gold, else judge, else reward."""
+    golds = [run.findings.value("evaluate", f"gold_{run.model}") for run in runs]
+    if runs and None not in golds:
+        return "gold"
+    wins = [run.findings.value("evaluate", "win_rate_judge") for run in runs]
+    of_judge = None not in wins and all(run.model == "aligned" for run in runs)
+    return "judge" if of_judge and runs else "reward"
+
+
+def _quality(run: Run, judge: str) -> float | None:
+    if judge == "gold":
         return run.findings.value("evaluate", f"gold_{run.model}")
-    scores = reply_qualities(run, by_gold)
+    scores = reply_qualities(run, judge)
     if scores is not None and run.model == "student":
         return _mean(scores)
-    return run.findings.value("evaluate", "win_rate_reward")
+    return run.findings.value("evaluate", f"win_rate_{judge}")
 
 
-def _quality_difference(
-    ours: Sequence[Run], theirs: Sequence[Run], by_gold: bool
-) -> Estimate | None:
+def _quality_difference(ours: Sequence[Run], theirs: Sequence[Run], judge: str) -> Estimate | None:
     """Paired, prompt by prompt, where all replies were kept; else from the win rates."""
-    replies = [[reply_qualities(run, by_gold) for run in runs] for runs in (ours, theirs)]
+    replies = [[reply_qualities(run, judge) for run in runs] for runs in (ours, theirs)]
     known = [[each for each in scores if each is not None] for scores in replies]
     if all(len(scores) == len(ours) for scores in known) and all(
         _prompts(mine) == _prompts(other) for mine, other in zip(ours, theirs, strict=True)
     ):
         return paired(*known)
-    if not by_gold:
-        rates = [_estimates(run).get("win_rate_reward") for run in (*theirs, *ours)]
-        found = [rate for rate in rates if rate is not None]
-        if len(found) == len(rates):
-            return difference(average(found[: len(theirs)]), average(found[len(theirs) :]))
-    levels = [[_quality(run, by_gold) for run in runs] for runs in (ours, theirs)]
-    means = [_mean(values) for values in levels]
-    if means[0] is None or means[1] is None:
-        return None
-    return Estimate(means[0] - means[1])
+    rates = [_estimates(run).get(f"win_rate_{judge}") for run in (*theirs, *ours)]
+    found = [rate for rate in rates if rate is not None]
+    if judge != "gold" and len(found) == len(rates):
+        return difference(average(found[: len(theirs)]), average(found[len(theirs) :]))
+    means = [_mean([_quality(run, judge) for run in runs]) for runs in (ours, theirs)]
+    return None if means[0] is None or means[1] is None else Estimate(means[0] - means[1])
 
 
-def reply_qualities(run: Run, by_gold: bool) -> list[float] | None:
-    """Of the reply to each prompt: its gold score; without one, whether the reward model prefers it
-    to the SFT model's: 1, a tie 0.5, or 0. None unless every reply was kept.
+def reply_qualities(run: Run, judge: str) -> list[float] | None:
+    """Of the reply to each prompt: its gold score; without one, whether the judge prefers it to the
+    SFT model's, or the reward model does: 1, a tie 0.5, or 0. None unless every reply was kept.
     """
     rows = run.findings.samples
     if not rows or len(rows) != run.findings.value("evaluate", "prompts"):
         return None
+    key = {"gold": f"gold_{run.model}", "judge": "judge"}.get(judge)
     try:
-        if by_gold:
-            return [float(row[f"gold_{run.model}"]) for row in rows]
+        if key is not None:
+            return [float(row[key]) for row in rows]
         pairs = [(float(row[f"reward_{run.model}"]), float(row["reward_sft"])) for row in rows]
     except (KeyError, TypeError, ValueError):
         return None
@@ -323,37 +332,14 @@ def shared_stages(variants: Sequence[Variant]) -> list[str]:
     ]
 
 
-def _stage_costs(run: Run, without: Sequence[str] = ()) -> dict[str, PlanAndMeasurement]:
-    return {
-        each.stage: each.total
-        for each in run.findings.reconciled.stages
-        if each.stage not in without
-    }
-
-
-def _cost(runs: Sequence[Run], shared: Sequence[str]) -> PlanAndMeasurement:
-    """Means of what making the model took, planned and measured."""
-    sums = {"planned_usd": [], "measured_usd": [], "measured_seconds": []}  # type: dict[str, list[float | None]]
+def _cost(runs: Sequence[Run], name: str, stages: Collection[str]) -> float | None:
+    """Mean over the runs of a figure of those stages: planned_usd, measured_usd or seconds."""
+    sums = []
     for run in runs:
-        stages = _stage_costs(run, [*shared, "evaluate"]).values()
-        for name, values in sums.items():
-            values.append(_sum([getattr(stage, name) for stage in stages]))
-    return PlanAndMeasurement(
-        planned_seconds=None,
-        planned_peak_bytes=None,
-        measured_peak_bytes=None,
-        **{name: _mean(values) for name, values in sums.items()},
-    )
-
-
-def _by_stage(runs: Sequence[Run]) -> dict[str, float]:
-    costs = [_stage_costs(run) for run in runs]
-    stages = dict.fromkeys(stage for stages in costs for stage in stages)
-    means = {
-        stage: _mean([each[stage].measured_usd for each in costs if stage in each])
-        for stage in stages
-    }
-    return {stage: value for stage, value in means.items() if value is not None}
+        totals = [each.total for each in run.findings.reconciled.stages if each.stage in stages]
+        known = [value for total in totals if (value := getattr(total, name)) is not None]
+        sums.append(sum(known) if known or not totals else None)
+    return _mean(sums)
 
 
 def _metrics(runs: Sequence[Run]) -> dict[str, Estimate]:
@@ -403,11 +389,6 @@ def _growth(factor: str, sizes: Mapping[str, float], variants: Sequence[Variant]
         exponent=exponent(list(of.values()), [measured[name] for name in of]),
         planned_exponent=exponent(list(of.values()), [planned[name] for name in of]).value,
     )
-
-
-def _sum(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known or not values else None
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -101,6 +101,8 @@ def remarks(found: Comparison) -> list[str]:
         )
     lines += [growth(each) for each in found.growth]
     lines.append(f"As good: the interval of the difference lies above -{found.margin:g}.")
+    if found.judge == "reward":
+        lines.append("Reward: how often the run's own reward model prefers its replies to SFT's.")
     if found.spent_usd is not None:
         lines.append(f"All runs together cost {usd(found.spent_usd)}.")
     return lines

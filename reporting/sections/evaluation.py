@@ -9,7 +9,7 @@ from markupsafe import Markup
 from config.methods.registry import SAMPLING_METHODS
 from reporting.charts import Estimate, estimates, frontier_chart, ticks
 from reporting.inputs import Findings, finite
-from reporting.numbers import count, decimal, memory, percent
+from reporting.numbers import ABSENT, count, decimal, memory, percent
 from reporting.parts import badge, card, grid, missing, paragraph, section, table
 
 NAMES = {"base": "Base", "sft": "SFT", "aligned": "Aligned", "student": "Student"}
@@ -52,6 +52,7 @@ def evaluation_section(findings: Findings) -> Markup:
         "Did alignment work?",
         lead,
         grid(*cards),
+        _judge(findings),
         _hacking(findings),
         _comparison(findings),
         _quantised(findings),
@@ -176,7 +177,7 @@ def _scores(kind: str, findings: Findings) -> Markup:
 def _win_rates(findings: Findings) -> Markup:
     """Aligned against SFT by each judge, with intervals."""
     rows = []
-    for kind, judge in (("gold", "Gold score"), ("reward", "Reward model")):
+    for kind, judge in (("gold", "Gold score"), ("judge", "Judge"), ("reward", "Reward model")):
         rate, low, high = (
             findings.value("evaluate", f"win_rate_{kind}{end}") for end in ("", "_low", "_high")
         )
@@ -187,7 +188,7 @@ def _win_rates(findings: Findings) -> Markup:
     confidence = findings.value("evaluate", "confidence") or findings.params.evaluate.confidence
     ties = [
         count(ties)
-        for kind in ("gold", "reward")
+        for kind in ("gold", "judge", "reward")
         if (ties := findings.value("evaluate", f"ties_{kind}")) is not None
     ]
     tied = f" Ties count half: {' and '.join(ties)}." if ties else ""
@@ -207,6 +208,37 @@ def _win_rates(findings: Findings) -> Markup:
         ),
         note=note,
     )
+
+
+def _judge(findings: Findings) -> Markup | None:
+    """How good the judge is, and what it says."""
+    metrics = findings.metrics["evaluate"]
+    if metrics.get("judge") is None:
+        return None
+
+    def share(name: str) -> str:
+        value, low, high = (
+            findings.value("evaluate", f"{name}{end}") for end in ("", "_low", "_high")
+        )
+        span = f" ({percent(low)} to {percent(high)})" if low is not None else ""
+        return ABSENT if value is None else f"{percent(value)}{span}"
+
+    pairs = count(findings.value("evaluate", "judge_pairs"))
+    rows = [
+        [f"Agrees with people on {pairs} held-out pairs", share("judge_accuracy")],
+        ["Preferring the longer reply would agree with", share("judge_longer_wins")],
+        ["Agrees where people prefer the shorter reply", share("judge_accuracy_shorter")],
+        ["Changes its mind when the replies change places", share("position_flip_rate")],
+        ["Aligned wins over SFT", share("win_rate_judge")],
+        ["The same at equal length", share("win_rate_judge_length_controlled")],
+        ["Smallest distance from 50% that would show", share("judge_smallest_effect")],
+    ]
+    fault = metrics.get("judge_fault")
+    answer = badge("no verdict", "open") if fault else badge("its verdict counts", "good")
+    said = f"{fault[:1].upper()}{fault[1:]}." if fault else None
+    note = "A judge that people's own preferences do not bear out gives no verdict on replies."
+    body = table(["", "Share"], rows)
+    return card(f"The judge: {metrics['judge']}", paragraph([answer, " ", said]), body, note=note)
 
 
 def _hacking(findings: Findings) -> Markup | None:

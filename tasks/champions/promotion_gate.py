@@ -52,6 +52,9 @@ def promotion_verdict(
 
 def _win_rate(found: Contest) -> Check:
     rate = found.win_rate
+    if found.judge_fault is not None:
+        reason = f"the judge ({found.judge}) gives no verdict: {found.judge_fault}"
+        return Check("wins against the champion", False, reason)
     passed = rate.low > 0.5
     reason = (
         f"it wins {percent(rate.value)} against the champion on {rate.of} held-out prompts, by "

@@ -11,6 +11,7 @@ from typing import Any
 
 from config.atomic_file import write_atomically
 from config.errors import CostError, ParamsError
+from config.judge import require_judge
 from config.records import RESTART, STAGES, PipelineRow
 from config.schema import Params
 from config.vocabulary import require_students_vocabulary
@@ -120,6 +121,7 @@ def prepare(
     student of another tokenizer than its teacher.
     """
     require_students_vocabulary(root, params)
+    require_judge(root, params)
     rows = pipeline_rows(root)
     before = predecessor(rows, params, lambda run_id: _kept_params(root, run_id))
     so_far = spent_by_stage(root, params, chain(rows, before))

@@ -249,6 +249,9 @@ def winner(cycle: Cycle, champion: Champion, run_id: str) -> Winner | None:
         cycle.helper("contest", *sides, "--out", str(target))
         evaluation = _evaluation(challenger)
     contest = Contest.model_validate_json(target.read_bytes())
+    if contest.judge_usd:
+        cycle.usd += contest.judge_usd
+        cycle.record("cost", usd=contest.judge_usd, detail={"process": "judge"})
     verdict = promotion_verdict(contest, *evaluation, cycle.usd, cycle.params.retrain)
     cycle.sections.append(contest_section(run_id, contest, verdict))
     if not verdict.promotes:

@@ -22,7 +22,7 @@ from training.modeling.tokenizer import (
 )
 from training.preparation.cleaning import Refusal, same_prompt_key, write_quarantine
 from training.preparation.formats import Example
-from training.preparation.splits import SPLITS, split_of
+from training.preparation.splits import JUDGE, SPLITS, split_of
 from training.process.artifacts import replacing, write_jsonl
 
 
@@ -92,16 +92,21 @@ def make_dataset(
     test_fraction: float,
     tokenizer: PreTrainedTokenizerBase,
     tokens: Mapping[Example, int],
+    judge_fraction: float = 0.0,
 ) -> dict[str, list[Row]]:
     """Split -> rows of one dataset, without exact duplicates, in the order of the source. `tokens`
-    are those of the prompts.
+    are those of the prompts. Prompts of the judge are in no other dataset than the preferences.
     """
     unique = _unique(use, examples)
     texts = list(dict.fromkeys(text for _, replies in unique for text in replies.values()))
     encoded = dict(zip(texts, encode_responses(tokenizer, texts), strict=True))
     conversational = is_conversational(examples)
-    dataset: dict[str, list[Row]] = {split: [] for split in SPLITS}
+    kept = (*SPLITS, JUDGE) if use == "preference" and judge_fraction else SPLITS
+    dataset: dict[str, list[Row]] = {split: [] for split in kept}
     for example, replies in unique:
+        split = split_of(example.prompt, test_fraction, judge_fraction)
+        if split not in dataset:
+            continue
         responses = [encoded[text] for text in replies.values()]
         lengths = tuple(tokens[example] + len(ids) for ids in responses) or (tokens[example],)
         pair_tokens = (
@@ -110,7 +115,7 @@ def make_dataset(
             else None
         )
         row = Row(canonical_row(example.prompt, replies, conversational), lengths, pair_tokens)
-        dataset[split_of(example.prompt, test_fraction)].append(row)
+        dataset[split].append(row)
     return dataset
 
 
@@ -187,7 +192,8 @@ def refuse_empty_splits(datasets: Datasets, test_fraction: float) -> None:
             raise DataError(
                 f"no row is left for {name}/{split}: {in_all} rows in all, split by prompt at "
                 f"data.test_fraction={test_fraction}. "
-                "Add prompts to the source, or change data.test_fraction in params.yaml."
+                "Add prompts to the source, or change data.test_fraction (of judge: "
+                "data.judge_fraction) in params.yaml."
             )
 
 

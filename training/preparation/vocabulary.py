@@ -20,7 +20,8 @@ def train_tokenizer(
     train = [
         example
         for example in examples
-        if split_of(example.prompt, params.data.test_fraction) == "train"
+        if split_of(example.prompt, params.data.test_fraction, params.data.judge_fraction)
+        == "train"
     ]
     replies = (
         text

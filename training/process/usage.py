@@ -24,10 +24,17 @@ class Work:
     tokens: int = 0
     """Real tokens, padding not counted."""
     sequences: int = 0
+    usd: float = 0.0
+    """Paid to others, in US dollars."""
 
     def add(self, tokens: int = 0, sequences: int = 0) -> None:
         self.tokens += tokens
         self.sequences += sequences
+
+    def pay(self, tokens: int, usd: float) -> None:
+        """Count what somebody else computed, for money."""
+        self.tokens += tokens
+        self.usd += usd
 
 
 class Meter:
@@ -110,6 +117,7 @@ class Meter:
             seconds=seconds,
             tokens=work.tokens,
             sequences=work.sequences,
+            usd=work.usd,
             peak_bytes=peak_memory_bytes(self._accelerator),
             **self._identity,
         )

@@ -6,9 +6,9 @@ on, and replies side by side
 
 Six models take part, each side's policy, SFT model and reward model; one is in memory at a time.
 
-The judge is the gold score where the world has one. Elsewhere it is the champion's reward model:
-the challenger's own has learnt from the new votes, and if those were poisoned it would prefer just
-what they taught.
+The judge is the gold score where the world has one, else that of `evaluate.judge`. Without either
+it is the champion's reward model: the challenger's own has learnt from the new votes, and if those
+were poisoned it would prefer just what they taught.
 """
 
 import argparse
@@ -33,6 +33,7 @@ from training.evaluation.comparison import (
 )
 from training.inference.replies import Replies, answer
 from training.inference.trained_models import TrainedModels
+from training.judging.verdict import judged
 from training.modeling.tokenizer import Prompt, prompt_text
 from training.preparation.cleaning import TextRules, same_prompt_key
 from training.preparation.columns import check_columns, column_names
@@ -79,7 +80,18 @@ def contest(
     old, new = scores["champion"], scores["challenger"]
     rate = win_rate(score_judge(new.judged, old.judged), len(prompts), confidence, params.seed)
     own = gain(new.challenger, old.challenger, confidence)
-    trusted = gain(new.judged, old.judged, confidence)
+    trusted, fault, paid = gain(new.judged, old.judged, confidence), None, 0.0
+    if world is None and params.evaluate.judge is not None:
+        ours, theirs = (replies[side].texts for side in ("challenger", "champion"))
+        verdict = judged(challenger.folder, params, prompts, ours, theirs)
+        name, fault, paid = verdict.name, verdict.fault, verdict.usd
+        if verdict.preferences is not None:
+            prefers = verdict.preferences
+            rate = win_rate(score_judge(prefers, [0.5] * len(prompts)), len(prompts), confidence,
+                            params.seed)  # fmt: skip
+            trusted = gain(prefers, [0.5] * len(prompts), confidence)
+    else:
+        name = GOLD if world else CHAMPIONS_REWARD
     lengths = replies["challenger"].chars, replies["champion"].chars
     hacking = reward_hacking(
         own,
@@ -90,7 +102,9 @@ def contest(
     found = Contest(
         prompts=len(prompts),
         left_out=left_out,
-        judge=GOLD if world else CHAMPIONS_REWARD,
+        judge=name,
+        judge_fault=fault,
+        judge_usd=paid,
         win_rate=Share(value=rate.rate, low=rate.low, high=rate.high, of=len(prompts)),
         ties=rate.ties,
         gold=_mean_of(trusted) if world else None,

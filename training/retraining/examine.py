@@ -85,8 +85,11 @@ def prepared_now(
         use: [example for example in examples_for(use, needs, parsed) if example in tokens]
         for use in USES
     }
+    data = params.data
     datasets = {
-        use: make_dataset(use, by_use[use], params.data.test_fraction, tokenizer, tokens)
+        use: make_dataset(
+            use, by_use[use], data.test_fraction, tokenizer, tokens, data.judge_fraction
+        )
         for use in USES
     }
     contents = {

@@ -5,10 +5,9 @@ import pytest
 from config.errors import CostError
 from costs.tables.catalogue import (
     GIB,
+    _table,
     hardware,
     hardware_row,
-    known_hardware,
-    known_shapes,
     own_price,
     price,
     price_row,
@@ -67,8 +66,8 @@ def test_every_device_of_the_list_has_memory_rates_source_and_a_dated_price(name
 
 
 def test_every_row_of_the_tables_can_be_used() -> None:
-    assert all(hardware(name).bandwidth_bytes_per_second > 0 for name in known_hardware())
-    assert all(shape(name).parameters > 0 for name in known_shapes())
+    assert all(hardware(name).bandwidth_bytes_per_second > 0 for name in _table("hardware.yaml"))
+    assert all(shape(name).parameters > 0 for name in _table("shapes.yaml"))
 
 
 def test_a_dtype_that_a_device_lacks_runs_at_its_fp32_rate() -> None:

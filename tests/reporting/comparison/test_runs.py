@@ -61,7 +61,7 @@ def test_a_section_that_only_one_run_has_is_told_key_by_key() -> None:
 
 def test_replies_are_paired_where_all_were_kept(root: Path) -> None:
     first, second = read_run(root, FIRST), read_run(root, SECOND)
-    assert reply_qualities(first, by_gold=True) is None  # eight of many
+    assert reply_qualities(first, "gold") is None  # eight of many
     golds = [0.1 * i for i in range(9)]
     variants = [
         Variant("base", {1: with_replies(first, golds)}),
@@ -70,7 +70,7 @@ def test_replies_are_paired_where_all_were_kept(root: Path) -> None:
     better = compare(variants).variants[1]
     assert better.difference is not None
     assert better.difference.low == pytest.approx(0.1)  # the same everywhere
-    by_reward = reply_qualities(with_replies(first, [0.4, 0.5, 0.6]), by_gold=False)
+    by_reward = reply_qualities(with_replies(first, [0.4, 0.5, 0.6]), "reward")
     assert by_reward == [0.0, 0.5, 1.0]
 
 

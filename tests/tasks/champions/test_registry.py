@@ -343,9 +343,7 @@ def a_cycle(root: Path, run_id: str) -> Cycle:
     for folder, hacked in ((root, True), (kept_folder(root, run_id), False)):
         (folder / "metrics").mkdir(exist_ok=True)
         (folder / "metrics/evaluate.json").write_text(json.dumps({"reward_hacking": hacked}))
-    cycle = Cycle(root, load(root / "params.yaml"), None)
-    cycle.champion, cycle.run_id = require_champion(root), run_id
-    return cycle
+    return Cycle(root, load(root / "params.yaml"))
 
 
 def test_a_contest_judges_the_run_it_is_about_whatever_the_checkout_holds_by_then(
@@ -366,7 +364,9 @@ def test_a_contest_judges_the_run_it_is_about_whatever_the_checkout_holds_by_the
 
     monkeypatch.setattr(retrain, "run_process", run_process)
     cycle = a_cycle(project, "run-1")
-    assert retrain.wins.fn(cycle), "the evaluation of the run itself found no reward hacking"
+    won = retrain.winner.fn(cycle, require_champion(project), "run-1")
+    assert won is not None, "the evaluation of the run itself found no reward hacking"
+    assert won.run_id == "run-1"
     assert (project / "models/ppo/x.txt").read_text() == "3 models/ppo"
     assert judged == {"champion": "0 models/ppo", "challenger": "1 models/ppo"}
     assert [path.name for path in cycle.folder.iterdir()] == ["contest.json"]
@@ -381,7 +381,7 @@ def test_an_evaluation_that_is_not_the_runs_own_is_refused(project: Path) -> Non
     with pytest.raises(
         ModelError, match=r"metrics/evaluate\.json was changed: it is not what run run-1 made"
     ):
-        retrain.wins.fn(cycle)
+        retrain.winner.fn(cycle, require_champion(project), "run-1")
 
 
 def test_an_adapter_whose_base_was_changed_since_its_run_is_refused(project: Path) -> None:

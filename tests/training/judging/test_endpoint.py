@@ -1,0 +1,172 @@
+"""The endpoint judge against a server of this test's own, in both orders, killed and resumed."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from config.errors import EnvironmentFault, OverBudget
+from config.sections.judge import EndpointJudgeSettings
+from training.judging import endpoint
+from training.judging.endpoint import EndpointJudge
+from training.judging.judge import Pair, verdicts
+
+Answer = Callable[[str], tuple[int, Any]]
+
+
+class Server:
+    """Answers with `reply`, and counts."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.keys: list[str | None] = []
+        self.reply: Answer = lambda question: (200, said("A"))
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                outer.asked.append(body["messages"][0]["content"])
+                outer.keys.append(self.headers.get("Authorization"))
+                status, content = outer.reply(outer.asked[-1])
+                data = (
+                    content.encode() if isinstance(content, str) else json.dumps(content).encode()
+                )
+                self.send_response(status)
+                self.send_header("Retry-After", "0")
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
+
+
+def said(text: str) -> dict[str, Any]:
+    usage = {"prompt_tokens": 100, "completion_tokens": 1}
+    return {"choices": [{"message": {"content": text}}], "usage": usage}
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(endpoint, "PAUSE_SECONDS", 0.01)
+    running = Server()
+    yield running
+    running.http.shutdown()
+    running.http.server_close()
+
+
+def settings(server: Server, **changes: Any) -> EndpointJudgeSettings:
+    usual: dict[str, Any] = {
+        "kind": "endpoint", "url": server.url, "model": "m", "key_variable": None,
+        "usd_per_million_prompt_tokens": 10.0, "usd_per_million_reply_tokens": 0.0,
+        "max_usd": None, "parallel": 4, "timeout_seconds": 5.0,
+    }  # fmt: skip
+    return EndpointJudgeSettings.model_validate(usual | changes)
+
+
+def pairs(count: int) -> list[Pair]:
+    return [Pair(f"prompt {i}", "good", "bad") for i in range(count)]
+
+
+def honest(question: str) -> tuple[int, Any]:
+    first = question.split("Reply A:\n")[1].split("\n")[0]
+    return 200, said("A" if first == "good" else "reply B.")
+
+
+def test_both_orders_are_asked_and_a_first_place_bias_makes_ties(
+    server: Server, tmp_path: Path
+) -> None:
+    server.reply = honest
+    found = verdicts(EndpointJudge(settings(server), tmp_path / "a.sqlite"), pairs(6))
+    assert (found.preferences, found.flips, found.unusable) == ([1.0] * 6, 0, 0)
+    assert len(server.asked) == 12
+    server.reply = lambda question: (200, said("A"))
+    found = verdicts(EndpointJudge(settings(server), tmp_path / "b.sqlite"), pairs(6))
+    assert (found.preferences, found.flips) == ([0.5] * 6, 6)
+
+
+def test_what_is_no_answer_is_counted_and_never_a_preference(
+    server: Server, tmp_path: Path
+) -> None:
+    said_before = ["I cannot judge that.", "Both are fine, but A is longer.", "", " t. "]
+    server.reply = lambda question: (200, said(said_before[len(server.asked) % 4]))
+    judge = EndpointJudge(settings(server, parallel=1), tmp_path / "a.sqlite")
+    assert judge.prefer(pairs(4)) == [None, None, 0.5, None]
+    assert judge.refused == 3
+
+
+def test_a_judgement_that_broke_off_goes_on_without_paying_twice(
+    server: Server, tmp_path: Path
+) -> None:
+    paid: list[float] = []
+
+    def flaky(question: str) -> tuple[int, Any]:
+        return honest(question) if len(server.asked) <= 30 else (401, "no more")
+
+    server.reply = flaky
+    cache = tmp_path / "a.sqlite"
+    with pytest.raises(EnvironmentFault, match="HTTP 401 no more"):
+        EndpointJudge(settings(server), cache, lambda _, usd: paid.append(usd)).prefer(pairs(100))
+    answered = len(paid)
+    assert 24 <= answered <= 30
+    server.asked.clear()
+    server.reply = honest
+    again = EndpointJudge(settings(server), cache, lambda _, usd: paid.append(usd))
+    assert again.prefer(pairs(100)) == [1.0] * 100
+    assert len(server.asked) == 100 - answered
+    assert sum(paid) == pytest.approx(100 * 100 * 10 / 1e6)
+
+
+def test_the_budget_is_checked_before_a_call(server: Server, tmp_path: Path) -> None:
+    server.reply = honest
+    judge = EndpointJudge(settings(server, max_usd=0.02, parallel=1), tmp_path / "a.sqlite")
+    with pytest.raises(OverBudget, match=r"evaluate.judge.max_usd=0.02"):
+        judge.prefer(pairs(100))
+    assert 0 < judge.usd <= 0.02
+
+
+def test_a_busy_server_is_asked_again_and_a_broken_one_named(
+    server: Server, tmp_path: Path
+) -> None:
+    server.reply = lambda question: (
+        (429, "slow down") if len(server.asked) < 3 else honest(question)
+    )
+    judge = EndpointJudge(settings(server, parallel=1), tmp_path / "a.sqlite")
+    assert judge.prefer(pairs(1)) == [1.0]
+    server.reply = lambda question: (200, "<html>")
+    with pytest.raises(EnvironmentFault, match="does not judge: Expecting value"):
+        judge.prefer([Pair("other", "a", "b")])
+
+    def slow(question: str) -> tuple[int, Any]:
+        time.sleep(0.5)
+        return honest(question)
+
+    server.reply = slow
+    hasty = EndpointJudge(settings(server, timeout_seconds=0.05), tmp_path / "b.sqlite")
+    with pytest.raises(EnvironmentFault, match="timed out"):
+        hasty.prefer(pairs(1))
+
+
+def test_the_key_comes_from_the_environment_alone(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.reply = honest
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    with pytest.raises(EnvironmentFault, match="key_variable=JUDGE_KEY is not set"):
+        EndpointJudge(settings(server, key_variable="JUDGE_KEY"), tmp_path / "a.sqlite")
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    EndpointJudge(settings(server, key_variable="JUDGE_KEY"), tmp_path / "a.sqlite").prefer(
+        pairs(1)
+    )
+    assert server.keys[-1] == "Bearer secret"
+    assert b"secret" not in (tmp_path / "a.sqlite").read_bytes()

@@ -1,0 +1,189 @@
+"""A judge behind an OpenAI-compatible URL. Every answer is kept in SQLite, by a digest of all that
+decides it: a judgement that was stopped or failed goes on without paying twice.
+
+evaluation/judge.sqlite   answers(key, text, prompt_tokens, reply_tokens)
+"""
+
+import hashlib
+import json
+import re
+import sqlite3
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from config.errors import EnvironmentFault, OverBudget
+from config.judge import require_key
+from config.sections.judge import EndpointJudgeSettings
+from training.judging.judge import Pair
+from training.modeling.tokenizer import prompt_text
+
+QUESTION = """Which of two replies to the same request is better: more helpful, right, to the point?
+Length by itself is no merit.
+
+Request:
+{prompt}
+
+Reply A:
+{first}
+
+Reply B:
+{second}
+
+Answer with one letter and nothing else: A, B, or T for a tie."""
+ANSWER = re.compile(r"\W*(?:reply\s+)?([abt]|tie)\b\W*", re.IGNORECASE)
+MEANING = {"a": 1.0, "b": 0.0, "t": 0.5, "tie": 0.5}
+LONGEST_ANSWER = 8
+"""Tokens."""
+AGAIN = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.REQUEST_TIMEOUT)
+"""Statuses that may pass, beside those of the server's own faults."""
+TRIES, PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5, 1.0, 60.0
+
+
+class Answer(NamedTuple):
+    """What the model said."""
+
+    text: str
+    prompt_tokens: int
+    reply_tokens: int
+
+
+class EndpointJudge:
+    """See the module. `paid` is called with the tokens and US dollars of every new answer."""
+
+    name = "endpoint"
+
+    def __init__(
+        self, settings: EndpointJudgeSettings, cache: Path,
+        paid: Callable[[int, float], None] = lambda tokens, usd: None,
+    ) -> None:  # fmt: skip
+        """Raises EnvironmentFault if the key's environment variable is not set."""
+        self._settings, self._paid, self.usd, self.refused = settings, paid, 0.0, 0
+        variable = settings.key_variable
+        self._key = None if variable is None else require_key(variable)
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        self._answers = sqlite3.connect(cache)
+        self._answers.execute(
+            "create table if not exists answers "
+            "(key text primary key, text text, prompt_tokens integer, reply_tokens integer)"
+        )
+
+    def prefer(self, pairs: Sequence[Pair]) -> list[float | None]:
+        """Raises OverBudget before a call that could exceed `max_usd`, EnvironmentFault where the
+        endpoint refuses or does not answer. What was answered until then is kept.
+        """
+        requests = [self._request(pair) for pair in pairs]
+        known = {key: answer for key, _ in requests if (answer := self._kept(key)) is not None}
+        ahead = {key: body for key, body in requests if key not in known}
+        with ThreadPoolExecutor(self._settings.parallel) as pool:
+            waiting = list(ahead.items())
+            for start in range(0, len(waiting), self._settings.parallel):
+                batch = waiting[start : start + self._settings.parallel]
+                self._afford([body for _, body in batch])
+                for (key, _), answer in zip(
+                    batch, pool.map(self._ask, [body for _, body in batch]), strict=True
+                ):
+                    known[key] = answer
+                    self._keep(key, answer)
+        return [self._preference(known[key].text) for key, _ in requests]
+
+    def _request(self, pair: Pair) -> tuple[str, bytes]:
+        """The digest of a question, and the question as it is sent."""
+        content = QUESTION.format(
+            prompt=prompt_text(pair.prompt), first=pair.first, second=pair.second
+        )
+        body = json.dumps(
+            {
+                "model": self._settings.model,
+                "messages": [{"role": "user", "content": content}],
+                "temperature": 0,
+                "max_tokens": LONGEST_ANSWER,
+            }
+        ).encode()
+        return hashlib.sha256(self._settings.url.encode() + b"\n" + body).hexdigest(), body
+
+    def _preference(self, text: str) -> float | None:
+        found = ANSWER.fullmatch(text.strip())
+        if found is None:
+            self.refused += 1
+            return None
+        return MEANING[found[1].lower()]
+
+    # ------------------------------------------------------------ money
+
+    def _usd(self, prompt_tokens: float, reply_tokens: float) -> float:
+        prices = self._settings
+        return (
+            prompt_tokens * prices.usd_per_million_prompt_tokens
+            + reply_tokens * prices.usd_per_million_reply_tokens
+        ) / 1e6
+
+    def _afford(self, bodies: Sequence[bytes]) -> None:
+        limit = self._settings.max_usd
+        # no text has more tokens than bytes
+        most = sum(self._usd(len(body), LONGEST_ANSWER) for body in bodies)
+        if limit is not None and self.usd + most > limit:
+            raise OverBudget(
+                f"the judge has cost ${self.usd:.4f} and the next questions could cost "
+                f"${most:.4f}, evaluate.judge.max_usd={limit:g}: raise it, and run again to go on."
+            )
+
+    def _kept(self, key: str) -> Answer | None:
+        row = self._answers.execute(
+            "select text, prompt_tokens, reply_tokens from answers where key = ?", (key,)
+        ).fetchone()
+        return None if row is None else Answer(*row)
+
+    def _keep(self, key: str, answer: Answer) -> None:
+        with self._answers:
+            self._answers.execute("insert or replace into answers values (?, ?, ?, ?)",
+                                  (key, *answer))  # fmt: skip
+        usd = self._usd(answer.prompt_tokens, answer.reply_tokens)
+        self.usd += usd
+        self._paid(answer.prompt_tokens + answer.reply_tokens, usd)
+
+    # ------------------------------------------------------------ asking
+
+    def _ask(self, body: bytes) -> Answer:
+        """Ask, again where that may help. Raises EnvironmentFault."""
+        pause = PAUSE_SECONDS
+        for attempt in range(TRIES):
+            try:
+                return self._post(body)
+            except urllib.error.HTTPError as error:
+                said = " ".join(error.read(500).decode("utf-8", "replace").split())
+                reason = f"HTTP {error.code} {said}".strip()
+                passing = error.code in AGAIN or error.code >= HTTPStatus.INTERNAL_SERVER_ERROR
+                wait = error.headers.get("Retry-After", "")
+                pause = float(wait) if wait.isdigit() else pause
+            except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+                reason, passing = " ".join(str(error).split()) or type(error).__name__, True
+            if not passing or attempt == TRIES - 1:
+                break
+            time.sleep(min(pause, LONGEST_PAUSE_SECONDS))
+            pause *= 2
+        raise EnvironmentFault(
+            f"evaluate.judge.url={self._settings.url} does not judge: {reason[:200]}. What it has "
+            "answered is kept; run again to go on."
+        )
+
+    def _post(self, body: bytes) -> Answer:
+        headers = {"Content-Type": "application/json"}
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {self._key}"
+        request = urllib.request.Request(
+            f"{self._settings.url.rstrip('/')}/chat/completions", body, headers
+        )
+        with urllib.request.urlopen(request, timeout=self._settings.timeout_seconds) as response:
+            content: dict[str, Any] = json.loads(response.read())
+        usage = content.get("usage") or {}
+        return Answer(
+            str(content["choices"][0]["message"].get("content") or ""),
+            int(usage.get("prompt_tokens") or 0),
+            int(usage.get("completion_tokens") or 0),
+        )

@@ -1,0 +1,150 @@
+"""What the judge of an evaluation says of two models, once it has been judged itself on preferences
+of people that no stage trained on.
+
+data/prepared/preference/{test,judge}.jsonl, replies -> the judge's part of metrics/evaluate.json
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from config import jsonl
+from config.errors import DataError
+from config.schema import Params
+from config.sections.judge import EmbeddingJudgeSettings, EndpointJudgeSettings
+from training.evaluation.judgement import (
+    Agreement,
+    Interval,
+    agreement,
+    clustered,
+    length_controlled,
+    smallest_effect,
+)
+from training.judging.embedding import EmbeddingJudge
+from training.judging.endpoint import EndpointJudge
+from training.judging.judge import Judge, Pair, verdicts
+from training.judging.reward_model import RewardModelJudge
+from training.modeling.tokenizer import Prompt, prompt_text, response_text
+
+MOST_PAIRS = 500
+"""Human preferences that a judge is judged on."""
+PREFERENCES = "data/prepared/preference"
+CACHE = Path("evaluation/judge.sqlite")
+KEYS = (
+    "judge_accuracy", "judge_accuracy_shorter", "win_rate_judge",
+    "win_rate_judge_length_controlled",
+)  # fmt: skip
+"""Each with _low and _high."""
+
+
+class Judged(NamedTuple):
+    """What a judge says of two models, and what people's preferences say of the judge."""
+
+    name: str
+    fault: str | None
+    """Why its verdict does not count."""
+    preferences: list[float] | None
+    """For the first model's reply to each prompt; None without a verdict."""
+    metrics: dict[str, Any]
+    usd: float
+    """What it was paid."""
+
+
+def judged(
+    root: Path,
+    params: Params,
+    prompts: Sequence[Prompt],
+    ours: Sequence[str],
+    theirs: Sequence[str],
+    paid: Callable[[int, float], None] = lambda tokens, usd: None,
+) -> Judged:
+    """Judge the judge on the preferences prepared below `root`, then the replies. A judge whose
+    verdicts do not count is not asked about them. Raises DataError, ModelError, EnvironmentFault or
+    OverBudget.
+    """
+    judge = chosen(root, params, paid)
+    confidence, seed = params.evaluate.confidence, params.seed
+    found = judge_of_people(judge, human_pairs(root, "test")[:MOST_PAIRS], confidence, seed)
+    metrics = of_agreement(judge, found)
+    if found.fault is not None:
+        return Judged(judge.name, found.fault, None, metrics, judge.usd)
+    said = verdicts(judge, [Pair(*each) for each in zip(prompts, ours, theirs, strict=True)])
+    names = [prompt_text(prompt) for prompt in prompts]
+    our_chars, their_chars = ([len(text) for text in texts] for texts in (ours, theirs))
+    metrics |= spread("win_rate_judge", clustered(said.preferences, names, confidence, seed))
+    metrics |= spread(
+        "win_rate_judge_length_controlled",
+        length_controlled(said.preferences, our_chars, their_chars, names, confidence, seed),
+    )
+    metrics |= {
+        "judge_smallest_effect": smallest_effect(said.preferences, names, confidence),
+        "ties_judge": sum(each == 0.5 for each in said.preferences),
+        "judge_unusable": said.unusable,
+    }
+    return Judged(judge.name, None, said.preferences, metrics, judge.usd)
+
+
+def chosen(root: Path, params: Params, paid: Callable[[int, float], None]) -> Judge:
+    """The judge of `evaluate.judge`, trained where it learns."""
+    settings = params.evaluate.judge
+    assert settings is not None
+    if isinstance(settings, EndpointJudgeSettings):
+        return EndpointJudge(settings, root / CACHE, paid)
+    if not isinstance(settings, EmbeddingJudgeSettings):
+        return RewardModelJudge(settings.path)
+    judge = EmbeddingJudge(Path(settings.path))
+    judge.train(human_pairs(root, "judge"))
+    return judge
+
+
+def human_pairs(root: Path, split: str) -> list[Pair]:
+    """Pairs whose first reply people prefer. Raises DataError if there are none."""
+    path = root / PREFERENCES / f"{split}.jsonl"
+    rows = list(jsonl.plain(path)) if path.exists() else []
+    if not rows:
+        raise DataError(
+            f"{path} has no preferences for the judge to "
+            + ("learn from: set data.judge_fraction, such as 0.2." if split == "judge" else
+               "be judged on: add prompts, or raise data.test_fraction.")
+        )  # fmt: skip
+    return [
+        Pair(row["prompt"], response_text(row["chosen"]), response_text(row["rejected"]))
+        for row in rows
+    ]
+
+
+def judge_of_people(judge: Judge, pairs: Sequence[Pair], confidence: float, seed: int) -> Agreement:
+    """How often the judge prefers what people prefer."""
+    said = verdicts(judge, pairs)
+    return agreement(
+        said.preferences,
+        said.flips,
+        [len(pair.first) for pair in pairs],
+        [len(pair.second) for pair in pairs],
+        [prompt_text(pair.prompt) for pair in pairs],
+        confidence,
+        seed,
+    )
+
+
+def of_agreement(judge: Judge, found: Agreement) -> dict[str, Any]:
+    """The metrics of the judge itself; those of its verdict are null until there is one."""
+    nothing: dict[str, Any] = {f"{key}{end}": None for key in KEYS for end in ("", "_low", "_high")}
+    return (
+        nothing
+        | spread("judge_accuracy", found.accuracy)
+        | ({} if found.shorter is None else spread("judge_accuracy_shorter", found.shorter))
+        | {
+            "judge": judge.name,
+            "judge_fault": found.fault,
+            "judge_pairs": found.pairs,
+            "judge_longer_wins": found.longer,
+            "position_flip_rate": found.flip_rate,
+            "judge_smallest_effect": None,
+        }
+    )
+
+
+def spread(name: str, interval: Interval) -> dict[str, Any]:
+    """name, name_low and name_high."""
+    return {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
