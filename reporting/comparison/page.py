@@ -86,7 +86,7 @@ def _verdict_tone(each: VariantResult) -> str:
 def _picture(found: Comparison) -> Markup | None:
     base = found.variants[0]
     dots = []
-    for i, each in enumerate(found.variants):
+    for each in found.variants:
         if each.measured_usd is None or each.quality is None:
             continue
         low, high = each.quality, each.quality
@@ -100,7 +100,8 @@ def _picture(found: Comparison) -> Markup | None:
         tone = "second" if each is base else "accent" if each.verdict in SAME else "quiet"
         dots.append(
             Dot(title, each.measured_usd, each.quality, low, high, tone,
-                planned=each.planned_usd, caption=letter(i))
+                planned=each.planned_usd,
+                caption=each.name if each is base or each.name == found.cheapest else "")
         )  # fmt: skip
     if len(dots) < 2:
         return None

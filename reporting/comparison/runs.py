@@ -416,7 +416,8 @@ def param_differences(contents: Sequence[Mapping[str, Any]]) -> dict[str, list[A
     return found
 
 
-MOST_SAMPLES = 20
+MOST_REPLIES = 40
+"""Of all variants together."""
 
 
 def common_samples(samples: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[dict[str, Any]]:
@@ -424,7 +425,7 @@ def common_samples(samples: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[d
     by_prompt = [{str(row.get("prompt", "")): row for row in rows} for rows in samples]
     prompts = dict.fromkeys(prompt for each in by_prompt for prompt in each)
     common = [prompt for prompt in prompts if sum(prompt in each for each in by_prompt) > 1]
-    for prompt in common[:MOST_SAMPLES]:
+    for prompt in common[: max(2, MOST_REPLIES // len(samples))]:
         yield {"prompt": prompt, "replies": [each.get(prompt) for each in by_prompt]}
 
 

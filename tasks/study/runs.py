@@ -127,7 +127,7 @@ def works(root: Path, content: StudyFile) -> list[Work]:
     """All runs, the variants of one seed after another: they share more. Raises ParamsError for
     what params.yaml does not know.
     """
-    found = []
+    found, made = [], dict[str, str]()
     for seed in content.seeds:
         for name, changes in content.variants.items():
             params = load(root / content.recipe, [*content.set, *changes, f"seed={seed}"])
@@ -135,7 +135,14 @@ def works(root: Path, content: StudyFile) -> list[Work]:
             evaluate = params.evaluate.model_copy(update={"samples": params.evaluate.prompts})
             tracking = params.tracking.model_copy(update={"uri": _absolute(root, params)})
             update = {"evaluate": evaluate, "tracking": tracking}
-            found.append(Work(name, seed, params.model_copy(update=update)))
+            work = Work(name, seed, params.model_copy(update=update))
+            same = made.setdefault(results_key(work.params), name)
+            if same != name:
+                raise ParamsError(
+                    f"variants {same!r} and {name!r} have the same results, so that one run would "
+                    "do for both: where, budget, prices and tracking change none. Take one out."
+                )
+            found.append(work)
     return found
 
 

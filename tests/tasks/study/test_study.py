@@ -62,6 +62,12 @@ def test_variants_of_a_seed_follow_one_another_and_every_reply_is_kept() -> None
     assert found[0].params.evaluate.samples == found[0].params.evaluate.prompts
 
 
+def test_variants_with_the_same_results_are_refused() -> None:
+    content = StudyFile(recipe=Path(TINY), variants={"a": [], "b": ["where.ppo.processes=2"]})
+    with pytest.raises(ParamsError, match="variants 'a' and 'b' have the same results"):
+        works(ROOT, content)
+
+
 @pytest.mark.integration
 def test_a_study_is_killed_goes_on_and_shares_what_its_variants_share(tmp_path: Path) -> None:
     project = checkout(tmp_path / "project")

@@ -1,0 +1,71 @@
+"""The embedding judge on an encoder made here, and the reward-model judge on a model made here."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import BertConfig, BertModel, LlamaConfig, LlamaForSequenceClassification
+
+from config.errors import ModelError
+from tests.training.support.tiny import tokenizer
+from training.judging.embedding import EmbeddingJudge
+from training.judging.judge import Pair, verdicts
+from training.judging.reward_model import RewardModelJudge
+
+WORDS = ("we", "will", "replace", "it", "refund", "the", "no", "sorry")
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("encoder")
+    words = tokenizer()
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    BertModel(BertConfig(vocab_size=len(words), intermediate_size=64, **sizes)).save_pretrained(folder)
+    words.save_pretrained(folder)
+    return folder
+
+
+def pairs(count: int, seed: int) -> list[Pair]:
+    """Whoever says refund is preferred; both replies are as long."""
+    rng = random.Random(seed)
+    found = []
+    for _ in range(count):
+        rest = " ".join(rng.choices(WORDS[:3], k=4))
+        found.append(Pair(rng.choice(WORDS), f"{rest} refund", f"{rest} sorry "))
+    return found
+
+
+def test_the_head_learns_what_people_prefer_and_has_no_favourite_place(encoder: Path) -> None:
+    judge = EmbeddingJudge(encoder)
+    judge.train(pairs(60, seed=1))
+    found = verdicts(judge, pairs(40, seed=2))
+    assert sum(found.preferences) / 40 > 0.9
+    assert (found.flips, found.unusable) == (0, 0)
+    assert judge.prefer([Pair("we", "it", "it")]) == [0.5]
+
+
+def test_a_folder_without_an_encoder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="rlhf fetch minilm"):
+        EmbeddingJudge(tmp_path)
+
+
+@pytest.mark.parametrize("labels", [1, 3])
+def test_a_reward_model_prefers_the_higher_score(tmp_path: Path, labels: int) -> None:
+    words = tokenizer()
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=len(words), hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, num_labels=labels, pad_token_id=words.pad_token_id,
+    )  # fmt: skip
+    LlamaForSequenceClassification(config).save_pretrained(tmp_path)
+    words.save_pretrained(tmp_path)
+    if labels == 3:
+        with pytest.raises(ModelError, match="has 3 labels"):
+            RewardModelJudge(str(tmp_path))
+        return
+    judge = RewardModelJudge(str(tmp_path))
+    found = verdicts(judge, pairs(20, seed=1))
+    assert (found.flips, found.unusable) == (0, 0)
+    assert judge.prefer([Pair("we", "it", "it")]) == [0.5]
