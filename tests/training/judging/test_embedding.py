@@ -22,7 +22,8 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = tokenizer()
     torch.manual_seed(1)
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    BertModel(BertConfig(vocab_size=len(words), intermediate_size=64, **sizes)).save_pretrained(folder)
+    config = BertConfig(vocab_size=len(words), intermediate_size=64, **sizes)
+    BertModel(config).save_pretrained(folder)
     words.save_pretrained(folder)
     return folder
 
