@@ -121,11 +121,8 @@ def _growth(found: Comparison) -> Markup | None:
     cards = []
     for each in found.growth:
         curves = [
-            Series(name, sorted((each.sizes[key], usd_of[key]) for key in each.sizes), tone)
-            for name, usd_of, tone in (
-                ("measured", each.measured_usd, "accent"),
-                ("planned", each.planned_usd, "second"),
-            )
+            Series("measured", sorted(zip(each.sizes, each.measured_usd, strict=True))),
+            Series("planned", sorted(zip(each.sizes, each.planned_usd, strict=True)), "second"),
         ]
         drawn = line_chart(curves, f"US dollars by {each.factor}", each.factor, steps=False)
         cards.append(card(each.factor, legend(curves), drawn, note=growth(each)))

@@ -13,6 +13,7 @@ from config.records import STAGES, kept_folder
 from config.workspace.kept import Outs, completed_stages, kept_params
 from config.workspace.study import MARGIN
 from reporting.comparison.statistics import (
+    CHEAPER,
     SAME,
     Costed,
     Estimate,
@@ -113,9 +114,10 @@ class Growth(BaseModel):
     """Cost ~ size^exponent."""
 
     factor: str
-    sizes: dict[str, float]
-    measured_usd: dict[str, float]
-    planned_usd: dict[str, float]
+    sizes: list[float]
+    """Of each run, as are the costs."""
+    measured_usd: list[float]
+    planned_usd: list[float]
     exponent: Estimate
     planned_exponent: float
 
@@ -210,7 +212,7 @@ def compare(
         ],
         samples=list(common_samples([run.findings.samples if run else () for run in first])),
         spent_usd=spent_usd,
-        notes=list(_notes(runs)),
+        notes=list(_notes([run for run in first if run], runs)),
     )
 
 
@@ -223,7 +225,7 @@ def _result(
     stages = [stage for stage in STAGES if any(run.findings.ledger.stage(stage) for run in ours)]
     own = [stage for stage in STAGES if stage not in (*shared, "evaluate")]
     measured, base_usd = (_cost(runs, "measured_usd", own) for runs in (ours, theirs))
-    cheaper = (measured or 0.0) < (base_usd or 0.0)
+    cheaper = CHEAPER * (measured or 0.0) < (base_usd or 0.0)
     judged: Verdict = "not run" if not ours else verdict(differs, margin, cheaper)
     metrics = _metrics(ours)
     base_metrics = {name: value for name, value in _metrics(theirs).items() if name in metrics}
@@ -364,30 +366,33 @@ def _estimates(run: Run) -> dict[str, Estimate]:
 
 
 def _growth(factor: str, sizes: Mapping[str, float], variants: Sequence[Variant]) -> Growth | None:
-    """The exponent of the costs of the phases that do work; None with fewer than two sizes."""
-    planned, measured = dict[str, float](), dict[str, float]()
+    """The exponents of the costs of the phases that do work, fitted to every run; None with fewer
+    than two sizes.
+    """
+    found = []
     for variant in variants:
-        if variant.name in sizes and variant.runs:
+        for run in variant.runs.values() if variant.name in sizes else ():
             phases = [
                 phase
-                for run in variant.runs.values()
                 for stage in run.findings.reconciled.stages
                 if stage.stage not in ("data", "evaluate")
                 for name, phase in stage.phases.items()
                 if name not in NOT_GROWING
             ]
-            planned[variant.name] = sum(phase.planned_usd or 0.0 for phase in phases)
-            measured[variant.name] = sum(phase.measured_usd or 0.0 for phase in phases)
-    of = {name: sizes[name] for name in measured if measured[name] > 0 and planned[name] > 0}
-    if len(set(of.values())) < 2:
+            measured = sum(phase.measured_usd or 0.0 for phase in phases)
+            planned = sum(phase.planned_usd or 0.0 for phase in phases)
+            if measured > 0 and planned > 0:
+                found.append((sizes[variant.name], measured, planned))
+    of_size, measured_usd, planned_usd = zip(*found, strict=True) if found else ((), (), ())
+    if len(set(of_size)) < 2:
         return None
     return Growth(
         factor=factor,
-        sizes=of,
-        measured_usd=measured,
-        planned_usd=planned,
-        exponent=exponent(list(of.values()), [measured[name] for name in of]),
-        planned_exponent=exponent(list(of.values()), [planned[name] for name in of]).value,
+        sizes=list(of_size),
+        measured_usd=list(measured_usd),
+        planned_usd=list(planned_usd),
+        exponent=exponent(of_size, measured_usd),
+        planned_exponent=exponent(of_size, planned_usd).value,
     )
 
 
@@ -429,12 +434,13 @@ def common_samples(samples: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[d
         yield {"prompt": prompt, "replies": [each.get(prompt) for each in by_prompt]}
 
 
-def _notes(runs: Sequence[Run]) -> Iterator[str]:
+def _notes(first: Sequence[Run], runs: Sequence[Run]) -> Iterator[str]:
+    """`first` are the runs of one seed."""
     for stage, path, what in (
         ("reward", "models/reward", "reward models: scores and wins are each by the run's own"),
         ("data", "data/prepared", "data"),
     ):
-        versions = {run.outs.get(stage, {}).get(path) for run in runs} - {None}
+        versions = {run.outs.get(stage, {}).get(path) for run in first} - {None}
         if len(versions) > 1:
             yield f"The runs have different {what}."
     for run in runs:

@@ -12,6 +12,8 @@ from typing import Literal, NamedTuple
 
 CLOSE = 1.3
 """Costs within this factor are a tie: neither order of the two is wrong."""
+CHEAPER = 1.05
+"""Times that the base costs more than a variant that is called cheaper: less is the machine's."""
 FEWEST_SEEDS = 3
 """From so many seeds on an interval is over seeds, which vary more than prompts."""
 

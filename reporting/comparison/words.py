@@ -3,7 +3,7 @@
 import string
 
 from reporting.comparison.runs import Comparison, Growth, Metric
-from reporting.comparison.statistics import Estimate, is_clear
+from reporting.comparison.statistics import CHEAPER, Estimate, is_clear
 from reporting.numbers import ABSENT, decimal, percent, usd
 
 
@@ -70,9 +70,9 @@ def sentence(found: Comparison) -> str:
     best = next((each for each in found.variants if each.name == found.cheapest), None)
     if best is None or not best.measured_usd or not base.measured_usd:
         return "No variant has completed beside the first one."
-    if best is base:
-        return f"No variant is cheaper than {base.name!r} and shown to be as good."
     times = base.measured_usd / best.measured_usd
+    if times < CHEAPER:
+        return f"No variant is cheaper than {base.name!r} and shown to be as good."
     return (
         f"{best.name!r} is as good as {base.name!r} and {times:.1f} times cheaper "
         f"({usd(best.measured_usd)} instead of {usd(base.measured_usd)})."

@@ -139,8 +139,9 @@ def works(root: Path, content: StudyFile) -> list[Work]:
             same = made.setdefault(results_key(work.params), name)
             if same != name:
                 raise ParamsError(
-                    f"variants {same!r} and {name!r} have the same results, so that one run would "
-                    "do for both: where, budget, prices and tracking change none. Take one out."
+                    f"variants {same!r} and {name!r} have the same results: what they change is in "
+                    "the recipe already, or only in where, budget, prices or tracking, which "
+                    "change none. Take one out."
                 )
             found.append(work)
     return found
