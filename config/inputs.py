@@ -4,6 +4,7 @@ models, for DVC to depend on.
 data/inputs/data.json     the files of data.source, data.sft_source and the other sources
 data/inputs/model.json    the files of model.path
 data/inputs/student.json  the files of distill.student.path
+data/inputs/judge.json    the files of evaluate.judge.path, and the votes on replies
 
 DVC cannot depend on a path that stands in params.yaml and may not be there, so these files stand
 for them: they change when the content does. The DVC stage `inputs` writes them
@@ -20,6 +21,9 @@ from config.schema import Params
 DATA_DIGESTS = Path("data/inputs/data.json")
 MODEL_DIGESTS = Path("data/inputs/model.json")
 STUDENT_DIGESTS = Path("data/inputs/student.json")
+JUDGE_DIGESTS = Path("data/inputs/judge.json")
+JUDGE_VOTES = Path("data/judge/votes.jsonl")
+"""Where people's votes on the replies of an evaluation are, whoever else judges."""
 
 
 def write_digests(root: Path, params: Params) -> None:
@@ -76,12 +80,18 @@ def digest_files(root: Path, params: Params) -> dict[Path, str]:
         _folder_digests(root, path) if path else {}
         for path in (params.model.path, student_path(params))
     )
+    named = judge_path(params)
+    judge = _folder_digests(root, named) if named else {}
+    if params.evaluate.judge is not None:
+        votes = {str(path) for path in (JUDGE_VOTES, named) if path}
+        judge |= {path: _digest(root / path) for path in sorted(votes) if (root / path).is_file()}
     return {
         path: json.dumps(digests, indent=1) + "\n"
         for path, digests in (
             (DATA_DIGESTS, data),
             (MODEL_DIGESTS, model),
             (STUDENT_DIGESTS, student),
+            (JUDGE_DIGESTS, judge),
         )
     }
 

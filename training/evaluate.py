@@ -7,6 +7,7 @@ metrics/evaluate.json, plots/evaluate.csv, evaluation/samples.jsonl
 
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -282,7 +283,8 @@ def compare(
     )
     trusted = gold
     if trusted is None and verdict is not None and verdict.preferences is not None:
-        trusted = gain(verdict.preferences, [0.5] * len(verdict.preferences), confidence)
+        preferred = [each for each in verdict.preferences if each is not None]
+        trusted = gain(preferred, [0.5] * len(preferred), confidence)
     equal_length = gain_at_equal_length(
         aligned.rewards, sft.rewards, aligned.lengths, sft.lengths, confidence
     )
@@ -340,7 +342,7 @@ def judge_scores(answers: Answers) -> list[float]:
 
 
 def samples(
-    prompts: list[Prompt], answers: dict[str, Answers], preferences: list[float] | None
+    prompts: list[Prompt], answers: dict[str, Answers], preferences: Sequence[float | None] | None
 ) -> list[dict[str, Any]]:
     """Replies side by side, with the judge's preference for the aligned model's to the SFT
     model's.

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from cli.project import project_root, typed_path
 from config.errors import EnvironmentFault, ParamsError
+from config.inputs import JUDGE_VOTES
 
 if TYPE_CHECKING:
     from http.server import ThreadingHTTPServer
@@ -46,32 +47,46 @@ def label(
     report: Annotated[
         bool, typer.Option("--report", help="Only show progress and agreement.")
     ] = False,
+    judge: Annotated[
+        bool,
+        typer.Option(
+            "--judge",
+            help="Compare the replies of SFT and aligned model that the last "
+            "evaluation kept, for evaluate.judge. Nothing trains on these votes.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare pairs of responses on a local page, by keyboard. The next run trains on the votes."""
+    """Compare pairs of responses on a local page, by keyboard. The next run trains on the votes, or
+    with --judge is judged by them.
+    """
+    from labelling.judging import JUDGE_PAIRS, evaluated_pairs
     from labelling.server import Session, serve, url
     from labelling.votes import PAIRS_FILE, VOTES_FILE, annotator_name
 
     root = project_root()
+    pairs_file, votes_file = (JUDGE_PAIRS, JUDGE_VOTES) if judge else (PAIRS_FILE, VOTES_FILE)
     if report:
-        _report(root, as_json)
+        _report(root, as_json, pairs_file, votes_file)
         return
     name = None if annotator is None else annotator_name(annotator)
-    if new or not (root / PAIRS_FILE).exists():
+    if judge:
+        evaluated_pairs(root)
+    elif new or not (root / PAIRS_FILE).exists():
         draw(root, new or FIRST_PAIRS, temperature, seed)
-    with serve(Session(root / PAIRS_FILE, root / VOTES_FILE), port) as server:
+    with serve(Session(root / pairs_file, root / votes_file), port) as server:
         _stop_on_signals(server)
         address = url(server) + ("?" + urllib.parse.urlencode({"annotator": name}) if name else "")
         typer.echo(
-            json.dumps({"url": address, "votes": str(VOTES_FILE)})
+            json.dumps({"url": address, "votes": str(votes_file)})
             if as_json
-            else f"Label on {address}\nCtrl-C ends it; every vote is in {VOTES_FILE} at once."
+            else f"Label on {address}\nCtrl-C ends it; every vote is in {votes_file} at once."
         )
         sys.stdout.flush()
         if open_page:
             webbrowser.open(address)
         server.serve_forever(poll_interval=0.1)
-    _report(root, as_json)
+    _report(root, as_json, pairs_file, votes_file)
 
 
 def _stop_on_signals(server: "ThreadingHTTPServer") -> None:
@@ -149,11 +164,11 @@ def _columns(pairs: Sequence[str]) -> dict[str, str]:
     return {ours: theirs for ours, _, theirs in (pair.partition("=") for pair in pairs)}
 
 
-def _report(root: Path, as_json: bool) -> None:
+def _report(root: Path, as_json: bool, pairs_file: Path, votes_file: Path) -> None:
     from labelling.summary import summary
-    from labelling.votes import PAIRS_FILE, VOTES_FILE, read_pairs, read_votes
+    from labelling.votes import read_pairs, read_votes
 
-    found = summary(read_pairs(root / PAIRS_FILE), read_votes(root / VOTES_FILE))
+    found = summary(read_pairs(root / pairs_file), read_votes(root / votes_file))
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return

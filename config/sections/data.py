@@ -1,5 +1,6 @@
 """Sources of rows, and how they are cleaned and split."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -249,6 +250,16 @@ class Data(Section):
                 f"data.vote_source.format={self.vote_source.format} has no preferences, as votes "
                 "or pairs have. Change it in params.yaml."
             )
+        return self
+
+    @model_validator(mode="after")
+    def _learns_not_from_the_judge(self) -> "Data":
+        for name, path in self.local_paths().items():
+            if Path(path).parts[:2] == ("data", "judge"):
+                raise ParamsError(
+                    f"{name}={path} is the judge's: what it says of replies must not be trained "
+                    "on. Name another file in params.yaml."
+                )
         return self
 
     @model_validator(mode="after")

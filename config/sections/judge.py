@@ -41,7 +41,15 @@ class EndpointJudgeSettings(Section):
     timeout_seconds: Annotated[float, Field(gt=0)] = Field(description="Of one answer.")
 
 
+class PeopleJudgeSettings(Section):
+    """People who compared the replies themselves: rlhf label --judge, then rlhf run again."""
+
+    kind: Literal["people"]
+    path: str = Field(description="Their votes, such as data/judge/votes.jsonl.")
+    fewest: Positive = Field(description="Prompts with a vote that a verdict needs.")
+
+
 Judge = Annotated[
-    EmbeddingJudgeSettings | RewardModelJudgeSettings | EndpointJudgeSettings,
+    EmbeddingJudgeSettings | RewardModelJudgeSettings | EndpointJudgeSettings | PeopleJudgeSettings,
     Field(discriminator="kind"),
 ]

@@ -368,6 +368,7 @@ def request_of(
         "data/inputs/data.json",
         "data/inputs/model.json",
         "data/inputs/student.json",
+        "data/inputs/judge.json",
         f"runs/{stage}/attempts.jsonl",
     ]
     return {

@@ -68,6 +68,7 @@ def test_unchanged_digests_are_not_written_again(tmp_path: Path) -> None:
     assert digests(tmp_path, MODEL_DIGESTS) == {}
     assert sorted(path.name for path in (tmp_path / "data" / "inputs").iterdir()) == [
         "data.json",
+        "judge.json",
         "model.json",
         "student.json",
     ]

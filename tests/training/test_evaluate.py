@@ -186,6 +186,25 @@ def test_no_room_for_an_answer_is_a_mistake_of_the_user(project: Project) -> Non
         run(stage)
 
 
+def test_what_people_voted_on_the_replies_is_the_judges_verdict(
+    project: Project, finished: Path
+) -> None:
+    rows = list(jsonl.plain(finished / OUTPUTS[2]))
+    people = {"kind": "people", "path": "data/judge/votes.jsonl", "fewest": 3}
+    root = project("evaluate", evaluate={"judge": people})
+    (root / "data/judge").mkdir()
+    votes = [
+        {"prompt": row["prompt"], "response1": row["sft"], "response2": row["aligned"], "vote": 2}
+        for row in rows
+    ]
+    write_jsonl(root / "data/judge/votes.jsonl", votes)
+    work(root, "evaluate")
+    found = metrics(root, "evaluate")
+    assert (found["judge"], found["judge_fault"], found["judge_votes"]) == ("people", None, 4)
+    assert found["win_rate_judge"] == 1
+    assert [row["judge"] for row in jsonl.plain(root / OUTPUTS[2])] == [1.0] * 4
+
+
 # ---------------------------------------------------------------- resume
 
 

@@ -4,25 +4,33 @@ of people that no stage trained on.
 data/prepared/preference/{test,judge}.jsonl, replies -> the judge's part of metrics/evaluate.json
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from config import jsonl
 from config.errors import DataError
+from config.inputs import JUDGE_VOTES
 from config.schema import Params
-from config.sections.judge import EmbeddingJudgeSettings, EndpointJudgeSettings
+from config.sections.judge import (
+    EmbeddingJudgeSettings,
+    EndpointJudgeSettings,
+    PeopleJudgeSettings,
+    RewardModelJudgeSettings,
+)
 from training.evaluation.judgement import (
     Agreement,
     Interval,
     agreement,
     clustered,
     length_controlled,
+    prediction_powered,
     smallest_effect,
 )
 from training.judging.embedding import EmbeddingJudge
 from training.judging.endpoint import EndpointJudge
 from training.judging.judge import Judge, Pair, verdicts
+from training.judging.people import votes_on
 from training.judging.reward_model import RewardModelJudge
 from training.modeling.tokenizer import Prompt, prompt_text, response_text
 
@@ -35,6 +43,12 @@ KEYS = (
     "win_rate_judge_length_controlled",
 )  # fmt: skip
 """Each with _low and _high."""
+NOTHING: dict[str, Any] = {f"{key}{end}": None for key in KEYS for end in ("", "_low", "_high")} | {
+    "judge_pairs": None, "judge_longer_wins": None, "position_flip_rate": None,
+    "judge_smallest_effect": None,
+}  # fmt: skip
+FEWEST_VOTES = 10
+"""People's votes that are put together with a judge's preferences."""
 
 
 class Judged(NamedTuple):
@@ -43,8 +57,8 @@ class Judged(NamedTuple):
     name: str
     fault: str | None
     """Why its verdict does not count."""
-    preferences: list[float] | None
-    """For the first model's reply to each prompt; None without a verdict."""
+    preferences: Sequence[float | None] | None
+    """For the first model's reply to each prompt, None where nobody voted; None without verdict."""
     metrics: dict[str, Any]
     usd: float
     """What it was paid."""
@@ -62,36 +76,75 @@ def judged(
     verdicts do not count is not asked about them. Raises DataError, ModelError, EnvironmentFault or
     OverBudget.
     """
+    settings, confidence, seed = params.evaluate.judge, params.evaluate.confidence, params.seed
+    names = [prompt_text(prompt) for prompt in prompts]
+    if isinstance(settings, PeopleJudgeSettings):
+        votes = votes_on(root / settings.path, names, ours, theirs)
+        return of_people(votes, names, ours, theirs, settings.fewest, confidence, seed)
     judge = chosen(root, params, paid)
-    confidence, seed = params.evaluate.confidence, params.seed
     found = judge_of_people(judge, human_pairs(root, "test")[:MOST_PAIRS], confidence, seed)
     metrics = of_agreement(judge, found)
     if found.fault is not None:
         return Judged(judge.name, found.fault, None, metrics, judge.usd)
     said = verdicts(judge, [Pair(*each) for each in zip(prompts, ours, theirs, strict=True)])
-    names = [prompt_text(prompt) for prompt in prompts]
-    our_chars, their_chars = ([len(text) for text in texts] for texts in (ours, theirs))
-    metrics |= spread("win_rate_judge", clustered(said.preferences, names, confidence, seed))
-    metrics |= spread(
-        "win_rate_judge_length_controlled",
-        length_controlled(said.preferences, our_chars, their_chars, names, confidence, seed),
-    )
-    metrics |= {
-        "judge_smallest_effect": smallest_effect(said.preferences, names, confidence),
-        "ties_judge": sum(each == 0.5 for each in said.preferences),
-        "judge_unusable": said.unusable,
-    }
+    metrics |= of_verdict(said.preferences, names, ours, theirs, confidence, seed)
+    metrics["judge_unusable"] = said.unusable
+    votes = votes_on(root / JUDGE_VOTES, names, ours, theirs)
+    if len(votes) >= FEWEST_VOTES:
+        there = [said.preferences[place] for place in votes]
+        both = prediction_powered(said.preferences, there, list(votes.values()), confidence)
+        metrics |= spread("win_rate_judge_and_votes", both.both)
+        metrics |= spread("win_rate_votes", both.votes_alone) | {"judge_votes": both.votes}
     return Judged(judge.name, None, said.preferences, metrics, judge.usd)
+
+
+def of_verdict(
+    preferences: Sequence[float], names: Sequence[str], ours: Sequence[str],
+    theirs: Sequence[str], confidence: float, seed: int,
+) -> dict[str, Any]:  # fmt: skip
+    """Win rate, at equal length too, and what so many prompts could show."""
+    our_chars, their_chars = ([len(text) for text in texts] for texts in (ours, theirs))
+    return (
+        spread("win_rate_judge", clustered(preferences, names, confidence, seed))
+        | spread(
+            "win_rate_judge_length_controlled",
+            length_controlled(preferences, our_chars, their_chars, names, confidence, seed),
+        )
+        | {
+            "judge_smallest_effect": smallest_effect(preferences, names, confidence),
+            "ties_judge": sum(each == 0.5 for each in preferences),
+        }
+    )
+
+
+def of_people(
+    votes: Mapping[int, float], names: Sequence[str], ours: Sequence[str],
+    theirs: Sequence[str], fewest: int, confidence: float, seed: int,
+) -> Judged:  # fmt: skip
+    """The verdict of people; until there are enough votes there is none."""
+    fault = None
+    if len(votes) < fewest:
+        fault = (
+            f"{len(votes)} of evaluate.judge.fewest={fewest} prompts have a vote: rlhf label "
+            "--judge, then rlhf run"
+        )
+    metrics: dict[str, Any] = NOTHING | {"judge": "people", "judge_fault": fault,
+                                         "judge_votes": len(votes)}  # fmt: skip
+    if fault is None:
+        asked, mine, others = ([side[place] for place in votes] for side in (names, ours, theirs))
+        metrics |= of_verdict(list(votes.values()), asked, mine, others, confidence, seed)
+    preferences = [votes.get(place) for place in range(len(names))]
+    return Judged("people", fault, None if fault else preferences, metrics, 0.0)
 
 
 def chosen(root: Path, params: Params, paid: Callable[[int, float], None]) -> Judge:
     """The judge of `evaluate.judge`, trained where it learns."""
     settings = params.evaluate.judge
-    assert settings is not None
     if isinstance(settings, EndpointJudgeSettings):
         return EndpointJudge(settings, root / CACHE, paid)
-    if not isinstance(settings, EmbeddingJudgeSettings):
+    if isinstance(settings, RewardModelJudgeSettings):
         return RewardModelJudge(settings.path)
+    assert isinstance(settings, EmbeddingJudgeSettings)
     judge = EmbeddingJudge(Path(settings.path))
     judge.train(human_pairs(root, "judge"))
     return judge
@@ -129,9 +182,8 @@ def judge_of_people(judge: Judge, pairs: Sequence[Pair], confidence: float, seed
 
 def of_agreement(judge: Judge, found: Agreement) -> dict[str, Any]:
     """The metrics of the judge itself; those of its verdict are null until there is one."""
-    nothing: dict[str, Any] = {f"{key}{end}": None for key in KEYS for end in ("", "_low", "_high")}
     return (
-        nothing
+        NOTHING
         | spread("judge_accuracy", found.accuracy)
         | ({} if found.shorter is None else spread("judge_accuracy_shorter", found.shorter))
         | {
@@ -140,7 +192,6 @@ def of_agreement(judge: Judge, found: Agreement) -> dict[str, Any]:
             "judge_pairs": found.pairs,
             "judge_longer_wins": found.longer,
             "position_flip_rate": found.flip_rate,
-            "judge_smallest_effect": None,
         }
     )
 

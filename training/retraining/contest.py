@@ -86,10 +86,10 @@ def contest(
         verdict = judged(challenger.folder, params, prompts, ours, theirs)
         name, fault, paid = verdict.name, verdict.fault, verdict.usd
         if verdict.preferences is not None:
-            prefers = verdict.preferences
-            rate = win_rate(score_judge(prefers, [0.5] * len(prompts)), len(prompts), confidence,
+            prefers = [each for each in verdict.preferences if each is not None]
+            rate = win_rate(score_judge(prefers, [0.5] * len(prefers)), len(prefers), confidence,
                             params.seed)  # fmt: skip
-            trusted = gain(prefers, [0.5] * len(prompts), confidence)
+            trusted = gain(prefers, [0.5] * len(prefers), confidence)
     else:
         name = GOLD if world else CHAMPIONS_REWARD
     lengths = replies["challenger"].chars, replies["champion"].chars
