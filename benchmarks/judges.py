@@ -4,13 +4,14 @@
     python -m benchmarks.judges --votes testset-v1.json --json
     python -m benchmarks.judges --votes testset-v1.json --url http://127.0.0.1:8000/v1 --model M
 
-The votes (as recipes/votes-cpu.yaml reads them) are split by prompt: --learn of them for the head
-of the embedding judge, the rest to judge it on. Answers of an endpoint are kept under --work, so
-that a measurement that was stopped goes on.
+The votes (as recipes/votes-cpu.yaml reads them) are split by prompt: --learn of them for judges
+that learn, TEST to judge them on, the rest for the SFT model that the judge's own reward model
+starts from. Answers of an endpoint are kept under --work: a measurement that was stopped goes on.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -22,26 +23,31 @@ from config.load import load, write
 from training.judging.judge import Judge
 from training.judging.verdict import chosen, human_pairs, judge_of_people, of_agreement
 
+TEST = 0.35
+
 
 def prepared(work: Path, votes: Path, learn: float, judge: dict[str, Any]) -> Any:
     """Params, and the votes in data/prepared of the folder `work`."""
     fixed = [f"data.source.path={votes.resolve()}", f"data.judge_fraction={learn}",
-             f"data.test_fraction={1 - learn - 0.05:.2f}", "data.max_quarantine_fraction=0.5",
+             f"data.test_fraction={TEST}", "data.max_quarantine_fraction=0.5",
              f"evaluate.judge={json.dumps(judge)}"]  # fmt: skip
     params = load(ROOT / "recipes" / "votes-cpu.yaml", fixed)
     work.mkdir(parents=True, exist_ok=True)
     write(params, work / "params.yaml")
-    if not (work / "data/prepared/preference/judge.jsonl").exists():
-        command = [sys.executable, "-m", "training.data"]
-        subprocess.run(command, cwd=work, check=True, env={"PYTHONPATH": str(ROOT)})
+    made = {"data": "data/prepared/preference/judge.jsonl", "sft": "models/sft/config.json"}
+    for stage, output in made.items():
+        if not (work / output).exists():
+            command = [sys.executable, "-m", f"training.{stage}"]
+            environment = os.environ | {"PYTHONPATH": str(ROOT)}
+            subprocess.run(command, cwd=work, check=True, env=environment, capture_output=True)
     return params
 
 
-def measured(work: Path, params: Any) -> dict[str, Any]:
+def measured(work: Path, params: Any, most: int | None) -> dict[str, Any]:
     """Agreement of the judge of `params`, its seconds, and what it was paid."""
     began = time.perf_counter()
     judge: Judge = chosen(work, params, lambda tokens, usd: None)
-    found = judge_of_people(judge, human_pairs(work, "test"), params.evaluate.confidence, 1)
+    found = judge_of_people(judge, human_pairs(work, "test")[:most], params.evaluate.confidence, 1)
     seconds = time.perf_counter() - began
     return of_agreement(judge, found) | {"seconds": seconds, "usd": judge.usd}
 
@@ -51,15 +57,19 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--votes", type=Path, required=True, help="human votes, such as PandaLM's")
-    parser.add_argument("--learn", type=float, default=0.5, help="share of prompts to learn from")
+    parser.add_argument("--learn", type=float, default=0.45, help="share of prompts to learn from")
     parser.add_argument("--encoder", default=str(ROOT / "models/judge/minilm"))
     parser.add_argument("--reward-model", help="folder or hub id")
     parser.add_argument("--url", help="of an OpenAI-compatible endpoint, with /v1")
     parser.add_argument("--model", default="model", help="its name there")
+    parser.add_argument("--pairs", type=int, help="judge on so many pairs (default: all)")
     parser.add_argument("--work", type=Path, default=ROOT / ".bench" / "judges")
     parser.add_argument("--json", action="store_true", help="print JSON, not lines")
     options = parser.parse_args()
-    judges: list[dict[str, Any]] = [{"kind": "embedding", "path": options.encoder}]
+    judges: list[dict[str, Any]] = [
+        {"kind": "embedding", "path": options.encoder},
+        {"kind": "reward_model", "path": None},
+    ]
     if options.reward_model:
         judges.append({"kind": "reward_model", "path": options.reward_model})
     if options.url:
@@ -71,7 +81,7 @@ def main() -> None:
     rows = []
     for judge in judges:
         params = prepared(options.work, options.votes, options.learn, judge)
-        rows.append(measured(options.work, params))
+        rows.append(measured(options.work, params, options.pairs))
         if not options.json:
             row = rows[-1]
             print(

@@ -5,7 +5,11 @@ from pathlib import Path
 
 from config.errors import EnvironmentFault, ParamsError
 from config.schema import Params
-from config.sections.judge import EmbeddingJudgeSettings, EndpointJudgeSettings
+from config.sections.judge import (
+    EmbeddingJudgeSettings,
+    EndpointJudgeSettings,
+    RewardModelJudgeSettings,
+)
 
 
 def require_judge(root: Path, params: Params) -> None:
@@ -13,17 +17,21 @@ def require_judge(root: Path, params: Params) -> None:
     ParamsError or EnvironmentFault.
     """
     judge = params.evaluate.judge
-    if isinstance(judge, EmbeddingJudgeSettings):
-        if not params.data.judge_fraction:
-            raise ParamsError(
-                "evaluate.judge.kind=embedding learns from preferences that nothing else reads, "
-                "and data.judge_fraction=0 leaves it none: set it, such as 0.2."
-            )
-        if not (root / judge.path / "config.json").exists():
-            raise ParamsError(
-                f"evaluate.judge.path={judge.path} has no sentence encoder: rlhf fetch minilm, or "
-                "name another folder."
-            )
+    if judge is None:
+        return
+    embeds = isinstance(judge, EmbeddingJudgeSettings)
+    own = isinstance(judge, RewardModelJudgeSettings) and judge.path is None
+    if (embeds or own) and not params.data.judge_fraction:
+        raise ParamsError(
+            f"evaluate.judge.kind={judge.kind} learns from preferences that nothing else reads, "
+            "and data.judge_fraction=0 leaves it none: set it, such as 0.2."
+        )
+    encoder = judge.path if isinstance(judge, EmbeddingJudgeSettings) else None
+    if encoder is not None and not (root / encoder / "config.json").exists():
+        raise ParamsError(
+            f"evaluate.judge.path={encoder} has no sentence encoder: rlhf fetch minilm, or name "
+            "another folder."
+        )
     if isinstance(judge, EndpointJudgeSettings) and judge.key_variable is not None:
         require_key(judge.key_variable)
 

@@ -17,10 +17,14 @@ class EmbeddingJudgeSettings(Section):
 
 
 class RewardModelJudgeSettings(Section):
-    """A reward model of somebody else's, which no stage trains or reads."""
+    """Another reward model: somebody else's, or one trained here on the pairs of
+    data.judge_fraction, as the reward stage trains its own.
+    """
 
     kind: Literal["reward_model"]
-    path: str = Field(description="Local folder or hub id of a model with one score.")
+    path: str | None = Field(
+        description="Local folder or hub id of a model with one score; null trains one."
+    )
 
 
 class EndpointJudgeSettings(Section):

@@ -85,7 +85,7 @@ def remarks(found: Comparison) -> list[str]:
     if found.shared:
         cost = sum(found.variants[0].stages.get(stage, 0.0) for stage in found.shared)
         lines.append(f"Without what all share: {', '.join(found.shared)} ({usd(cost)}).")
-    if found.pairs_ranked_right is not None:
+    if found.pairs_ranked_right is not None and len(found.variants) > 2:
         lines.append(
             f"The plan puts {round(found.pairs_ranked_right * found.pairs)} of {found.pairs} pairs "
             "of clearly different cost in the right order."

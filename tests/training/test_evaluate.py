@@ -205,6 +205,27 @@ def test_what_people_voted_on_the_replies_is_the_judges_verdict(
     assert [row["judge"] for row in jsonl.plain(root / OUTPUTS[2])] == [1.0] * 4
 
 
+def test_a_reward_model_of_the_judges_own_learns_from_its_own_pairs(project: Project) -> None:
+    root = project(
+        "evaluate", evaluate={"judge": {"kind": "reward_model", "path": None}},
+        data={"judge_fraction": 0.2},
+    )  # fmt: skip
+    preferences = root / "data/prepared/preference"
+    lines = (preferences / "train.jsonl").read_text().splitlines(keepends=True)
+    if preferences.is_symlink() or (root / "data/prepared").is_symlink():
+        pytest.fail("the project's data are shared")
+    (preferences / "judge.jsonl").write_text("".join(lines[:40]))
+    work(root, "evaluate")
+    found = metrics(root, "evaluate")
+    assert found["judge"] == "reward model of its own"
+    assert 0 < found["judge_accuracy"] < 1
+    ours, the_judges = (
+        (root / place / "models/reward/model.safetensors").read_bytes()
+        for place in ("", "evaluation/judge")
+    )
+    assert ours != the_judges
+
+
 # ---------------------------------------------------------------- resume
 
 

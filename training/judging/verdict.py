@@ -30,6 +30,7 @@ from training.evaluation.judgement import (
 from training.judging.embedding import EmbeddingJudge
 from training.judging.endpoint import EndpointJudge
 from training.judging.judge import Judge, Pair, verdicts
+from training.judging.own_reward_model import OwnRewardModelJudge
 from training.judging.people import votes_on
 from training.judging.reward_model import RewardModelJudge
 from training.modeling.tokenizer import Prompt, prompt_text, response_text
@@ -143,7 +144,10 @@ def chosen(root: Path, params: Params, paid: Callable[[int, float], None]) -> Ju
     if isinstance(settings, EndpointJudgeSettings):
         return EndpointJudge(settings, root / CACHE, paid)
     if isinstance(settings, RewardModelJudgeSettings):
-        return RewardModelJudge(settings.path)
+        if settings.path is not None:
+            return RewardModelJudge(settings.path)
+        human_pairs(root, "judge")
+        return OwnRewardModelJudge(root, params)
     assert isinstance(settings, EmbeddingJudgeSettings)
     judge = EmbeddingJudge(Path(settings.path))
     judge.train(human_pairs(root, "judge"))
