@@ -39,69 +39,71 @@ TONES = ("c2", "c4", "c3", "c5", "c1")
 """Colours of the runs, in order."""
 
 
-def comparison_page(found: Comparison, title: str, command: str) -> str:
+def comparison_page(comparison: Comparison, title: str, command: str) -> str:
     """The comparison as one HTML text; `command` prints the same as JSON with --json."""
-    content = [_variants(found), _growth(found), _metrics(found), _costs(found)]
-    content += [_params(found), _samples(found)]
-    head = masthead(title, sentence=sentence(found), notes=found.notes)
+    content = [_variants(comparison), _growth(comparison), _metrics(comparison), _costs(comparison)]
+    content += [_params(comparison), _samples(comparison)]
+    head = masthead(title, sentence=sentence(comparison), notes=comparison.notes)
     return document(title, head, [part for part in content if part], [f"{command} --json"])
 
 
-def _variants(found: Comparison) -> Markup:
+def _variants(comparison: Comparison) -> Markup:
     rows = []
-    for i, each in enumerate(found.variants):
-        name = together(tagged("b", letter(i), _tone(i)), " ", each.name)
-        if each.verdict == "not run":
-            rows.append([name, "", "", "", "", "", "", [badge("not run", "bad"), each.reason]])
+    for i, variant in enumerate(comparison.variants):
+        name = together(tagged("b", letter(i), _tone(i)), " ", variant.name)
+        if variant.verdict == "not run":
+            rows.append([name, "", "", "", "", "", "", [badge("not run", "bad"), variant.reason]])
             continue
         rows.append(
             [
                 name,
-                usd(each.planned_usd),
-                usd(each.measured_usd),
-                duration(each.seconds),
-                decimal(each.quality),
-                interval(each.difference),
-                str(len(each.runs)),
-                badge(each.verdict, _verdict_tone(each)),
+                usd(variant.planned_usd),
+                usd(variant.measured_usd),
+                duration(variant.seconds),
+                decimal(variant.quality),
+                interval(variant.difference),
+                str(len(variant.runs)),
+                badge(variant.verdict, _verdict_tone(variant)),
             ]
         )
-    judge = found.judge.capitalize()
+    judge = comparison.judge.capitalize()
     header = ["Variant", "Planned", "Measured", "Time", judge, "Difference", "Runs", "Verdict"]
     lead = (
         f"{letter(0)} is the base. A variant is as good if the 95% interval of its difference lies "
-        f"above -{found.margin:g}."
+        f"above -{comparison.margin:g}."
     )
-    picture = _picture(found)
+    picture = _picture(comparison)
     body = table(header, rows, numbers=range(1, 7))
-    return section("variants", "Cost and quality", lead, picture, body, bullets(remarks(found)))
+    return section(
+        "variants", "Cost and quality", lead, picture, body, bullets(remarks(comparison))
+    )
 
 
-def _verdict_tone(each: VariantResult) -> str:
-    if each.verdict in ("base", "as good"):
+def _verdict_tone(variant: VariantResult) -> str:
+    if variant.verdict in ("base", "as good"):
         return "quiet"
-    return {"cheaper and as good": "good", "worse": "bad"}.get(each.verdict, "open")
+    return {"cheaper and as good": "good", "worse": "bad"}.get(variant.verdict, "open")
 
 
-def _picture(found: Comparison) -> Markup | None:
-    base = found.variants[0]
+def _picture(comparison: Comparison) -> Markup | None:
+    base = comparison.variants[0]
     dots = []
-    for each in found.variants:
-        if each.measured_usd is None or each.quality is None:
+    for variant in comparison.variants:
+        if variant.measured_usd is None or variant.quality is None:
             continue
-        low, high = each.quality, each.quality
-        if each.difference is not None and each.difference.low is not None:
+        low, high = variant.quality, variant.quality
+        if variant.difference is not None and variant.difference.low is not None:
             level = base.quality or 0.0
-            low, high = level + each.difference.low, level + (each.difference.high or 0.0)
+            low, high = level + variant.difference.low, level + (variant.difference.high or 0.0)
         title = (
-            f"{each.name}: measured {usd(each.measured_usd)}, planned {usd(each.planned_usd)}; "
-            f"{found.judge} {decimal(each.quality)}"
+            f"{variant.name}: measured {usd(variant.measured_usd)}, planned "
+            f"{usd(variant.planned_usd)}; {comparison.judge} {decimal(variant.quality)}"
         )
-        tone = "second" if each is base else "accent" if each.verdict in SAME else "quiet"
+        tone = "second" if variant is base else "accent" if variant.verdict in SAME else "quiet"
         dots.append(
-            Dot(title, each.measured_usd, each.quality, low, high, tone,
-                planned=each.planned_usd,
-                caption=each.name if each is base or each.name == found.cheapest else "")
+            Dot(title, variant.measured_usd, variant.quality, low, high, tone,
+                planned=variant.planned_usd,
+                caption=variant.name if variant.name in (base.name, comparison.cheapest) else "")
         )  # fmt: skip
     if len(dots) < 2:
         return None
@@ -109,7 +111,11 @@ def _picture(found: Comparison) -> Markup | None:
     return card(
         "Cost against quality",
         dots_chart(
-            dots, "Cost against quality, one dot per variant", "US dollars", found.judge, height=340
+            dots,
+            "Cost against quality, one dot per variant",
+            "US dollars",
+            comparison.judge,
+            height=340,
         ),
         legend([Series(name, [], tone) for tone, name in shown]),
         note="Full dots are measured and joined with what was planned. Whiskers: the interval of "
@@ -117,29 +123,35 @@ def _picture(found: Comparison) -> Markup | None:
     )
 
 
-def _growth(found: Comparison) -> Markup | None:
+def _growth(comparison: Comparison) -> Markup | None:
     cards = []
-    for each in found.growth:
+    for fit in comparison.growth:
         curves = [
-            Series("measured", sorted(zip(each.sizes, each.measured_usd, strict=True))),
-            Series("planned", sorted(zip(each.sizes, each.planned_usd, strict=True)), "second"),
+            Series("measured", sorted(zip(fit.sizes, fit.measured_usd, strict=True))),
+            Series("planned", sorted(zip(fit.sizes, fit.planned_usd, strict=True)), "second"),
         ]
-        drawn = line_chart(curves, f"US dollars by {each.factor}", each.factor, steps=False)
-        cards.append(card(each.factor, legend(curves), drawn, note=growth(each)))
+        drawn = line_chart(curves, f"US dollars by {fit.factor}", fit.factor, steps=False)
+        cards.append(card(fit.factor, legend(curves), drawn, note=growth(fit)))
     lead = "US dollars of the steps, without starts, checkpoints and evaluation."
     return section("growth", "How cost grows", lead, grid(*cards)) if cards else None
 
 
-def _metrics(found: Comparison) -> Markup:
-    names = _names(found)
+def _metrics(comparison: Comparison) -> Markup:
+    names = _names(comparison)
     rows = [
         [
             metric.title,
-            *(estimate(each.metrics.get(metric.name), metric) for each in found.variants),
-            *(difference(each.differences.get(metric.name), metric) for each in found.variants[1:]),
+            *(
+                estimate(variant.metrics.get(metric.name), metric)
+                for variant in comparison.variants
+            ),
+            *(
+                difference(variant.differences.get(metric.name), metric)
+                for variant in comparison.variants[1:]
+            ),
         ]
         for metric in METRICS
-        if any(metric.name in each.metrics for each in found.variants)
+        if any(metric.name in variant.metrics for variant in comparison.variants)
     ]
     lead = "A difference is clear if its interval leaves out zero."
     header = ["On held-out data", *names, *(f"{name} - {names[0]}" for name in names[1:])]
@@ -147,43 +159,46 @@ def _metrics(found: Comparison) -> Markup:
     return section("metrics", "What it bought", lead, body)
 
 
-def _costs(found: Comparison) -> Markup:
-    stages = dict.fromkeys(stage for each in found.variants for stage in each.stages)
-    rows = [[stage, *(_usd(each.stages.get(stage)) for each in found.variants)] for stage in stages]
-    total = ["total", *(usd(sum(each.stages.values())) for each in found.variants)]
+def _costs(comparison: Comparison) -> Markup:
+    stages = dict.fromkeys(stage for variant in comparison.variants for stage in variant.stages)
+    rows = [
+        [stage, *(_usd(variant.stages.get(stage)) for variant in comparison.variants)]
+        for stage in stages
+    ]
+    total = ["total", *(usd(sum(variant.stages.values())) for variant in comparison.variants)]
     lead = (
         "What making the outputs of each stage cost, done once: reuse and waste are left out, so "
         "that equal work costs the same."
     )
-    return section("costs", "Cost", lead, table(["Stage", *_names(found)], rows, total))
+    return section("costs", "Cost", lead, table(["Stage", *_names(comparison)], rows, total))
 
 
 def _usd(value: float | None) -> str:
     return ABSENT if value is None else usd(value)
 
 
-def _params(found: Comparison) -> Markup:
+def _params(comparison: Comparison) -> Markup:
     title = "Parameters that differ"
-    if not found.params:
+    if not comparison.params:
         return section("params", title, None, missing("The runs have the same parameters."))
     rows = [
         [tagged("code", key), *(param(value) for value in values)]
-        for key, values in found.params.items()
+        for key, values in comparison.params.items()
     ]
-    return section("params", title, None, table(["Parameter", *_names(found)], rows))
+    return section("params", title, None, table(["Parameter", *_names(comparison)], rows))
 
 
-def _samples(found: Comparison) -> Markup:
+def _samples(comparison: Comparison) -> Markup:
     title = "Replies to the same prompts"
-    if not found.samples:
+    if not comparison.samples:
         return section(
             "samples", title, None, missing("The runs have no sample replies to the same prompts.")
         )
     lead = "Replies of the aligned models, not selected. Rewards are by the run's own reward model."
-    return section("samples", title, lead, *(_sample(found, each) for each in found.samples))
+    return section("samples", title, lead, *(_sample(shown) for shown in comparison.samples))
 
 
-def _sample(found: Comparison, shown: dict[str, object]) -> Markup:
+def _sample(shown: dict[str, object]) -> Markup:
     rows = shown["replies"]
     assert isinstance(rows, list)
     replies = [
@@ -205,8 +220,8 @@ def _scores(row: dict[str, object]) -> Iterator[str]:
             yield f"{kind} {decimal(value)}"
 
 
-def _names(found: Comparison) -> list[str]:
-    return [letter(i) for i in range(len(found.variants))]
+def _names(comparison: Comparison) -> list[str]:
+    return [letter(i) for i in range(len(comparison.variants))]
 
 
 def _tone(i: int) -> str:

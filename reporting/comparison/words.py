@@ -64,10 +64,12 @@ def _bare(value: float, metric: Metric) -> str:
     return metric.shown(value).removesuffix("%")
 
 
-def sentence(found: Comparison) -> str:
+def sentence(comparison: Comparison) -> str:
     """The result: the cheapest variant that is as good as the first."""
-    base = found.variants[0]
-    best = next((each for each in found.variants if each.name == found.cheapest), None)
+    base = comparison.variants[0]
+    best = next(
+        (variant for variant in comparison.variants if variant.name == comparison.cheapest), None
+    )
     if best is None or not best.measured_usd or not base.measured_usd:
         return "No variant has completed beside the first one."
     times = base.measured_usd / best.measured_usd
@@ -79,40 +81,45 @@ def sentence(found: Comparison) -> str:
     )
 
 
-def remarks(found: Comparison) -> list[str]:
+def remarks(comparison: Comparison) -> list[str]:
     """What stands below the table."""
     lines = []
-    if found.shared:
-        cost = sum(found.variants[0].stages.get(stage, 0.0) for stage in found.shared)
-        lines.append(f"Without what all share: {', '.join(found.shared)} ({usd(cost)}).")
-    if found.pairs_ranked_right is not None and len(found.variants) > 2:
+    if comparison.shared:
+        cost = sum(comparison.variants[0].stages.get(stage, 0.0) for stage in comparison.shared)
+        lines.append(f"Without what all share: {', '.join(comparison.shared)} ({usd(cost)}).")
+    if comparison.pairs_ranked_right is not None and len(comparison.variants) > 2:
+        right = round(comparison.pairs_ranked_right * comparison.pairs)
         lines.append(
-            f"The plan puts {round(found.pairs_ranked_right * found.pairs)} of {found.pairs} pairs "
-            "of clearly different cost in the right order."
+            f"The plan puts {right} of {comparison.pairs} pairs of clearly different cost in the right "
+            "order."
         )
-    if found.regret is not None and found.chosen is not None and len(found.variants) > 2:
+    if (
+        comparison.regret is not None
+        and comparison.chosen is not None
+        and len(comparison.variants) > 2
+    ):
         lines.append(
-            f"By the plan {found.chosen!r} is the cheapest that is as good"
+            f"By the plan {comparison.chosen!r} is the cheapest that is as good"
             + (
-                f"; it cost {percent(found.regret, 0)} more than {found.cheapest!r}."
-                if found.regret
+                f"; it cost {percent(comparison.regret, 0)} more than {comparison.cheapest!r}."
+                if comparison.regret
                 else ", and so it was."
             )
         )
-    lines += [growth(each) for each in found.growth]
-    lines.append(f"As good: the interval of the difference lies above -{found.margin:g}.")
-    if found.judge == "reward":
+    lines += [growth(fit) for fit in comparison.growth]
+    lines.append(f"As good: the interval of the difference lies above -{comparison.margin:g}.")
+    if comparison.judge == "reward":
         lines.append("Reward: how often the run's own reward model prefers its replies to SFT's.")
-    if found.spent_usd is not None:
-        lines.append(f"All runs together cost {usd(found.spent_usd)}.")
+    if comparison.spent_usd is not None:
+        lines.append(f"All runs together cost {usd(comparison.spent_usd)}.")
     return lines
 
 
-def growth(found: Growth) -> str:
+def growth(fit: Growth) -> str:
     """The exponent of a factor, measured and planned."""
-    low, high = found.exponent.low, found.exponent.high
+    low, high = fit.exponent.low, fit.exponent.high
     within = "" if low is None or high is None else f" ({low:.2f} to {high:.2f})"
     return (
-        f"Cost grows with {found.factor}^{decimal(found.exponent.value)}{within}, planned "
-        f"{decimal(found.planned_exponent)}."
+        f"Cost grows with {fit.factor}^{decimal(fit.exponent.value)}{within}, planned "
+        f"{decimal(fit.planned_exponent)}."
     )
