@@ -90,8 +90,8 @@ def remarks(comparison: Comparison) -> list[str]:
     if comparison.pairs_ranked_right is not None and len(comparison.variants) > 2:
         right = round(comparison.pairs_ranked_right * comparison.pairs)
         lines.append(
-            f"The plan puts {right} of {comparison.pairs} pairs of clearly different cost in the right "
-            "order."
+            f"The plan puts {right} of {comparison.pairs} pairs of clearly different cost in the "
+            "right order."
         )
     if (
         comparison.regret is not None
