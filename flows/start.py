@@ -35,6 +35,7 @@ def start(
         "node-8gpu",
         "smollm-cpu",
         "smollm-distill",
+        "smollm-votes",
         "trees-cpu",
         "two-nodes",
         "votes-cpu",
