@@ -188,9 +188,9 @@ def compare(
     results = [_result(variant, variants[0], judge, margin, shared) for variant in variants]
     order = ranking(
         [
-            Costed(each.name, each.planned_usd, each.measured_usd, each.verdict in SAME)
-            for each in results
-            if each.planned_usd and each.measured_usd
+            Costed(result.name, result.planned_usd, result.measured_usd, result.verdict in SAME)
+            for result in results
+            if result.planned_usd and result.measured_usd
         ]
     )
     first = [next(iter(variant.runs.values()), None) for variant in variants]
@@ -206,9 +206,9 @@ def compare(
         cheapest=order.cheapest,
         regret=order.regret,
         growth=[
-            found
+            fit
             for factor, sizes in (growth or {}).items()
-            if (found := _growth(factor, sizes, variants)) is not None
+            if (fit := _growth(factor, sizes, variants)) is not None
         ],
         samples=list(common_samples([run.findings.samples if run else () for run in first])),
         spent_usd=spent_usd,
@@ -223,8 +223,8 @@ def _result(
     ours, theirs = [variant.runs[seed] for seed in seeds], [base.runs[seed] for seed in seeds]
     differs = _quality_difference(ours, theirs, judge) if ours else None
     stages = [stage for stage in STAGES if any(run.findings.ledger.stage(stage) for run in ours)]
-    own = [stage for stage in STAGES if stage not in (*shared, "evaluate")]
-    measured, base_usd = (_cost(runs, "measured_usd", own) for runs in (ours, theirs))
+    differing = [stage for stage in STAGES if stage not in (*shared, "evaluate")]
+    measured, base_usd = (_cost(runs, "measured_usd", differing) for runs in (ours, theirs))
     cheaper = CHEAPER * (measured or 0.0) < (base_usd or 0.0)
     judged: Verdict = "not run" if not ours else verdict(differs, margin, cheaper)
     metrics = _metrics(ours)
@@ -235,9 +235,9 @@ def _result(
         runs=[run.id for run in variant.runs.values()],
         verdict="base" if variant is base and ours else judged,
         reason=variant.reason,
-        planned_usd=_cost(ours, "planned_usd", own),
+        planned_usd=_cost(ours, "planned_usd", differing),
         measured_usd=measured,
-        seconds=_cost(ours, "measured_seconds", own),
+        seconds=_cost(ours, "measured_seconds", differing),
         stages={
             stage: usd
             for stage in stages
@@ -277,15 +277,16 @@ def _quality(run: Run, judge: str) -> float | None:
 def _quality_difference(ours: Sequence[Run], theirs: Sequence[Run], judge: str) -> Estimate | None:
     """Paired, prompt by prompt, where all replies were kept; else from the win rates."""
     replies = [[reply_qualities(run, judge) for run in runs] for runs in (ours, theirs)]
-    known = [[each for each in scores if each is not None] for scores in replies]
+    known = [[scores for scores in side if scores is not None] for side in replies]
     if all(len(scores) == len(ours) for scores in known) and all(
         _prompts(mine) == _prompts(other) for mine, other in zip(ours, theirs, strict=True)
     ):
         return paired(*known)
     rates = [_estimates(run).get(f"win_rate_{judge}") for run in (*theirs, *ours)]
-    found = [rate for rate in rates if rate is not None]
-    if judge != "gold" and len(found) == len(rates):
-        return difference(average(found[: len(theirs)]), average(found[len(theirs) :]))
+    estimates = [rate for rate in rates if rate is not None]
+    if judge != "gold" and len(estimates) == len(rates):
+        before, after = estimates[: len(theirs)], estimates[len(theirs) :]
+        return difference(average(before), average(after))
     means = [_mean([_quality(run, judge) for run in runs]) for runs in (ours, theirs)]
     return None if means[0] is None or means[1] is None else Estimate(means[0] - means[1])
 
@@ -338,38 +339,38 @@ def _cost(runs: Sequence[Run], name: str, stages: Collection[str]) -> float | No
     """Mean over the runs of a figure of those stages: planned_usd, measured_usd or seconds."""
     sums = []
     for run in runs:
-        totals = [each.total for each in run.findings.reconciled.stages if each.stage in stages]
+        totals = [cost.total for cost in run.findings.reconciled.stages if cost.stage in stages]
         known = [value for total in totals if (value := getattr(total, name)) is not None]
         sums.append(sum(known) if known or not totals else None)
     return _mean(sums)
 
 
 def _metrics(runs: Sequence[Run]) -> dict[str, Estimate]:
-    found = [_estimates(run) for run in runs]
+    estimates = [_estimates(run) for run in runs]
     return {
-        metric.name: average([each[metric.name] for each in found])
+        metric.name: average([of_run[metric.name] for of_run in estimates])
         for metric in METRICS
-        if found and all(metric.name in each for each in found)
+        if estimates and all(metric.name in of_run for of_run in estimates)
     }
 
 
 def _estimates(run: Run) -> dict[str, Estimate]:
     """The metrics of a run; intervals of another level than 95% are left out."""
-    found, usual = {}, run.findings.params.evaluate.confidence == 0.95
+    estimates, usual = {}, run.findings.params.evaluate.confidence == 0.95
     for metric in METRICS:
         value, low, high = (
             run.findings.value(metric.stage, f"{metric.name}{end}") for end in ("", "_low", "_high")
         )
         if value is not None:
-            found[metric.name] = Estimate(value, low, high) if usual else Estimate(value)
-    return found
+            estimates[metric.name] = Estimate(value, low, high) if usual else Estimate(value)
+    return estimates
 
 
 def _growth(factor: str, sizes: Mapping[str, float], variants: Sequence[Variant]) -> Growth | None:
     """The exponents of the costs of the phases that do work, fitted to every run; None with fewer
     than two sizes.
     """
-    found = []
+    points = []
     for variant in variants:
         for run in variant.runs.values() if variant.name in sizes else ():
             phases = [
@@ -382,8 +383,8 @@ def _growth(factor: str, sizes: Mapping[str, float], variants: Sequence[Variant]
             measured = sum(phase.measured_usd or 0.0 for phase in phases)
             planned = sum(phase.planned_usd or 0.0 for phase in phases)
             if measured > 0 and planned > 0:
-                found.append((sizes[variant.name], measured, planned))
-    of_size, measured_usd, planned_usd = zip(*found, strict=True) if found else ((), (), ())
+                points.append((sizes[variant.name], measured, planned))
+    of_size, measured_usd, planned_usd = zip(*points, strict=True) if points else ((), (), ())
     if len(set(of_size)) < 2:
         return None
     return Growth(
@@ -413,12 +414,12 @@ def param_differences(contents: Sequence[Mapping[str, Any]]) -> dict[str, list[A
     the files.
     """
     listed = [dict(flat(content)) for content in contents]
-    found = {}
+    differences = {}
     for key in dict.fromkeys(key for values in listed for key in values):
         known = [values.get(key, ABSENT_PARAM) for values in listed if values]
         if any(value != known[0] for value in known):
-            found[key] = [values.get(key, ABSENT_PARAM) for values in listed]
-    return found
+            differences[key] = [values.get(key, ABSENT_PARAM) for values in listed]
+    return differences
 
 
 MOST_REPLIES = 40
@@ -428,10 +429,10 @@ MOST_REPLIES = 40
 def common_samples(samples: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[dict[str, Any]]:
     """The first prompts that at least two runs have in their samples, with the row of each."""
     by_prompt = [{str(row.get("prompt", "")): row for row in rows} for rows in samples]
-    prompts = dict.fromkeys(prompt for each in by_prompt for prompt in each)
-    common = [prompt for prompt in prompts if sum(prompt in each for each in by_prompt) > 1]
+    prompts = dict.fromkeys(prompt for rows in by_prompt for prompt in rows)
+    common = [prompt for prompt in prompts if sum(prompt in rows for rows in by_prompt) > 1]
     for prompt in common[: max(2, MOST_REPLIES // len(samples))]:
-        yield {"prompt": prompt, "replies": [each.get(prompt) for each in by_prompt]}
+        yield {"prompt": prompt, "replies": [rows.get(prompt) for rows in by_prompt]}
 
 
 def _notes(first: Sequence[Run], runs: Sequence[Run]) -> Iterator[str]:

@@ -90,9 +90,9 @@ def difference(first: Estimate, other: Estimate) -> Estimate:
 
 def average(estimates: Sequence[Estimate]) -> Estimate:
     """Mean of independent estimates, one for each seed, with the interval of their mean."""
-    middle, count = fmean(each.value for each in estimates), len(estimates)
-    below = [each.value - each.low for each in estimates if each.low is not None]
-    above = [each.high - each.value for each in estimates if each.high is not None]
+    middle, count = fmean(estimate.value for estimate in estimates), len(estimates)
+    below = [one.value - one.low for one in estimates if one.low is not None]
+    above = [one.high - one.value for one in estimates if one.high is not None]
     if len(below) < count or len(above) < count:
         return Estimate(middle)
     return Estimate(
@@ -145,16 +145,16 @@ class Ranking(NamedTuple):
 def ranking(costed: Sequence[Costed]) -> Ranking:
     """Compare planned with measured costs, pair by pair, and at the choice that matters."""
     right, pairs = 0, 0
-    for one, other in combinations(costed, 2):
-        low, high = sorted((one, other), key=lambda each: each.measured_usd)
+    for pair in combinations(costed, 2):
+        low, high = sorted(pair, key=lambda variant: variant.measured_usd)
         if high.measured_usd > CLOSE * low.measured_usd:
             pairs += 1
             right += low.planned_usd < high.planned_usd
-    good = [each for each in costed if each.as_good]
+    good = [variant for variant in costed if variant.as_good]
     if not good:
         return Ranking(pairs, right / pairs if pairs else None, None, None, None)
-    chosen = min(good, key=lambda each: each.planned_usd)
-    cheapest = min(good, key=lambda each: each.measured_usd)
+    chosen = min(good, key=lambda variant: variant.planned_usd)
+    cheapest = min(good, key=lambda variant: variant.measured_usd)
     return Ranking(
         pairs,
         right / pairs if pairs else None,

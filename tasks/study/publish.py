@@ -17,12 +17,12 @@ PAGE, RECORD = "study.html", "study.json"
 
 def publish(root: Path, study: Study) -> str:
     """Write page and record into the study's workspace; returns the result in a sentence."""
-    found, name = study.result(), study.file.stem
-    said = sentence(found)
+    comparison, name = study.result(), study.file.stem
+    said = sentence(comparison)
     page, record = study.place / PAGE, study.place / RECORD
-    write_atomically(page, comparison_page(found, f"Study {name}", f"rlhf study {study.file}"))
-    write_atomically(record, found.model_dump_json(indent=1) + "\n")
-    create_table_artifact(rows(found), key="study", description=f"{said} The page: {page}")
+    write_atomically(page, comparison_page(comparison, f"Study {name}", f"rlhf study {study.file}"))
+    write_atomically(record, comparison.model_dump_json(indent=1) + "\n")
+    create_table_artifact(rows(comparison), key="study", description=f"{said} The page: {page}")
     try:
         log_study(study.place, study.works[0].params, name, (page, record))
     except EnvironmentFault as fault:
@@ -30,17 +30,17 @@ def publish(root: Path, study: Study) -> str:
     return said
 
 
-def rows(found: Comparison) -> list[dict[str, object]]:
+def rows(comparison: Comparison) -> list[dict[str, object]]:
     """A row for each variant, for Prefect's table."""
     return [
         {
-            "variant": each.name,
-            "planned $": each.planned_usd,
-            "measured $": each.measured_usd,
-            found.judge: each.quality,
-            "lower end": each.difference and each.difference.low,
-            "upper end": each.difference and each.difference.high,
-            "verdict": each.verdict if each.verdict != "not run" else each.reason,
+            "variant": variant.name,
+            "planned $": variant.planned_usd,
+            "measured $": variant.measured_usd,
+            comparison.judge: variant.quality,
+            "lower end": variant.difference and variant.difference.low,
+            "upper end": variant.difference and variant.difference.high,
+            "verdict": variant.verdict if variant.verdict != "not run" else variant.reason,
         }
-        for each in found.variants
+        for variant in comparison.variants
     ]

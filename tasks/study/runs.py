@@ -88,7 +88,7 @@ class Study:
 
     def result(self) -> Comparison:
         """The comparison of what has completed."""
-        found = {
+        runs = {
             (work.name, work.seed): read_run(self.place, run_id)
             for work in self.works
             if (run_id := completed(self.place, work.params)) is not None
@@ -96,7 +96,7 @@ class Study:
         variants = [
             Variant(
                 name,
-                {seed: found[name, seed] for seed in self.content.seeds if (name, seed) in found},
+                {seed: runs[name, seed] for seed in self.content.seeds if (name, seed) in runs},
                 changes,
                 next((self.reasons[key] for key in self.reasons if key[0] == name), ""),
             )
@@ -127,7 +127,7 @@ def works(root: Path, content: StudyFile) -> list[Work]:
     """All runs, the variants of one seed after another: they share more. Raises ParamsError for
     what params.yaml does not know.
     """
-    found, made = [], dict[str, str]()
+    planned, names = [], dict[str, str]()
     for seed in content.seeds:
         for name, changes in content.variants.items():
             params = load(root / content.recipe, [*content.set, *changes, f"seed={seed}"])
@@ -136,15 +136,15 @@ def works(root: Path, content: StudyFile) -> list[Work]:
             tracking = params.tracking.model_copy(update={"uri": _absolute(root, params)})
             update = {"evaluate": evaluate, "tracking": tracking}
             work = Work(name, seed, params.model_copy(update=update))
-            same = made.setdefault(results_key(work.params), name)
+            same = names.setdefault(results_key(work.params), name)
             if same != name:
                 raise ParamsError(
                     f"variants {same!r} and {name!r} have the same results: what they change is in "
                     "the recipe already, or only in where, budget, prices or tracking, which "
                     "change none. Take one out."
                 )
-            found.append(work)
-    return found
+            planned.append(work)
+    return planned
 
 
 def _absolute(root: Path, params: Params) -> str:
@@ -163,8 +163,8 @@ def within(params: Params, max_usd: float | None, so_far: float) -> Params:
             f"the study has cost {usd(so_far)}, max_usd={max_usd:g}: raise it in the file, and run "
             "the same command to go on."
         )
-    own = params.budget.max_usd
-    left = max_usd - so_far if own is None else min(own, max_usd - so_far)
+    limit = params.budget.max_usd
+    left = max_usd - so_far if limit is None else min(limit, max_usd - so_far)
     return params.model_copy(update={"budget": params.budget.model_copy(update={"max_usd": left})})
 
 
@@ -179,7 +179,7 @@ def make_ready(root: Path, place: Path, params: Params) -> None:
         for run_id in reversed(dict.fromkeys(row.run_id for row in pipeline_rows(place)))
     ]
     wanted = params.model_dump(mode="json")
-    chosen, made = dict[str, Any](), dict[str, str]()
+    entries, outputs = dict[str, Any](), dict[str, str]()
     for stage in params.stages:
         for lock in locks:
             entry = locked(lock, stage)
@@ -188,14 +188,16 @@ def make_ready(root: Path, place: Path, params: Params) -> None:
             if (
                 entry
                 and all(value_at(wanted, key) == value for key, value in named.items())
-                and all(made[path] == digest for path, digest in reads.items() if path in made)
+                and all(
+                    outputs[path] == digest for path, digest in reads.items() if path in outputs
+                )
             ):
-                chosen[dvc_name(stage)] = entry
-                made |= {item["path"]: item["md5"] for item in entry.get("outs", [])}
+                entries[dvc_name(stage)] = entry
+                outputs |= {item["path"]: item["md5"] for item in entry.get("outs", [])}
                 break
-    if chosen:
+    if entries:
         before = yaml_of(place / "dvc.lock")
-        stages = before.get("stages", {}) | chosen
+        stages = before.get("stages", {}) | entries
         content = {"schema": "2.0", **before, "stages": stages}
         write_atomically(place / "dvc.lock", yaml.safe_dump(content, sort_keys=False))
         transfer(place, lambda repo: repo.checkout())  # what it cannot bring back is made again

@@ -78,8 +78,8 @@ class EndpointJudge:
         endpoint refuses or does not answer. What was answered until then is kept.
         """
         requests = [self._request(pair) for pair in pairs]
-        known = {key: answer for key, _ in requests if (answer := self._kept(key)) is not None}
-        ahead = {key: body for key, body in requests if key not in known}
+        answers = {key: answer for key, _ in requests if (answer := self._kept(key)) is not None}
+        ahead = {key: body for key, body in requests if key not in answers}
         with ThreadPoolExecutor(self._settings.parallel) as pool:
             waiting = list(ahead.items())
             for start in range(0, len(waiting), self._settings.parallel):
@@ -88,9 +88,9 @@ class EndpointJudge:
                 for (key, _), answer in zip(
                     batch, pool.map(self._ask, [body for _, body in batch]), strict=True
                 ):
-                    known[key] = answer
+                    answers[key] = answer
                     self._keep(key, answer)
-        return [self._preference(known[key].text) for key, _ in requests]
+        return [self._preference(answers[key].text) for key, _ in requests]
 
     def _request(self, pair: Pair) -> tuple[str, bytes]:
         """The digest of a question, and the question as it is sent."""
@@ -108,11 +108,11 @@ class EndpointJudge:
         return hashlib.sha256(self._settings.url.encode() + b"\n" + body).hexdigest(), body
 
     def _preference(self, text: str) -> float | None:
-        found = ANSWER.fullmatch(text.strip())
-        if found is None:
+        match = ANSWER.fullmatch(text.strip())
+        if match is None:
             self.refused += 1
             return None
-        return MEANING[found[1].lower()]
+        return MEANING[match[1].lower()]
 
     # ------------------------------------------------------------ money
 

@@ -50,13 +50,13 @@ def verdicts(judge: Judge, pairs: Sequence[Pair]) -> Verdicts:
     straight = judge.prefer(pairs)
     turned = judge.prefer([pair.swapped for pair in pairs])
     preferences, flips, unusable = [], 0, 0
-    for one, other in zip(straight, turned, strict=True):
-        unusable += (one is None) + (other is None)
-        back = None if other is None else 1 - other
-        known = [each for each in (one, back) if each is not None]
-        if len(known) == 2 and known[0] != known[1]:
+    for first, second in zip(straight, turned, strict=True):
+        unusable += (first is None) + (second is None)
+        back = None if second is None else 1 - second
+        answers = [answer for answer in (first, back) if answer is not None]
+        if len(answers) == 2 and answers[0] != answers[1]:
             flips += 1
             preferences.append(0.5)
         else:
-            preferences.append(known[0] if known else 0.5)
+            preferences.append(answers[0] if answers else 0.5)
     return Verdicts(preferences, flips, unusable)

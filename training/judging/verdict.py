@@ -83,11 +83,11 @@ def judged(
         votes = votes_on(root / settings.path, names, ours, theirs)
         return of_people(votes, names, ours, theirs, settings.fewest, confidence, seed)
     judge = chosen(root, params, paid)
-    found = judge_of_people(judge, human_pairs(root, "test")[:MOST_PAIRS], confidence, seed)
-    metrics = of_agreement(judge, found)
-    if found.fault is not None:
-        return Judged(judge.name, found.fault, None, metrics, judge.usd)
-    said = verdicts(judge, [Pair(*each) for each in zip(prompts, ours, theirs, strict=True)])
+    agreed = judge_of_people(judge, human_pairs(root, "test")[:MOST_PAIRS], confidence, seed)
+    metrics = of_agreement(judge, agreed)
+    if agreed.fault is not None:
+        return Judged(judge.name, agreed.fault, None, metrics, judge.usd)
+    said = verdicts(judge, [Pair(*replies) for replies in zip(prompts, ours, theirs, strict=True)])
     metrics |= of_verdict(said.preferences, names, ours, theirs, confidence, seed)
     metrics["judge_unusable"] = said.unusable
     votes = votes_on(root / JUDGE_VOTES, names, ours, theirs)
@@ -113,7 +113,7 @@ def of_verdict(
         )
         | {
             "judge_smallest_effect": smallest_effect(preferences, names, confidence),
-            "ties_judge": sum(each == 0.5 for each in preferences),
+            "ties_judge": sum(preference == 0.5 for preference in preferences),
         }
     )
 
@@ -184,18 +184,18 @@ def judge_of_people(judge: Judge, pairs: Sequence[Pair], confidence: float, seed
     )
 
 
-def of_agreement(judge: Judge, found: Agreement) -> dict[str, Any]:
+def of_agreement(judge: Judge, agreed: Agreement) -> dict[str, Any]:
     """The metrics of the judge itself; those of its verdict are null until there is one."""
     return (
         NOTHING
-        | spread("judge_accuracy", found.accuracy)
-        | ({} if found.shorter is None else spread("judge_accuracy_shorter", found.shorter))
+        | spread("judge_accuracy", agreed.accuracy)
+        | ({} if agreed.shorter is None else spread("judge_accuracy_shorter", agreed.shorter))
         | {
             "judge": judge.name,
-            "judge_fault": found.fault,
-            "judge_pairs": found.pairs,
-            "judge_longer_wins": found.longer,
-            "position_flip_rate": found.flip_rate,
+            "judge_fault": agreed.fault,
+            "judge_pairs": agreed.pairs,
+            "judge_longer_wins": agreed.longer,
+            "position_flip_rate": agreed.flip_rate,
         }
     )
 
