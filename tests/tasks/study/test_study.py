@@ -46,7 +46,7 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str, said: str) ->
 @pytest.mark.parametrize("name", ["levers", "scale"])
 def test_the_studies_of_the_repository_are_ones(name: str) -> None:
     found = read_study(ROOT / "studies" / f"{name}.yaml")
-    assert len(works(ROOT, found)) == len(found.variants)
+    assert len(works(ROOT, found)) == len(found.variants) * len(found.seeds)
 
 
 def test_variants_of_a_seed_follow_one_another_and_every_reply_is_kept() -> None:
