@@ -62,6 +62,8 @@ def main() -> None:
     parser.add_argument("--reward-model", help="folder or hub id")
     parser.add_argument("--url", help="of an OpenAI-compatible endpoint, with /v1")
     parser.add_argument("--model", default="model", help="its name there")
+    parser.add_argument("--key-variable", help="environment variable with its key")
+    parser.add_argument("--only", help="one kind of judge: embedding, reward_model, endpoint")
     parser.add_argument("--pairs", type=int, help="judge on so many pairs (default: all)")
     parser.add_argument("--work", type=Path, default=ROOT / ".bench" / "judges")
     parser.add_argument("--json", action="store_true", help="print JSON, not lines")
@@ -74,12 +76,15 @@ def main() -> None:
         judges.append({"kind": "reward_model", "path": options.reward_model})
     if options.url:
         judges.append({
-            "kind": "endpoint", "url": options.url, "model": options.model, "key_variable": None,
+            "kind": "endpoint", "url": options.url, "model": options.model,
+            "key_variable": options.key_variable,
             "usd_per_million_prompt_tokens": 0.0, "usd_per_million_reply_tokens": 0.0,
             "max_usd": None, "parallel": 4, "timeout_seconds": 120.0,
         })  # fmt: skip
     rows = []
     for judge in judges:
+        if options.only not in (None, judge["kind"]):
+            continue
         params = prepared(options.work, options.votes, options.learn, judge)
         rows.append(measured(options.work, params, options.pairs))
         if not options.json:

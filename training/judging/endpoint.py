@@ -45,6 +45,16 @@ AGAIN = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.REQUEST_TIMEOUT)
 TRIES, PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5, 1.0, 60.0
 
 
+REFUSALS = (
+    HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY
+)  # fmt: skip
+"""Statuses about one question: too long, or not to be talked about."""
+
+
+class Refused(EnvironmentFault):
+    """The endpoint does not take one question."""
+
+
 class Answer(NamedTuple):
     """What the model said."""
 
@@ -75,22 +85,30 @@ class EndpointJudge:
 
     def prefer(self, pairs: Sequence[Pair]) -> list[float | None]:
         """Raises OverBudget before a call that could exceed `max_usd`, EnvironmentFault where the
-        endpoint refuses or does not answer. What was answered until then is kept.
+        endpoint does not answer, or refuses all. What was answered until then is kept; a question
+        that is refused has no answer.
         """
         requests = [self._request(pair) for pair in pairs]
         answers = {key: answer for key, _ in requests if (answer := self._kept(key)) is not None}
         ahead = {key: body for key, body in requests if key not in answers}
-        with ThreadPoolExecutor(self._settings.parallel) as pool:
-            waiting = list(ahead.items())
-            for start in range(0, len(waiting), self._settings.parallel):
-                batch = waiting[start : start + self._settings.parallel]
+        waiting, size = list(ahead.items()), self._settings.parallel
+        with ThreadPoolExecutor(size) as pool:
+            for start in range(0, len(waiting), size):
+                batch = waiting[start : start + size]
                 self._afford([body for _, body in batch])
-                for (key, _), answer in zip(
-                    batch, pool.map(self._ask, [body for _, body in batch]), strict=True
-                ):
-                    answers[key] = answer
-                    self._keep(key, answer)
-        return [self._preference(answers[key].text) for key, _ in requests]
+                asked = [(key, pool.submit(self._ask, body)) for key, body in batch]
+                faults = [future.exception() for _, future in asked]
+                for (key, future), fault in zip(asked, faults, strict=True):
+                    if fault is None:  # paid: it is kept whatever became of the others
+                        answers[key] = future.result()
+                        self._keep(key, answers[key])
+                refusals = [fault for fault in faults if isinstance(fault, Refused)]
+                others = [fault for fault in faults if fault and not isinstance(fault, Refused)]
+                if others or (refusals and not answers):
+                    raise others[0] if others else EnvironmentFault(str(refusals[0]))
+        return [
+            self._preference(answers[key].text if key in answers else "") for key, _ in requests
+        ]
 
     def _request(self, pair: Pair) -> tuple[str, bytes]:
         """The digest of a question, and the question as it is sent."""
@@ -150,14 +168,17 @@ class EndpointJudge:
     # ------------------------------------------------------------ asking
 
     def _ask(self, body: bytes) -> Answer:
-        """Ask, again where that may help. Raises EnvironmentFault."""
-        pause = PAUSE_SECONDS
+        """Ask, again where that may help. Raises EnvironmentFault, Refused for this question
+        alone.
+        """
+        pause, kind = PAUSE_SECONDS, EnvironmentFault
         for attempt in range(TRIES):
             try:
                 return self._post(body)
             except urllib.error.HTTPError as error:
                 said = " ".join(error.read(500).decode("utf-8", "replace").split())
                 reason = f"HTTP {error.code} {said}".strip()
+                kind = Refused if error.code in REFUSALS else EnvironmentFault
                 passing = error.code in AGAIN or error.code >= HTTPStatus.INTERNAL_SERVER_ERROR
                 wait = error.headers.get("Retry-After", "")
                 pause = float(wait) if wait.isdigit() else pause
@@ -167,7 +188,7 @@ class EndpointJudge:
                 break
             time.sleep(min(pause, LONGEST_PAUSE_SECONDS))
             pause *= 2
-        raise EnvironmentFault(
+        raise kind(
             f"evaluate.judge.url={self._settings.url} does not judge: {reason[:200]}. What it has "
             "answered is kept; run again to go on."
         )
