@@ -321,6 +321,8 @@ def wanted(
         dtype = "bf16" if device or bf16_instructions() else "fp32"
         overlay["model"] = {"path": model, "pad_token": _pad_token(root / model, model)}
         overlay["model"] |= {"context_length": length, "dtype": dtype}
+        if template := chat_turn(root / model):
+            overlay["data"] |= {"prompt_template": template}
     made = compose(content, overlay)
     for stage in ("sft", "reward", "dpo"):
         made[stage]["max_length"] = made["model"]["context_length"]
@@ -369,6 +371,39 @@ def _pad_token(folder: Path, model: str) -> str | None:
     names = [content.get(key) for key in ("pad_token", "eos_token")]
     pad, eos = (name.get("content") if isinstance(name, dict) else name for name in names)
     return None if pad == eos else pad
+
+
+def chat_turn(folder: Path) -> str | None:
+    """How the chat template of the model in a folder puts a user's first turn, with {prompt} in its
+    place: plain prompts are then what the model knows. None without such a template.
+
+    A beginning-of-sequence token in front is left to the tokenizer, which adds it to any text.
+    """
+    from jinja2 import TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    config, file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    content = json.loads(config.read_text("utf-8")) if config.is_file() else {}
+    source = file.read_text("utf-8") if file.is_file() else content.get("chat_template")
+    if not isinstance(source, str):
+        return None
+    tokens = {
+        key: value.get("content") if isinstance(value, dict) else value
+        for key, value in content.items()
+        if key.endswith("_token")
+    }
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    turn = [{"role": "user", "content": "{prompt}"}]
+    try:
+        text = environment.from_string(source).render(
+            messages=turn, add_generation_prompt=True, **tokens
+        )
+    except (TemplateError, TypeError):
+        return None
+    start = tokens.get("bos_token") or ""
+    if start and text.startswith(start) and text.count(start) == 1:
+        text = text.removeprefix(start)
+    return text if text.count("{prompt}") == 1 else None
 
 
 def fitting(params: "Params") -> tuple["Params", str]:

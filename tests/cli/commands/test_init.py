@@ -6,7 +6,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from cli.commands.init import fitting, overlay_of, wanted
+from cli.commands.init import chat_turn, fitting, overlay_of, wanted
 from cli.main import app
 from config.compose import compose
 from config.errors import CostError, DataError, EnvironmentFault, ParamsError
@@ -194,3 +194,28 @@ def test_a_study_of_a_recipe_is_one_and_is_never_replaced(project: Path) -> None
         CliRunner().invoke(app, arguments, catch_exceptions=False)
     with pytest.raises(ParamsError, match=r"--data FILE"):
         CliRunner().invoke(app, ["init", "other"], catch_exceptions=False)
+
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + "
+    "message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "bos", "expected"),
+    [
+        (CHATML, "<|im_start|>", "<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"),
+        ("{{ bos_token }}[{{ messages[0]['content'] }}]", "<s>", "[{prompt}]"),
+        ("{{ raise_exception('no') }}", "<s>", None),
+        ("nothing of it", None, None),
+    ],
+)
+def test_a_plain_prompt_is_put_to_a_chat_model_as_its_template_has_a_turn(
+    tmp_path: Path, source: str, bos: str | None, expected: str | None
+) -> None:
+    assert chat_turn(tmp_path) is None
+    content = {"bos_token": {"content": bos} if bos else None, "chat_template": source}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(content))
+    assert chat_turn(tmp_path) == expected
