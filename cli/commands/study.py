@@ -25,7 +25,9 @@ def study(
     """
     from cli.flow_run import exit_code, on_server
     from config.workspace.study import read_study
-    from tasks.study.runs import Study, works
+    from reporting.comparison.runs import Comparison
+    from tasks.run.workspace import STUDIES
+    from tasks.study.runs import PAGE, RECORD, works
 
     root = project_root()
     content = read_study(root / file)
@@ -34,19 +36,18 @@ def study(
     if state.is_cancelled():
         print(f"rlhf: {state.message}", file=sys.stderr)
         raise typer.Exit(exit_code(state))
-    found = Study(root, file, content)
-    result = found.result()
+    place = root / STUDIES / file.stem
+    result = Comparison.model_validate_json((place / RECORD).read_bytes())
     if as_json:
         typer.echo(result.model_dump_json(indent=2))
         return
     from rich.console import Console
 
     from cli.tables.comparison import comparison_view
-    from tasks.study.publish import PAGE
 
     console = Console(highlight=False)
     console.print(comparison_view(result, details=False))
-    console.print(f"Page: {found.place / PAGE}", markup=False, soft_wrap=True)
+    console.print(f"Page: {place / PAGE}", markup=False, soft_wrap=True)
     console.print("Two of the runs side by side: rlhf compare in that folder.", soft_wrap=True)
 
 

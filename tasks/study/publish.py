@@ -9,10 +9,8 @@ from config.errors import EnvironmentFault
 from reporting.comparison.page import comparison_page
 from reporting.comparison.runs import Comparison
 from reporting.comparison.words import sentence
-from tasks.study.runs import Study
+from tasks.study.runs import PAGE, RECORD, Study
 from tracking.sync import log_study
-
-PAGE, RECORD = "study.html", "study.json"
 
 
 def publish(root: Path, study: Study) -> str:
