@@ -37,7 +37,6 @@ from training.preparation.examples import (
     refuse_if_too_many,
 )
 from training.preparation.rows import USES, each, make_dataset, with_room
-from training.preparation.splits import SPLITS
 from training.process.artifacts import write_json
 from training.retraining.drift import critical_distance, length_distance, unseen_words
 from training.retraining.helper import run_helper
@@ -53,8 +52,9 @@ def examine(root: Path, params: Params, champion: TrainedModels) -> Examination:
     confidence = params.evaluate.confidence
     now, refused = prepared_now(root, params, champion.tokenizer)
     before = prepared_before(champion.folder)
-    added = {name: _without(now[name], before[name]) for name in now}
-    removed = {name: _without(before[name], now[name]) for name in now}
+    names = dict.fromkeys([*now, *before])  # only one of them may have a split for a judge
+    added = {name: _without(now.get(name, ()), before.get(name, ())) for name in names}
+    removed = {name: _without(before.get(name, ()), now.get(name, ())) for name in names}
     asked = _prompts(row for rows in added.values() for row in rows)
     known = _prompts(row for rows in before.values() for row in rows)
     pairs = [row for name, rows in added.items() if name.startswith("preference/") for row in rows]
@@ -102,9 +102,9 @@ def prepared_before(champion: Path) -> Contents:
     """The champion's prepared data."""
     folder = champion / "data/prepared"
     return {
-        f"{use}/{split}": list(jsonl.plain(folder / use / f"{split}.jsonl"))
+        f"{use}/{path.stem}": list(jsonl.plain(path))
         for use in USES
-        for split in SPLITS
+        for path in sorted((folder / use).glob("*.jsonl"))
     }
 
 

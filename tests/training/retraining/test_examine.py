@@ -58,6 +58,14 @@ def test_the_same_sources_have_nothing_new(champion: TrainedModels, tmp_path: Pa
     assert found.accuracy_before == champion.metrics("reward")["accuracy"]
 
 
+def test_pairs_that_the_judge_takes_are_rows_that_moved(
+    champion: TrainedModels, tmp_path: Path
+) -> None:
+    found = look(tmp_path, champion, judge_fraction=0.3)
+    assert found.added["preference/judge"] == found.removed["preference/train"] > 0
+    assert found.added["preference/train"] == found.added["preference/test"] == 0
+
+
 def test_votes_are_new_rows_and_the_champions_reward_model_is_asked_about_them(
     finished: Path, champion: TrainedModels, tmp_path: Path
 ) -> None:
