@@ -6,6 +6,7 @@ parameters is found unchanged, and a run that was stopped goes on from its check
 time: what it costs is measured, on a machine that does nothing else.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +34,7 @@ from reporting.numbers import duration, usd
 from tasks.dvc.status import yaml_of
 from tasks.dvc.transfers import transfer
 from tasks.planning.prepared import Planned, Unplannable, prepare
+from tasks.run.code_version import HOME
 from tasks.run.workspace import STUDIES, bring_code, link, link_inputs
 from tasks.stage.progress import Display
 
@@ -132,10 +134,12 @@ def works(root: Path, content: StudyFile) -> list[Work]:
     planned, names = [], dict[str, str]()
     for seed in content.seeds:
         for name, changes in content.variants.items():
-            params = load(root / content.recipe, [*content.set, *changes, f"seed={seed}"])
+            params = load(
+                of_project(root, content.recipe), [*content.set, *changes, f"seed={seed}"]
+            )
             # every reply is kept, so that variants are compared prompt by prompt
             evaluate = params.evaluate.model_copy(update={"samples": params.evaluate.prompts})
-            tracking = params.tracking.model_copy(update={"uri": _absolute(root, params)})
+            tracking = params.tracking.model_copy(update={"uri": _tracking_uri(root, params)})
             update = {"evaluate": evaluate, "tracking": tracking}
             work = Work(name, seed, params.model_copy(update=update))
             same = names.setdefault(results_key(work.params), name)
@@ -149,11 +153,21 @@ def works(root: Path, content: StudyFile) -> list[Work]:
     return planned
 
 
-def _absolute(root: Path, params: Params) -> str:
-    """The project's MLflow, for a workspace elsewhere."""
+def of_project(root: Path, file: Path) -> Path:
+    """A study or a recipe: the project's, else that of the code, where a worker's workspace has
+    none.
+    """
+    return root / file if (root / file).exists() else HOME / file
+
+
+def _tracking_uri(root: Path, params: Params) -> str:
+    """The project's MLflow, for a workspace elsewhere. In the stack of containers, whose recipes do
+    not know its server, that of the environment.
+    """
     from tracking.client import resolved_uri
 
-    return resolved_uri(root, params.tracking.uri)
+    of_stack = os.environ.get("MLFLOW_TRACKING_URI") if root.resolve() != HOME else None
+    return of_stack or resolved_uri(root, params.tracking.uri)
 
 
 def within(params: Params, max_usd: float | None, so_far: float) -> Params:

@@ -62,6 +62,15 @@ def test_variants_of_a_seed_follow_one_another_and_every_reply_is_kept() -> None
     assert found[0].params.evaluate.samples == found[0].params.evaluate.prompts
 
 
+def test_a_workspace_without_recipes_has_those_of_the_code_and_the_server_of_its_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = StudyFile(recipe=Path(TINY), variants={"a": [], "b": ["ppo.updates=2"]})
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow:5000")
+    for root, uri in ((tmp_path, "http://mlflow:5000"), (ROOT, f"sqlite:///{ROOT}/mlflow.db")):
+        assert [work.params.tracking.uri for work in works(root, content)] == [uri, uri]
+
+
 def test_variants_with_the_same_results_are_refused() -> None:
     content = StudyFile(recipe=Path(TINY), variants={"a": [], "b": ["where.ppo.processes=2"]})
     with pytest.raises(ParamsError, match="variants 'a' and 'b' have the same results"):
