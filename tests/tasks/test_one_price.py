@@ -85,7 +85,7 @@ def test_an_hour_of_the_contest_costs_what_an_hour_of_the_machine_costs(
     moments = iter([0.0, HOUR])
     monkeypatch.setattr(cycle, "now", lambda: next(moments))
     monkeypatch.setattr(cycle, "run_process", lambda *_: Ended(1, 0, HOUR, ""))
-    retraining = cycle.Cycle(tmp_path, params, None)
+    retraining = cycle.Cycle(tmp_path, params)
     retraining.helper("contest")
     (row,) = jsonl.read(tmp_path / RETRAIN_ROWS, RetrainRow).rows
     devices = max(params.where.of(stage).processes for stage in stages_of(params.align.method))

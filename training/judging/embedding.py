@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.linear_model import LogisticRegression
 from transformers import AutoModel, AutoTokenizer
 
 from config.errors import ModelError
@@ -54,6 +53,8 @@ class EmbeddingJudge:
 
     def train(self, pairs: Sequence[Pair]) -> None:
         """Fit the head to pairs whose first reply people prefer."""
+        from sklearn.linear_model import LogisticRegression  # brings pandas, for this judge alone
+
         difference = self._features(pairs, 0) - self._features(pairs, 1)
         both = np.concatenate([difference, -difference])
         labels = np.repeat([1, 0], len(pairs))
