@@ -31,7 +31,9 @@ def study(file: str) -> State[Any]:
         try:
             for run, prepared in found.ahead():
                 if stop.made:
-                    return Cancelled(name=STOPPED, message="The same command goes on there.")
+                    return Cancelled(
+                        name=STOPPED, message="asked to stop: the same command goes on there."
+                    )
                 named = rlhf.with_options(flow_run_name=f"{run.name}, seed {run.seed}")
                 with chdir(found.place), tags(f"{STUDY}{path.stem}"), known_plan(prepared):
                     state = named(run.params, return_state=True)
