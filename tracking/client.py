@@ -60,6 +60,17 @@ class Connection(NamedTuple):
     experiment_id: str
 
 
+def artifact_location(root: Path, uri: str) -> str | None:
+    """Where artifacts go: a database has no store for them, so beside an SQLite file, which several
+    workspaces may share, and for any other database in the project; None leaves it to a server.
+    """
+    if uri.startswith("http"):
+        return None
+    database = uri.removeprefix("sqlite:///")
+    folder = root if database == uri else Path(database).parent
+    return (folder / "mlartifacts").resolve().as_uri()
+
+
 def resolved_uri(root: Path, uri: str) -> str:
     """`uri` with a relative SQLite path resolved against the project's folder."""
     prefix = "sqlite:///"
@@ -98,9 +109,7 @@ def connect(root: Path, tracking: Tracking) -> Connection:
     client = MlflowClient(uri, registry_uri=uri)
     found = client.get_experiment_by_name(tracking.experiment)
     if found is None:
-        # a database has no artifact store; a server has one
-        beside = Path(uri.removeprefix("sqlite:///")).parent / "mlartifacts"
-        local = None if uri.startswith("http") else beside.resolve().as_uri()
+        local = artifact_location(root, uri)
         tags = {
             "mlflow.experimentKind": "custom_model_development",
             "mlflow.note.content": GUIDE,
