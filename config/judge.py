@@ -20,8 +20,8 @@ def require_judge(root: Path, params: Params) -> None:
     if judge is None:
         return
     embeds = isinstance(judge, EmbeddingJudgeSettings)
-    own = isinstance(judge, RewardModelJudgeSettings) and judge.path is None
-    if (embeds or own) and not params.data.judge_fraction:
+    trains_its_own = isinstance(judge, RewardModelJudgeSettings) and judge.path is None
+    if (embeds or trains_its_own) and not params.data.judge_fraction:
         raise ParamsError(
             f"evaluate.judge.kind={judge.kind} learns from preferences that nothing else reads, "
             "and data.judge_fraction=0 leaves it none: set it, such as 0.2."

@@ -27,20 +27,20 @@ def study(file: str) -> State[Any]:
         file: The study, relative to the project, such as studies/levers.yaml.
     """
     root, path = Path.cwd(), Path(file)
-    with opened(root, path, read_study(of_project(root, path))) as found, on_signals() as stop:
+    with opened(root, path, read_study(of_project(root, path))) as running, on_signals() as stop:
         try:
-            for run, prepared in found.ahead():
+            for run, prepared in running.ahead():
                 if stop.made:
                     return Cancelled(
                         name=STOPPED, message="asked to stop: the same command goes on there."
                     )
                 named = rlhf.with_options(flow_run_name=f"{run.name}, seed {run.seed}")
-                with chdir(found.place), tags(f"{STUDY}{path.stem}"), known_plan(prepared):
+                with chdir(running.place), tags(f"{STUDY}{path.stem}"), known_plan(prepared):
                     state = named(run.params, return_state=True)
                 if state.is_cancelled():
                     return Cancelled(name=state.name, message=state.message)
                 if not state.is_completed():
-                    found.failed(run, str(state.result(raise_on_failure=False)))
+                    running.failed(run, str(state.result(raise_on_failure=False)))
         except OverBudget as over:
             return Cancelled(name=OVER_BUDGET, message=str(over))
-        return Completed(name="Compared", message=publish(root, found))
+        return Completed(name="Compared", message=publish(root, running))

@@ -283,7 +283,7 @@ def compare(
     )
     trusted = gold
     if trusted is None and verdict is not None and verdict.preferences is not None:
-        preferred = [each for each in verdict.preferences if each is not None]
+        preferred = [answer for answer in verdict.preferences if answer is not None]
         trusted = gain(preferred, [0.5] * len(preferred), confidence)
     equal_length = gain_at_equal_length(
         aligned.rewards, sft.rewards, aligned.lengths, sft.lengths, confidence

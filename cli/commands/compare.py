@@ -36,22 +36,22 @@ def compare(
     from reporting.runs_named import resolve
 
     root = project_root()
-    found = compare_runs(root, resolve(root, runs or []))
+    comparison = compare_runs(root, resolve(root, runs or []))
     if html is not None:
         from reporting.build import write_page
         from reporting.comparison.page import comparison_page
 
-        names = [each.name for each in found.variants]
+        names = [variant.name for variant in comparison.variants]
         command = f"rlhf compare {' '.join(names)}"
-        page = comparison_page(found, f"{' and '.join(names)} side by side", command)
+        page = comparison_page(comparison, f"{' and '.join(names)} side by side", command)
         write_page(html, page, f"{command} --html {html}")
         if not as_json:
             typer.echo(html.resolve())
     if as_json:
-        typer.echo(found.model_dump_json(indent=2))
+        typer.echo(comparison.model_dump_json(indent=2))
     elif html is None:
         from rich.console import Console
 
         from cli.tables.comparison import comparison_view
 
-        Console(highlight=False).print(comparison_view(found, details=True))
+        Console(highlight=False).print(comparison_view(comparison, details=True))

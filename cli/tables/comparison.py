@@ -89,7 +89,7 @@ def _details(comparison: Comparison) -> Iterator[Any]:
         column.justify = "right"
     for stage in dict.fromkeys(stage for variant in shown for stage in variant.stages):
         costs = [variant.stages.get(stage) for variant in shown]
-        table.add_row(stage, *(ABSENT if cost is None else usd(cost) for cost in costs))
+        table.add_row(stage, *map(usd, costs))
     table.add_row("total", *(usd(sum(variant.stages.values())) for variant in shown), style="bold")
     yield table
     if comparison.samples:

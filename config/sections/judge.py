@@ -17,8 +17,8 @@ class EmbeddingJudgeSettings(Section):
 
 
 class RewardModelJudgeSettings(Section):
-    """Another reward model: somebody else's, or one trained here on the pairs of
-    data.judge_fraction, as the reward stage trains its own.
+    """Another reward model: a published one, or one trained here on the pairs of
+    data.judge_fraction, the way the reward stage trains its own.
     """
 
     kind: Literal["reward_model"]

@@ -18,7 +18,7 @@ from reporting.comparison.words import (
     sentence,
 )
 from reporting.inputs import finite
-from reporting.numbers import ABSENT, decimal, duration, usd
+from reporting.numbers import decimal, duration, usd
 from reporting.parts import (
     badge,
     bullets,
@@ -162,7 +162,7 @@ def _metrics(comparison: Comparison) -> Markup:
 def _costs(comparison: Comparison) -> Markup:
     stages = dict.fromkeys(stage for variant in comparison.variants for stage in variant.stages)
     rows = [
-        [stage, *(_usd(variant.stages.get(stage)) for variant in comparison.variants)]
+        [stage, *(usd(variant.stages.get(stage)) for variant in comparison.variants)]
         for stage in stages
     ]
     total = ["total", *(usd(sum(variant.stages.values())) for variant in comparison.variants)]
@@ -171,10 +171,6 @@ def _costs(comparison: Comparison) -> Markup:
         "that equal work costs the same."
     )
     return section("costs", "Cost", lead, table(["Stage", *_names(comparison)], rows, total))
-
-
-def _usd(value: float | None) -> str:
-    return ABSENT if value is None else usd(value)
 
 
 def _params(comparison: Comparison) -> Markup:

@@ -73,7 +73,7 @@ class Run(NamedTuple):
     @property
     def model(self) -> str:
         """Which of its models is judged: aligned or student."""
-        return "student" if self.findings.params.tracking.model == "student" else "aligned"
+        return self.findings.params.tracking.model
 
 
 @dataclass(frozen=True)
@@ -277,11 +277,11 @@ def _quality(run: Run, judge: str) -> float | None:
 def _quality_difference(ours: Sequence[Run], theirs: Sequence[Run], judge: str) -> Estimate | None:
     """Paired, prompt by prompt, where all replies were kept; else from the win rates."""
     replies = [[reply_qualities(run, judge) for run in runs] for runs in (ours, theirs)]
-    known = [[scores for scores in side if scores is not None] for side in replies]
-    if all(len(scores) == len(ours) for scores in known) and all(
+    kept = [[scores for scores in side if scores is not None] for side in replies]
+    if all(len(side) == len(ours) for side in kept) and all(
         _prompts(mine) == _prompts(other) for mine, other in zip(ours, theirs, strict=True)
     ):
-        return paired(*known)
+        return paired(*kept)
     rates = [_estimates(run).get(f"win_rate_{judge}") for run in (*theirs, *ours)]
     estimates = [rate for rate in rates if rate is not None]
     if judge != "gold" and len(estimates) == len(rates):
@@ -340,8 +340,8 @@ def _cost(runs: Sequence[Run], name: str, stages: Collection[str]) -> float | No
     sums = []
     for run in runs:
         totals = [cost.total for cost in run.findings.reconciled.stages if cost.stage in stages]
-        known = [value for total in totals if (value := getattr(total, name)) is not None]
-        sums.append(sum(known) if known or not totals else None)
+        values = [value for total in totals if (value := getattr(total, name)) is not None]
+        sums.append(sum(values) if values or not totals else None)
     return _mean(sums)
 
 
@@ -398,8 +398,8 @@ def _growth(factor: str, sizes: Mapping[str, float], variants: Sequence[Variant]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None
 
 
 # ---------------------------------------------------------------- parameters, replies, notes
@@ -416,8 +416,8 @@ def param_differences(contents: Sequence[Mapping[str, Any]]) -> dict[str, list[A
     listed = [dict(flat(content)) for content in contents]
     differences = {}
     for key in dict.fromkeys(key for values in listed for key in values):
-        known = [values.get(key, ABSENT_PARAM) for values in listed if values]
-        if any(value != known[0] for value in known):
+        row = [values.get(key, ABSENT_PARAM) for values in listed if values]
+        if any(value != row[0] for value in row):
             differences[key] = [values.get(key, ABSENT_PARAM) for values in listed]
     return differences
 

@@ -16,39 +16,39 @@ def markdown(outcome: str, said: str, sections: Sequence[str], spent_usd: float)
     return "\n\n".join([f"# Retrain: {outcome}", said, *sections, cost]) + "\n"
 
 
-def decision_section(found: Decision) -> str:
+def decision_section(decision: Decision) -> str:
     """Whether to train, and why."""
-    reasons = "\n".join(f"- {reason}" for reason in found.reasons)
-    return f"## Decision: {'train' if found.train else 'do not train'}\n\n{reasons}"
+    reasons = "\n".join(f"- {reason}" for reason in decision.reasons)
+    return f"## Decision: {'train' if decision.train else 'do not train'}\n\n{reasons}"
 
 
-def contest_section(run_id: str, found: Contest, verdict: Verdict) -> str:
+def contest_section(run_id: str, contest: Contest, verdict: Verdict) -> str:
     """The new model beside the champion, and the conditions of the gate."""
     point = verdict.usd_per_point
     cost = usd(point) if point is not None else ABSENT
     return (
-        f"## New model `{run_id}` against the champion\n\n{_contest(found)}\n\n"
+        f"## New model `{run_id}` against the champion\n\n{_contest(contest)}\n\n"
         f"{_checks(verdict.checks)}\n\n{cost} for each percentage point of win rate above 50%."
     )
 
 
-def data_section(found: Examination) -> str:
+def data_section(examination: Examination) -> str:
     rows = [
-        f"| {name} | {found.added.get(name, 0)} | {found.removed.get(name, 0)} |"
-        for name in sorted({*found.added, *found.removed})
+        f"| {name} | {examination.added.get(name, 0)} | {examination.removed.get(name, 0)} |"
+        for name in sorted({*examination.added, *examination.removed})
     ]
-    lines = [f"{found.refused} rows are in quarantine."]
-    if found.length_drift is not None:
-        drift = found.length_drift
+    lines = [f"{examination.refused} rows are in quarantine."]
+    if examination.length_drift is not None:
+        drift = examination.length_drift
         lines.append(
             f"Prompt lengths: {drift.mean_new:.1f} tokens in new rows, {drift.mean_before:.1f} "
             f"before; distance {drift.distance:.2f}, by chance "
             f"up to {drift.critical:.2f}."
         )
-    if found.new_words is not None:
-        lines.append(f"Words never seen in prompts: {percent(found.new_words.value)}.")
-    if found.accuracy is not None:
-        share, before = found.accuracy, percent(found.accuracy_before)
+    if examination.new_words is not None:
+        lines.append(f"Words never seen in prompts: {percent(examination.new_words.value)}.")
+    if examination.accuracy is not None:
+        share, before = examination.accuracy, percent(examination.accuracy_before)
         lines.append(
             f"The champion's reward model agrees with {percent(share.value)} ({percent(share.low)} "
             f"to {percent(share.high)}) of {share.of} new "

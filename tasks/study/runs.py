@@ -67,9 +67,10 @@ class Study:
         """Every run that has not completed, with its plan, when it is its turn. Raises OverBudget
         when the study's money is spent.
         """
+        before = completed(self.place)
         for number, work in enumerate(self.works, start=1):
             where = f"{number} of {len(self.works)}: {work.name}, seed {work.seed}"
-            if completed(self.place, work.params) is not None:
+            if results_key(work.params) in before:
                 self.display.say(f"{where}: done before")
                 continue
             so_far = spent(self.place)
@@ -92,10 +93,11 @@ class Study:
 
     def result(self) -> Comparison:
         """The comparison of what has completed."""
+        run_ids = completed(self.place)
         runs = {
-            (work.name, work.seed): read_run(self.place, run_id)
+            (work.name, work.seed): read_run(self.place, run_ids[key])
             for work in self.works
-            if (run_id := completed(self.place, work.params)) is not None
+            if (key := results_key(work.params)) in run_ids
         }
         variants = [
             Variant(
@@ -219,18 +221,10 @@ def make_ready(root: Path, place: Path, params: Params) -> None:
         transfer(place, lambda repo: repo.checkout())  # what it cannot bring back is made again
 
 
-def completed(place: Path, params: Params) -> str | None:
-    """The newest completed run for the same results, None if there is none."""
+def completed(place: Path) -> dict[str, str]:
+    """Key of the results -> the newest completed run that has them."""
     ended = [row for row in pipeline_rows(place) if row.event == "end" and row.state == "completed"]
-    key = results_key(params)
-    return next(
-        (
-            row.run_id
-            for row in reversed(ended)
-            if results_key(kept_params(place, row.run_id)) == key
-        ),
-        None,
-    )
+    return {results_key(kept_params(place, row.run_id)): row.run_id for row in ended}
 
 
 def spent(place: Path) -> float:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from training.modeling.tokenizer import Prompt
+from training.modeling.tokenizer import Prompt, prompt_text
 
 
 class Pair(NamedTuple):
@@ -60,3 +60,35 @@ def verdicts(judge: Judge, pairs: Sequence[Pair]) -> Verdicts:
         else:
             preferences.append(answers[0] if answers else 0.5)
     return Verdicts(preferences, flips, unusable)
+
+
+class ByScore:
+    """A judge that prefers the reply with the higher score. It scores a reply once, in whatever
+    place and pair it stands.
+    """
+
+    name = "score"
+    usd = 0.0
+
+    def __init__(self) -> None:
+        self._scores: dict[tuple[str, str], float] = {}
+
+    def scores(self, prompts: Sequence[Prompt], replies: Sequence[str]) -> list[float]:
+        """Of each reply to its prompt."""
+        raise NotImplementedError
+
+    def prefer(self, pairs: Sequence[Pair]) -> list[float | None]:
+        replies = {
+            (prompt_text(pair.prompt), text): pair.prompt
+            for pair in pairs
+            for text in (pair.first, pair.second)
+        }
+        new = {key: prompt for key, prompt in replies.items() if key not in self._scores}
+        scores = self.scores(list(new.values()), [text for _, text in new])
+        self._scores |= dict(zip(new, scores, strict=True))
+        return [self._preference(pair) for pair in pairs]
+
+    def _preference(self, pair: Pair) -> float:
+        prompt = prompt_text(pair.prompt)
+        first, second = self._scores[prompt, pair.first], self._scores[prompt, pair.second]
+        return 0.5 if first == second else float(first > second)

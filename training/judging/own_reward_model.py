@@ -16,7 +16,8 @@ from config.errors import ModelError
 from config.load import write
 from config.schema import Params
 from training.inference.trained_models import TrainedModels
-from training.judging.judge import Pair
+from training.judging.judge import ByScore
+from training.modeling.tokenizer import Prompt
 
 FOLDER = Path("evaluation/judge")
 OTHER_SEED = 1000
@@ -24,14 +25,14 @@ OTHER_SEED = 1000
 READ = ("data/tokenizer", "metrics/data.json", "models/sft", "models/base")
 
 
-class OwnRewardModelJudge:
+class OwnRewardModelJudge(ByScore):
     """See the module."""
 
     name = "reward model of its own"
-    usd = 0.0
 
     def __init__(self, root: Path, params: Params) -> None:
         """Train it. Raises ModelError if the stage fails."""
+        super().__init__()
         folder = root / FOLDER
         lay_out(root, folder, params)
         code = str(Path(training.__file__).parents[1])
@@ -44,12 +45,8 @@ class OwnRewardModelJudge:
             raise ModelError(f"the judge's reward model could not be trained: {said}")
         self._models = TrainedModels(folder)
 
-    def prefer(self, pairs: Sequence[Pair]) -> list[float | None]:
-        first, second = (
-            self._models.scores([pair.prompt for pair in pairs], texts)
-            for texts in ([pair.first for pair in pairs], [pair.second for pair in pairs])
-        )
-        return [0.5 if a == b else float(a > b) for a, b in zip(first, second, strict=True)]
+    def scores(self, prompts: Sequence[Prompt], replies: Sequence[str]) -> list[float]:
+        return self._models.scores(prompts, replies) if prompts else []
 
 
 def lay_out(root: Path, folder: Path, params: Params) -> None:

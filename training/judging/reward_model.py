@@ -1,4 +1,4 @@
-"""A judge that is a reward model of somebody else's: the reply with the higher score."""
+"""A published reward model as judge: it prefers the reply with the higher score."""
 
 from collections.abc import Sequence
 
@@ -6,21 +6,21 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from config.errors import ModelError
-from training.judging.judge import Pair
+from training.judging.judge import ByScore
 from training.modeling.tokenizer import Prompt
 from training.process.device import device
 
 BATCH = 16
 
 
-class RewardModelJudge:
+class RewardModelJudge(ByScore):
     """See the module."""
 
     name = "reward model"
-    usd = 0.0
 
     def __init__(self, path: str) -> None:
         """Load a local folder or a model of the hub. Raises ModelError if it has not one score."""
+        super().__init__()
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(path)
             model = AutoModelForSequenceClassification.from_pretrained(path, dtype="auto")
@@ -34,27 +34,22 @@ class RewardModelJudge:
                 "model has one score. Name another."
             )
         self._model = model.to(device()).eval()
-        self._known: dict[str, float] = {}
-
-    def prefer(self, pairs: Sequence[Pair]) -> list[float | None]:
-        first = self._scores([(pair.prompt, pair.first) for pair in pairs])
-        second = self._scores([(pair.prompt, pair.second) for pair in pairs])
-        return [0.5 if a == b else float(a > b) for a, b in zip(first, second, strict=True)]
 
     @torch.no_grad()
-    def _scores(self, replies: Sequence[tuple[Prompt, str]]) -> list[float]:
-        texts = [self._rendered(prompt, reply) for prompt, reply in replies]
-        new = sorted({text for text in texts if text not in self._known}, key=len)
-        longest = self._model.config.max_position_embeddings
-        for start in range(0, len(new), BATCH):
-            batch = new[start : start + BATCH]
+    def scores(self, prompts: Sequence[Prompt], replies: Sequence[str]) -> list[float]:
+        texts = [self._rendered(*answered) for answered in zip(prompts, replies, strict=True)]
+        by_length = sorted(range(len(texts)), key=lambda place: len(texts[place]))
+        longest, scores = self._model.config.max_position_embeddings, [0.0] * len(texts)
+        for start in range(0, len(texts), BATCH):
+            places = by_length[start : start + BATCH]
             inputs = self._tokenizer(
-                batch, padding=True, truncation=True, max_length=longest, return_tensors="pt",
-                add_special_tokens=False,
+                [texts[place] for place in places], padding=True, truncation=True,
+                max_length=longest, return_tensors="pt", add_special_tokens=False,
             )  # fmt: skip
-            scores = self._model(**inputs.to(self._model.device)).logits[:, 0].float().tolist()
-            self._known |= dict(zip(batch, scores, strict=True))
-        return [self._known[text] for text in texts]
+            logits_B1 = self._model(**inputs.to(self._model.device)).logits
+            for place, score in zip(places, logits_B1[:, 0].float().tolist(), strict=True):
+                scores[place] = score
+        return scores
 
     def _rendered(self, prompt: Prompt, reply: str) -> str:
         """By the model's own chat template, or one after the other where it has none."""

@@ -32,7 +32,7 @@ class Work:
         self.sequences += sequences
 
     def pay(self, tokens: int, usd: float) -> None:
-        """Count what somebody else computed, for money."""
+        """Count tokens that an outside service processed, and what it charged."""
         self.tokens += tokens
         self.usd += usd
 

@@ -86,7 +86,7 @@ def contest(
         verdict = judged(challenger.folder, params, prompts, ours, theirs)
         name, fault, paid = verdict.name, verdict.fault, verdict.usd
         if verdict.preferences is not None:
-            prefers = [each for each in verdict.preferences if each is not None]
+            prefers = [answer for answer in verdict.preferences if answer is not None]
             rate = win_rate(score_judge(prefers, [0.5] * len(prefers)), len(prefers), confidence,
                             params.seed)  # fmt: skip
             trusted = gain(prefers, [0.5] * len(prefers), confidence)

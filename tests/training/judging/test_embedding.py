@@ -1,7 +1,9 @@
 """The embedding judge on an encoder made here, and the reward-model judge on a model made here."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -10,8 +12,9 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaForSequenceCla
 from config.errors import ModelError
 from tests.training.support.tiny import tokenizer
 from training.judging.embedding import EmbeddingJudge
-from training.judging.judge import Pair, verdicts
+from training.judging.judge import ByScore, Pair, verdicts
 from training.judging.reward_model import RewardModelJudge
+from training.modeling.tokenizer import Prompt
 
 WORDS = ("we", "will", "replace", "it", "refund", "the", "no", "sorry")
 
@@ -70,3 +73,16 @@ def test_a_reward_model_prefers_the_higher_score(tmp_path: Path, labels: int) ->
     found = verdicts(judge, pairs(20, seed=1))
     assert (found.flips, found.unusable) == (0, 0)
     assert judge.prefer([Pair("we", "it", "it")]) == [0.5]
+
+
+def test_a_reply_is_scored_once_in_whatever_place_it_stands() -> None:
+    class Counting(ByScore):
+        scored: ClassVar[list[str]] = []
+
+        def scores(self, prompts: Sequence[Prompt], replies: Sequence[str]) -> list[float]:
+            self.scored.extend(replies)
+            return [float(len(reply)) for reply in replies]
+
+    found = verdicts(Counting(), [Pair("p", "longer", "short"), Pair("p", "longer", "longer")])
+    assert (found.preferences, found.flips) == ([1.0, 0.5], 0)
+    assert Counting.scored == ["longer", "short"]
