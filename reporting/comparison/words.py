@@ -3,7 +3,7 @@
 import string
 
 from reporting.comparison.runs import Comparison, Growth, Metric
-from reporting.comparison.statistics import CHEAPER, Estimate, is_clear
+from reporting.comparison.statistics import CHEAPER, SAME, Estimate, is_clear
 from reporting.numbers import ABSENT, decimal, percent, usd
 
 
@@ -67,17 +67,19 @@ def _bare(value: float, metric: Metric) -> str:
 def sentence(comparison: Comparison) -> str:
     """The result: the cheapest variant that is as good as the first."""
     base = comparison.variants[0]
-    best = next(
-        (variant for variant in comparison.variants if variant.name == comparison.cheapest), None
-    )
-    if best is None or not best.measured_usd or not base.measured_usd:
+    good = [variant for variant in comparison.variants if variant.verdict in SAME]
+    costs = {variant.name: variant.measured_usd for variant in good if variant.measured_usd}
+    if sum(variant.verdict != "not run" for variant in comparison.variants) < 2 or not (
+        base_usd := costs.get(base.name)
+    ):
         return "No variant has completed beside the first one."
-    times = base.measured_usd / best.measured_usd
+    best, best_usd = min(costs.items(), key=lambda cost: cost[1])
+    times = base_usd / best_usd
     if times < CHEAPER:
         return f"No variant is cheaper than {base.name!r} and shown to be as good."
     return (
-        f"{best.name!r} is as good as {base.name!r} and {times:.1f} times cheaper "
-        f"({usd(best.measured_usd)} instead of {usd(base.measured_usd)})."
+        f"{best!r} is as good as {base.name!r} and {times:.1f} times cheaper "
+        f"({usd(best_usd)} instead of {usd(base_usd)})."
     )
 
 

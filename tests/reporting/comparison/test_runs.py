@@ -82,6 +82,12 @@ def test_without_all_replies_the_difference_is_that_of_the_metrics(root: Path) -
     assert other.differences["win_rate_gold"].value == pytest.approx(0.075)
 
 
+def test_runs_without_a_plan_are_compared_too(root: Path) -> None:
+    comparison = found(root)
+    assert comparison.variants[0].planned_usd is None
+    assert sentence(comparison).startswith(f"No variant is cheaper than '{FIRST}'")
+
+
 def test_costs_leave_out_what_all_share(root: Path) -> None:
     content = found(root)
     assert content.shared == ["reward"]
