@@ -253,7 +253,7 @@ class Data(Section):
         return self
 
     @model_validator(mode="after")
-    def _learns_not_from_the_judge(self) -> "Data":
+    def _no_training_on_judge_data(self) -> "Data":
         for name, path in self.local_paths().items():
             if Path(path).parts[:2] == ("data", "judge"):
                 raise ParamsError(

@@ -98,8 +98,8 @@ def test_both_orders_are_asked_and_a_first_place_bias_makes_ties(
 def test_what_is_no_answer_is_counted_and_never_a_preference(
     server: Server, tmp_path: Path
 ) -> None:
-    said_before = ["I cannot judge that.", "Both are fine, but A is longer.", "", " t. "]
-    server.reply = lambda question: (200, said(said_before[len(server.asked) % 4]))
+    unusable = ["I cannot judge that.", "Both are fine, but A is longer.", "", " t. "]
+    server.reply = lambda question: (200, said(unusable[len(server.asked) % 4]))
     judge = EndpointJudge(settings(server, parallel=1), tmp_path / "a.sqlite")
     assert judge.prefer(pairs(4)) == [None, None, 0.5, None]
     assert judge.refused == 3
