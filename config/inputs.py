@@ -3,6 +3,7 @@ models, for DVC to depend on.
 
 data/inputs/data.json     the files of data.source, data.sft_source and the other sources
 data/inputs/model.json    the files of model.path
+data/inputs/reward.json   the file of reward.path
 data/inputs/student.json  the files of distill.student.path
 data/inputs/judge.json    the files of evaluate.judge.path, and the votes on replies
 
@@ -17,9 +18,11 @@ from pathlib import Path
 
 from config.atomic_file import write_atomically
 from config.schema import Params
+from config.sections.offline import RewardFunction
 
 DATA_DIGESTS = Path("data/inputs/data.json")
 MODEL_DIGESTS = Path("data/inputs/model.json")
+REWARD_DIGESTS = Path("data/inputs/reward.json")
 STUDENT_DIGESTS = Path("data/inputs/student.json")
 JUDGE_DIGESTS = Path("data/inputs/judge.json")
 JUDGE_VOTES = Path("data/judge/votes.jsonl")
@@ -47,9 +50,14 @@ def named_paths(root: Path, params: Params) -> list[str]:
     """The files and folders outside the project that params name, as they name them; they may be
     missing, and a model that is not a local folder comes from a hub.
     """
-    files = sorted(set(params.data.local_paths().values()))
+    files = sorted({*params.data.local_paths().values(), *reward_script(params)})
     models = {params.model.path, student_path(params), judge_path(params)}
     return [*files, *sorted(path for path in models if path and (root / path).is_dir())]
+
+
+def reward_script(params: Params) -> list[str]:
+    """The file of the reward function, if there is one."""
+    return [params.reward.script] if isinstance(params.reward, RewardFunction) else []
 
 
 def judge_path(params: Params) -> str | None:
@@ -63,7 +71,7 @@ def student_path(params: Params) -> str | None:
 
 
 def expected_files(root: Path, params: Params) -> dict[str, str]:
-    """Data files by the parameter that names each. A missing votes file is left out: there are no
+    """Local files by the parameter that names each. A missing votes file is left out: there are no
     votes yet.
     """
     return {
@@ -90,6 +98,7 @@ def digest_files(root: Path, params: Params) -> dict[Path, str]:
         for path, digests in (
             (DATA_DIGESTS, data),
             (MODEL_DIGESTS, model),
+            (REWARD_DIGESTS, {path: _digest(root / path) for path in reward_script(params)}),
             (STUDENT_DIGESTS, student),
             (JUDGE_DIGESTS, judge),
         )

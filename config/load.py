@@ -138,14 +138,13 @@ def _explain(error: ValidationError, origin: str, overrides: Sequence[str]) -> s
         (problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0]
     )
     loc = [str(part) for part in first["loc"]]
-    tags = {"helpdesk", "file", "hub"}
     place = ".".join(
         part
         for i, part in enumerate(loc)
-        if not (part in tags and i and loc[i - 1].endswith("source"))
+        if not (i and part in _kinds() and loc[i - 1].endswith(("source", "reward", "judge")))
     )
     origin = f"in {origin}"
-    if first["type"] == "union_tag_invalid":
+    if first["type"] in ("union_tag_invalid", "union_tag_not_found"):
         place = f"{place}.kind"
     if any(f"{place}.".startswith(f"{each.partition('=')[0].strip()}.") for each in overrides):
         origin = "from --set"
@@ -156,7 +155,7 @@ def _explain(error: ValidationError, origin: str, overrides: Sequence[str]) -> s
             close = difflib.get_close_matches(loc[-1], known, n=1)
             hint = f"did you mean {close[0]}?" if close else f"known there: {', '.join(known)}."
             return f"{place} is not a parameter {origin}; {hint}{more}"
-        case "missing":
+        case "missing" | "union_tag_not_found":
             return (
                 f"{place} is missing {origin}; every parameter must be given, recipes/base.yaml "
                 f"has them all.{more}"
@@ -174,6 +173,16 @@ def _explain(error: ValidationError, origin: str, overrides: Sequence[str]) -> s
                 f"{place}={shown!r} {origin}: "
                 f"{first['msg'][0].lower()}{first['msg'][1:]}.{note}{more}"
             )
+
+
+def _kinds() -> set[str]:
+    """Values of `kind` in all sections: pydantic has them in the place of a mistake."""
+    sections = Params.model_json_schema()["$defs"].values()
+    return {
+        section["properties"]["kind"]["const"]
+        for section in sections
+        if "kind" in section.get("properties", {})
+    }
 
 
 def _known_keys(loc: list[str]) -> list[str]:

@@ -15,16 +15,17 @@ from config.errors import ParamsError
 from config.methods.registry import METHODS, RECORDS
 from config.records import final_stage, stages_of
 from config.sections.base import Sparse
-from config.sections.data import Data
+from config.sections.data import NO_PREFERENCES, Data
 from config.sections.distillation import Distill
+from config.sections.judge import RewardModelJudgeSettings
 from config.sections.levers import Lora
 from config.sections.model import Model
 from config.sections.money import Budget, Prices
-from config.sections.offline import Optimisation, Reward, Sft
+from config.sections.offline import Optimisation, Reward, RewardFunction, RewardSection, Sft
 from config.sections.online import ActorCritic, Online, SamplingLoop
 from config.sections.retraining import Retrain
 from config.sections.run import Align, Evaluate, Tracking
-from config.sections.where import SHARED_STAGES, WEIGHTS_DIVIDED, Where
+from config.sections.where import SHARED_STAGES, SINGLE_STAGES, WEIGHTS_DIVIDED, Where
 from config.urls import require_no_secret, unreadable
 
 UNCHOSEN = "May be absent where align.method names another."
@@ -39,7 +40,7 @@ class _BeforeMethods(Sparse):
     model: Model
     data: Data
     sft: Sft
-    reward: Reward
+    reward: RewardSection
     align: Align
 
 
@@ -106,11 +107,22 @@ class Params(_WithMethods):
         return tuple(method for method in METHODS if method != self.align.method)
 
     @property
+    def trained_reward(self) -> Reward | None:
+        """The settings of the reward model; None where a function takes its place."""
+        return self.reward if isinstance(self.reward, Reward) else None
+
+    @property
+    def reward_name(self) -> str:
+        """What scores the replies, in words."""
+        return "reward function" if self.trained_reward is None else "reward model"
+
+    @property
     def start_from_sft(self) -> tuple[str, ...]:
         """The sections whose adapters start from the SFT model: as copies of its adapter, if it has
         one.
         """
-        reward = ("reward",) if self.reward.init == "sft" else ()
+        trained = self.trained_reward
+        reward = ("reward",) if trained is not None and trained.init == "sft" else ()
         return (*reward, self.align.method)
 
     @model_validator(mode="after")
@@ -156,9 +168,10 @@ class Params(_WithMethods):
         method = self.align.method
         chosen = self.section(method)
         pairs: list[Any] = [chosen] if isinstance(chosen, Optimisation) else []
+        rewards = [self.trained_reward] if self.trained_reward is not None else []
         for name, length in (
             ("sft.max_length", self.sft.max_length),
-            ("reward.max_length", self.reward.max_length),
+            *(("reward.max_length", section.max_length) for section in rewards),
             *((f"{loop.method}.max_new_tokens", loop.max_new_tokens + 1) for loop in self._loops()),
             *((f"{method}.max_length", section.max_length) for section in pairs),
             ("evaluate.max_new_tokens", self.evaluate.max_new_tokens + 1),
@@ -170,7 +183,7 @@ class Params(_WithMethods):
                 )
         for name, batch in (
             ("sft", self.sft.batch_size),
-            ("reward", self.reward.batch_size),
+            *(("reward", section.batch_size) for section in rewards),
             *((method, section.batch_size) for section in pairs),
         ):
             if batch % self.where.of(name).processes:
@@ -184,7 +197,7 @@ class Params(_WithMethods):
     def _can_be_divided(self) -> "Params":
         for stage in SHARED_STAGES:
             section = getattr(self, stage)
-            if section is None or stage in self.unused:
+            if section is None or stage in self.unused or isinstance(section, RewardFunction):
                 continue
             level, written = self.where.of(stage).sharding, self.where.as_written(stage, "sharding")
             if level != "none" and section.optimizer == "adamw8bit":
@@ -221,11 +234,57 @@ class Params(_WithMethods):
         return self
 
     @model_validator(mode="after")
+    def _function_replaces_the_reward_model(self) -> "Params":
+        if self.trained_reward is not None:
+            return self
+        settings, method = self.section(self.align.method), self.align.method
+        if isinstance(settings, ActorCritic):
+            for key, value in (("value_init", "reward"), ("layout", "shared_base")):
+                if getattr(settings, key) == value:
+                    other = "sft" if key == "value_init" else "separate"
+                    raise ParamsError(
+                        f"{method}.{key}={value} needs a reward model, and reward.kind=function. "
+                        f"Set {method}.{key}: {other} in params.yaml."
+                    )
+        judge = self.evaluate.judge
+        if isinstance(judge, RewardModelJudgeSettings) and judge.path is None:
+            raise ParamsError(
+                "evaluate.judge.path=null trains a reward model with the settings of reward, and "
+                "reward.kind is function. Name a model in params.yaml, or another judge."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _has_the_preferences_it_needs(self) -> "Params":
+        needs = "reward.kind=model" if self.trained_reward is not None else "align.method=dpo"
+        form = getattr(self.data.source, "format", "pairs")
+        if form in NO_PREFERENCES and (self.trained_reward is not None or "dpo" in self.stages):
+            raise ParamsError(
+                f"data.source.format={form} has no preferences, and {needs} learns from them. "
+                "Name another source, or set reward.kind: function and align.method: rloo or grpo "
+                "in params.yaml."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _best_needs_validation_rows(self) -> "Params":
+        for stage in self.stages:
+            keep = getattr(self.section(stage) if stage not in SINGLE_STAGES else None, "keep", "")
+            if keep == "best" and not self.data.validation_fraction:
+                raise ParamsError(
+                    f"{stage}.keep=best chooses by rows that training does not read, and "
+                    "data.validation_fraction=0 leaves none. Set it, such as 0.1, or "
+                    f"{stage}.keep: last in params.yaml."
+                )
+        return self
+
+    @model_validator(mode="after")
     def _adapters_have_a_base(self) -> "Params":
+        reward = self.trained_reward
         if self.model.random is not None:
             for section, lora in (
                 ("sft", self.sft.lora),
-                ("reward", self.reward.lora if self.reward.init == "base" else None),
+                ("reward", reward.lora if reward is not None and reward.init == "base" else None),
             ):
                 if lora is not None:
                     raise ParamsError(
@@ -249,13 +308,13 @@ class Params(_WithMethods):
         if (
             isinstance(settings, ActorCritic)
             and settings.layout == "shared_base"
-            and (self.reward.lora is None or (self.reward.init == "base" and self.sft.lora is None))
+            and reward is not None
+            and (reward.lora is None or (reward.init == "base" and self.sft.lora is None))
         ):
             raise ParamsError(
                 f"{method}.layout=shared_base needs a reward model that is an adapter on the SFT "
                 "model's base; reward.lora is "
-                f"{'null' if self.reward.lora is None else 'set'}, reward.init is "
-                f"{self.reward.init}. "
+                f"{'null' if reward.lora is None else 'set'}, reward.init is {reward.init}. "
                 f"Set reward.lora and reward.init: sft, or {method}.layout: separate in "
                 "params.yaml."
             )

@@ -21,19 +21,22 @@ def key_figure(stage: str, metrics: Mapping[str, Any]) -> str:
             more = f", {count(refused)} refused: data/prepared/quarantine.jsonl" if refused else ""
             return f"{count(rows)} rows{more}" if rows is not None else ""
         case "sft":
-            return f"eval loss {decimal(value['eval_loss'])}" if "eval_loss" in value else ""
+            known = [f"eval loss {decimal(value['eval_loss'])}"] if "eval_loss" in value else []
+            return ", ".join([*known, *overfits(value)])
         case "reward":
             limit = (
                 f" of {percent(value['bayes_accuracy'])} possible"
                 if "bayes_accuracy" in value
                 else ""
             )
-            return f"accuracy {percent(value['accuracy'])}{limit}" if "accuracy" in value else ""
+            if "accuracy" not in value and "score_mean" in value:
+                return f"score {decimal(value['score_mean'])} for known replies"
+            known = [f"accuracy {percent(value['accuracy'])}{limit}"] if "accuracy" in value else []
+            return ", ".join([*known, *overfits(value)])
         case "dpo":
             known = [f"accuracy {percent(value['accuracy'])}"] if "accuracy" in value else []
-            return ", ".join(
-                [*known, f"margin {decimal(value['margin'])}"] if "margin" in value else known
-            )
+            known += [f"margin {decimal(value['margin'])}"] if "margin" in value else []
+            return ", ".join([*known, *overfits(value)])
         case "distill":
             share = value.get("parameters_student", 0) / value.get("parameters_teacher", 1)
             known = [f"{percent(share)} of the weights"] if share else []
@@ -51,3 +54,9 @@ def key_figure(stage: str, metrics: Mapping[str, Any]) -> str:
         case _:
             known = [f"{name} {decimal(value[name])}" for name in ("score", "kl") if name in value]
             return ", ".join(known).replace("kl", "KL")
+
+
+def overfits(metrics: Mapping[str, float]) -> list[str]:
+    """From which step on the loss on validation rows surely rose, if it did."""
+    step = metrics.get("overfits_from")
+    return [f"overfits from step {count(step)}"] if step is not None else []

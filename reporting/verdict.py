@@ -106,7 +106,7 @@ def _outcome(findings: Findings) -> tuple[str, str, str]:
     judge = {
         "gold": "on the gold score",
         "judge": f"according to the judge ({metrics.get('judge')})",
-        "reward": "according to the reward model",
+        "reward": f"according to the {findings.params.reward_name}",
     }[kind]
     if ties and ties == prompts:
         tie = f"The aligned model and SFT tie on each of the {count(ties)} prompts {judge}."
@@ -133,7 +133,8 @@ def _outcome(findings: Findings) -> tuple[str, str, str]:
         alone = (
             f"The judge ({metrics.get('judge')}) has no say: {fault}."
             if fault
-            else "There is no gold score here, so this is the judgement of the reward model alone."
+            else "There is no gold score here, so this is the judgement of the "
+            f"{findings.params.reward_name} alone."
         )
         return "good", "Score rose", f"{wins}{hacking}. {alone}"
     if high is not None and high < 0.5:
@@ -161,9 +162,9 @@ def _hacking_evidence(findings: Findings) -> str:
         findings.value("evaluate", f"gold_{model}") for model in ("sft", "aligned")
     )
     rose = (
-        f"The reward model's score went from {decimal(before)} to {decimal(after)}"
+        f"The {findings.params.reward_name}'s score went from {decimal(before)} to {decimal(after)}"
         if after is not None
-        else "The reward model's score rose"
+        else f"The {findings.params.reward_name}'s score rose"
     )
     if gold_after is None:
         return f"{rose}, but not at equal length"

@@ -108,10 +108,9 @@ def data(stage: Stage) -> None:
             use: make_dataset(
                 use,
                 by_use[use],
-                params.data.test_fraction,
+                params.data.fractions,
                 tokenizer,
                 tokens,
-                params.data.judge_fraction,
             )
             for use in USES
         }
@@ -201,7 +200,7 @@ def tokenizer_of_world(
     return tokenizer
 
 
-def write_plots(folder: Path, datasets: Datasets, trivial: Mapping[str, Proportion]) -> None:
+def write_plots(folder: Path, datasets: Datasets, trivial: Mapping[str, Proportion | None]) -> None:
     """Sequence lengths, and the accuracy of trivial predictors."""
     write_csv(
         folder / "data_lengths.csv",
@@ -211,7 +210,7 @@ def write_plots(folder: Path, datasets: Datasets, trivial: Mapping[str, Proporti
     write_csv(
         folder / "data_baselines.csv",
         ("baseline", "accuracy", "low", "high"),
-        [(name, *p) for name, p in trivial.items()],
+        [(name, *p) for name, p in trivial.items() if p is not None],
     )
 
 

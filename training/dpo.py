@@ -24,6 +24,7 @@ from training.distributed.collectives import map_across_ranks
 from training.distributed.model_files import replacing_on_rank0, save_adapter, save_model
 from training.distributed.sharding import unsharded
 from training.evaluation.intervals import wilson
+from training.evaluation.overfitting import RowLosses, calibrated, pair_losses
 from training.hf.checkpoints import TrainedCheckpoints
 from training.hf.pair_loss import PairCountingCollator, PairLoss
 from training.hf.trainer import (
@@ -34,6 +35,7 @@ from training.hf.trainer import (
     arguments,
     train,
 )
+from training.hf.validation import Validation, has_validation
 from training.modeling.adapter_base import named_base
 from training.modeling.adapters import train_only_adapter
 from training.modeling.batching import shared_length
@@ -83,7 +85,8 @@ def dpo(stage: Stage) -> None:
     params = stage.params
     settings: Dpo = params.section("dpo")
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
-    pairs = {split: read_pairs(stage, split, tokenizer) for split in ("train", "test")}
+    splits = ("train", "test", *(("validation",) if has_validation(stage, "preference") else ()))
+    pairs = {split: read_pairs(stage, split, tokenizer) for split in splits}
     start = stage.root / "models/sft"
     if settings.lora is None:
         model = load_policy(start, params.model, tokenizer, trainable=True)
@@ -94,10 +97,18 @@ def dpo(stage: Stage) -> None:
     once = shares_prefix(model)
     with stage.meter.phase("reference", 0) as work:
         ref = {split: reply_logps(model, pairs[split].rows, stage) for split in pairs}
-        add_work(work, [*pairs["train"].rows, *pairs["test"].rows], once)
+        add_work(work, [row for split in pairs.values() for row in split.rows], once)
     collator = (PairCountingCollator if once else CountingCollator)(
         DataCollatorForPreference(pad_token_id=tokenizer.pad_token_id)
     )
+    validation = None
+    if "validation" in pairs:
+
+        def losses(model: PreTrainedModel, split: str) -> RowLosses:
+            policy = reply_logps(model, pairs[split].rows, stage)
+            return pair_losses(margins(policy, ref[split], settings.beta).numpy())
+
+        validation = Validation(stage, settings.keep, settings.checkpoint_every_steps, losses)
     trainer = BucketedDPOTrainer(
         model=model,
         args=DPOConfig(
@@ -112,7 +123,7 @@ def dpo(stage: Stage) -> None:
         data_collator=collator,
         train_dataset=Dataset.from_list(with_reference(pairs["train"].rows, ref["train"])),
         processing_class=tokenizer,
-        callbacks=[StageCallback(stage, collator)],
+        callbacks=[StageCallback(stage, collator, validation)],
     )
     logprobs_in_pairs(model)
     trainer.loss_is_scaled_for_ga = True
@@ -126,10 +137,17 @@ def dpo(stage: Stage) -> None:
     filler |= {"ref_chosen_logps": 0.0, "ref_rejected_logps": 0.0}
     trainer.bucket([sequence_length(row) for row in pairs["train"].rows], filler, settings)
     train(trainer, stage)
+    chosen = validation.finish(trainer.model) if validation is not None else {}
     model, step = trainer.model.eval(), trainer.state.global_step
     with stage.meter.phase("evaluate", step) as work, unsharded(model):
         held_out = reply_logps(model, pairs["test"].rows, stage)
         add_work(work, pairs["test"].rows, once)
+        if validation is not None:
+            own = reply_logps(model, pairs["validation"].rows, stage)
+            chosen |= calibrated(
+                margins(own, ref["validation"], settings.beta).numpy(),
+                margins(held_out, ref["test"], settings.beta).numpy(),
+            )
     stage.check_params()
     with stage.meter.phase("save", step):
         with replacing_on_rank0(stage.root / "models/dpo") as folder:
@@ -160,6 +178,7 @@ def dpo(stage: Stage) -> None:
             "pairs_too_long": pairs["train"].too_long + pairs["test"].too_long,
             "steps": step, "parameters": model.num_parameters(),
             "learning_parameters": model.num_parameters(only_trainable=True),
+            **chosen,
         }  # fmt: skip
         write_json(stage.root / "metrics/dpo.json", metrics)
     stage.finish("models/dpo", "metrics/dpo.json", "plots/dpo.csv")

@@ -40,6 +40,7 @@ from training.preparation.worlds import World
 from training.process.artifacts import write_csv, write_json, write_jsonl
 from training.process.checkpoint import restoring
 from training.process.stage import Stage, run_stage
+from training.rewards.function import function_scores, is_function
 from training.rollout.engine import Limits, sampling_noise
 from training.rollout.static import generate
 
@@ -192,8 +193,13 @@ def answer(
         [*prompt, *response] for prompt, response in zip(encoded, rollout.responses, strict=True)
     ]
     prompt_lengths = [len(prompt) for prompt in encoded]
+    texts = [decode_response(tokenizer, response) for response in rollout.responses]
     with stage.meter.phase("score", step) as work, precision:
-        rewards = reward_scores(stage, tokenizer, sequences, budget_tokens, model.device)
+        rewards = (
+            function_scores(stage.root, prompts, texts)
+            if is_function(stage.root / "models/reward")
+            else reward_scores(stage, tokenizer, sequences, budget_tokens, model.device)
+        )
         # KL of the sampling policy; greedy replies have no distribution of their own
         temperature = settings.temperature or 1.0
         own = sequence_logprobs(model, sequences, prompt_lengths, temperature, budget_tokens)
@@ -207,7 +213,6 @@ def answer(
                 budget_tokens,
             )
         work.add((2 if name == "sft" else 3) * sum(map(len, sequences)), len(prompts))
-    texts = [decode_response(tokenizer, response) for response in rollout.responses]
     pairs = [(prompt_text(prompt), text) for prompt, text in zip(prompts, texts, strict=True)]
     return Answers(
         texts=texts,

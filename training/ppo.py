@@ -35,6 +35,7 @@ from training.process.artifacts import write_json
 from training.process.curves import write_curves
 from training.process.out_of_memory import OomBackoff
 from training.process.stage import Stage, run_stage
+from training.rewards.episodes import episode_rewards
 from training.rl.divergence import check_rollout, check_update
 from training.rl.episodes import (
     Episodes,
@@ -93,6 +94,7 @@ def ppo(stage: Stage) -> None:
     prompts = read_prompts(stage, tokenizer)
     limits = Limits(settings.max_new_tokens, tokenizer.eos_token_id, tokenizer.pad_token_id)
     roles = load_roles(stage, tokenizer)
+    reward_function = episode_rewards(stage, tokenizer)
     state = load_state(stage, roles, PpoState(0, 0, settings.kl.coef))
     if settings.on_divergence == "roll_back" and state.update == state.rolled_back == 0:
         with stage.meter.phase("save", 0):
@@ -129,8 +131,12 @@ def ppo(stage: Stage) -> None:
 
         # 2. score
         with phase("score", roles.reward_model) as work:
-            score_B = scores(backoff, roles.reward_model, sequences)
-            work.add(tokens, len(batch))
+            if reward_function is not None:
+                score_B = reward_function.scores(batch, rollout.responses)
+                work.add(sequences=len(batch))
+            else:
+                score_B = scores(backoff, roles.reward_model, sequences)
+                work.add(tokens, len(batch))
         ended_B = torch.tensor([response[-1] == limits.eos for response in rollout.responses])
         shaped_B = score_B - settings.missing_eos_penalty * ~ended_B
         if settings.score_clip is not None:
@@ -167,7 +173,7 @@ def ppo(stage: Stage) -> None:
         rolled_out = Batch(tokenizer, batch, rollout.responses, score_B, episodes)
         diverging = partial(on_divergence, stage, roles, state, rolled_out)
         with diverging(row):
-            check_rollout(row, settings)
+            check_rollout(row, settings, reward_function is not None)
 
         # 6. update
         statistics = UpdateStatistics(critic)

@@ -1,4 +1,5 @@
-"""Stage `reward`: a reward model of the preference pairs, Bradley-Terry.
+"""Stage `reward`: a reward model of the preference pairs, Bradley-Terry; where reward.kind is
+function, a check of that function (training/rewards).
 
 data/prepared/preference/, models/sft -> models/reward, metrics/reward.json, plots/reward.csv,
 plots/reward_calibration.csv
@@ -18,14 +19,19 @@ from trl import RewardConfig, RewardTrainer
 from trl.trainer.reward_trainer import DataCollatorForPreference
 
 from config.errors import TrainingDiverged
+from config.inputs import reward_script
+from config.schema import Params
+from config.sections.offline import Reward
 from config.work import NORMALISATION_PAIRS
 from training.distributed.model_files import replacing_on_rank0, save_adapter, save_model
 from training.distributed.sharding import unsharded
 from training.evaluation.intervals import wilson
+from training.evaluation.overfitting import calibrated, pair_losses
 from training.evaluation.reliability import expected_calibration_error, pair_accuracy, reliability
 from training.hf.checkpoints import TrainedCheckpoints
 from training.hf.pair_loss import PairCountingCollator, PairLoss
 from training.hf.trainer import BucketedData, CountingCollator, StageCallback, arguments, train
+from training.hf.validation import Validation, has_validation
 from training.modeling.adapter_base import named_base
 from training.modeling.adapters import train_only_adapter
 from training.modeling.batching import shared_length
@@ -39,11 +45,25 @@ from training.process.artifacts import write_csv, write_json
 from training.process.curves import write_curves
 from training.process.out_of_memory import OomBackoff
 from training.process.stage import Stage, run_stage
+from training.rewards.check import check_function
 
 SECTIONS = ("seed", "model", "reward")
-INPUTS = ("data/prepared/preference", "data/tokenizer", "models/sft", "metrics/data.json")
 OF_DATA = ("bayes_accuracy", "baseline_longer_wins", "baseline_bow")
 """Keys of metrics/data.json that the stage reads; DVC compares them."""
+
+
+def inputs(params: Params) -> tuple[str, ...]:
+    of_function = ("data/prepared/prompts/test.jsonl", *reward_script(params))
+    return (
+        "data/prepared/preference",
+        "data/tokenizer",
+        "models/sft",
+        "metrics/data.json",
+        *(of_function if params.trained_reward is None else ()),
+    )
+
+
+INPUTS = inputs
 
 
 IDS = Features({name: List(Value("int32")) for name in ("chosen_ids", "rejected_ids")})
@@ -57,7 +77,10 @@ class BucketedRewardTrainer(PairLoss, BucketedData, TrainedCheckpoints, RewardTr
 
 
 def reward(stage: Stage) -> None:
-    settings = stage.params.reward
+    settings = stage.params.trained_reward
+    if settings is None:
+        check_function(stage, data_limits(stage.root / "metrics/data.json"))
+        return
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
     train_pairs, test_pairs = (
         read_sequences(stage, split, tokenizer) for split in ("train", "test")
@@ -68,6 +91,14 @@ def reward(stage: Stage) -> None:
     collator = (PairCountingCollator if once else CountingCollator)(
         DataCollatorForPreference(pad_token_id=tokenizer.pad_token_id)
     )
+    validation, checked = None, {"test": test_pairs.rows}
+    if has_validation(stage, "preference"):
+        checked["validation"] = read_sequences(stage, "validation", tokenizer).rows
+        budget = 4 * settings.micro_batch_size * settings.max_length
+        validation = Validation(
+            stage, settings.keep, settings.checkpoint_every_steps,
+            lambda model, split: pair_losses(margins(model, checked[split], budget)),
+        )  # fmt: skip
     trainer = BucketedRewardTrainer(
         model=model,
         args=RewardConfig(
@@ -76,7 +107,7 @@ def reward(stage: Stage) -> None:
         data_collator=collator,
         train_dataset=Dataset.from_list(train_pairs.rows, IDS),
         processing_class=tokenizer,
-        callbacks=[StageCallback(stage, collator)],
+        callbacks=[StageCallback(stage, collator, validation)],
     )
     trainer.loss_is_scaled_for_ga = True
     filler = {name: [tokenizer.eos_token_id] for name in IDS}
@@ -84,6 +115,7 @@ def reward(stage: Stage) -> None:
     del train_pairs.rows[NORMALISATION_PAIRS:]  # the Dataset has them
     trainer.bucket(lengths, filler, settings)
     train(trainer, stage)
+    chosen = validation.finish(trainer.model) if validation is not None else {}
     model = trainer.model.eval()
     step = trainer.state.global_step
     oom = OomBackoff(
@@ -95,6 +127,9 @@ def reward(stage: Stage) -> None:
         autocast(stage.params.model, model.device),
     ):
         held_out = oom.run(partial(margins, model, test_pairs.rows), step)
+        if validation is not None:
+            own = oom.run(partial(margins, model, checked["validation"]), step)
+            chosen |= calibrated(own, held_out)
         work.add(
             tokens=sum(
                 len(first) + len(second) - once * shared_length(first, second)
@@ -142,6 +177,7 @@ def reward(stage: Stage) -> None:
             "pairs_too_long": train_pairs.too_long + test_pairs.too_long,
             "steps": trainer.state.global_step, "parameters": model.num_parameters(),
             "learning_parameters": model.num_parameters(only_trainable=True),
+            **chosen,
         }  # fmt: skip
         write_json(stage.root / "metrics/reward.json", metrics)
     stage.finish(
@@ -149,18 +185,26 @@ def reward(stage: Stage) -> None:
     )
 
 
+def trained_reward(stage: Stage) -> Reward:
+    """The settings of the reward model that the stage trains."""
+    settings = stage.params.trained_reward
+    assert settings is not None
+    return settings
+
+
 def start_of(stage: Stage) -> tuple[Path | str, str | None]:
     """The model that training starts from and its revision; None for model.random."""
     model = stage.params.model
-    if stage.params.reward.init == "sft":
+    if trained_reward(stage).init == "sft":
         return stage.root / "models/sft", None
     return str(model.path), model.revision
 
 
 def untrained(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """The model to train: all of it, or with reward.lora an adapter and the head."""
-    params, lora, kept = stage.params, stage.params.reward.lora, stage.params.reward.layers
-    random = params.reward.init == "base" and params.model.random is not None
+    params, settings = stage.params, trained_reward(stage)
+    lora, kept = settings.lora, settings.layers
+    random = settings.init == "base" and params.model.random is not None
     start, revision = start_of(stage)
     if random or kept is not None:
         trunk = (

@@ -5,22 +5,28 @@ data/prepared/sft/ -> models/sft, metrics/sft.json, plots/sft.csv
 
 import logging
 import sys
+from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl import SFTConfig, SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from config import jsonl
 from config.errors import DataError
+from training.distributed.collectives import map_across_ranks
 from training.distributed.model_files import replacing_on_rank0, save_adapter, save_model
+from training.evaluation.overfitting import RowLosses
 from training.hf.checkpoints import TrainedCheckpoints
 from training.hf.trainer import BucketedData, CountingCollator, StageCallback, arguments, train
+from training.hf.validation import Validation, has_validation
 from training.modeling.adapter_base import named_base
 from training.modeling.adapters import train_only_adapter
 from training.modeling.models import base_model
-from training.modeling.sequences import IGNORED
+from training.modeling.sequences import IGNORED, sequence_logprobs
 from training.modeling.tokenizer import encode_prompts, encode_responses, load_tokenizer
 from training.process.artifacts import write_json
 from training.process.curves import write_curves
@@ -50,6 +56,14 @@ def sft(stage: Stage) -> None:
     collator = CountingCollator(
         DataCollatorForLanguageModeling(pad_token_id=tokenizer.pad_token_id)
     )
+    validation = None
+    if has_validation(stage, "sft"):
+        looked_at = {
+            "validation": examples(stage, "validation", tokenizer).rows,
+            "test": splits["test"],
+        }
+        validation = Validation(stage, settings.keep, settings.checkpoint_every_steps,
+                                partial(row_losses, rows=looked_at, stage=stage))  # fmt: skip
     trainer = BucketedSFTTrainer(
         model=model,
         args=SFTConfig(**arguments(stage, settings), max_length=settings.max_length),
@@ -57,11 +71,12 @@ def sft(stage: Stage) -> None:
         train_dataset=splits["train"],
         eval_dataset=splits["test"],
         processing_class=tokenizer,
-        callbacks=[StageCallback(stage, collator)],
+        callbacks=[StageCallback(stage, collator, validation)],
     )
     filler = {"input_ids": [tokenizer.eos_token_id], "labels": [IGNORED]}
     trainer.bucket([len(ids) for ids in trainer.train_dataset["input_ids"]], filler, settings)
     train(trainer, stage)
+    chosen = validation.finish(trainer.model) if validation is not None else {}
     collator.take()
     with stage.meter.phase("evaluate", trainer.state.global_step) as work:
         held_out = trainer.evaluate()
@@ -93,6 +108,7 @@ def sft(stage: Stage) -> None:
             "train_rows": len(splits["train"]),
             "demonstrations_cut": sum(found.cut for found in demonstrations.values()),
             "demonstrations_dropped": sum(found.dropped for found in demonstrations.values()),
+            **chosen,
         }
         write_json(stage.root / "metrics/sft.json", metrics)
     stage.finish("models/sft", "metrics/sft.json", "plots/sft.csv")
@@ -137,6 +153,25 @@ def examples(stage: Stage, split: str, tokenizer: PreTrainedTokenizerBase) -> De
             split, cut, len(demonstrations), dropped, longest,
         )  # fmt: skip
     return Demonstrations(Dataset.from_list(rows), cut, dropped)
+
+
+def row_losses(
+    model: PreTrainedModel, split: str, rows: Mapping[str, Dataset], stage: Stage
+) -> RowLosses:
+    """Loss of each demonstration of a split. Collective: processes share the rows."""
+    sequences = rows[split]["input_ids"]
+    starts = [labels.count(IGNORED) for labels in rows[split]["labels"]]
+    settings = stage.params.sft
+    logprobs = map_across_ranks(
+        lambda work: work(settings.micro_batch_size * settings.max_length),
+        lambda size, own, lengths: sequence_logprobs(model, own, lengths, 1.0, size),
+        list(sequences),
+        starts,
+    )
+    return RowLosses(
+        np.array([-float(tokens.sum()) for tokens in logprobs]),
+        np.array([len(tokens) for tokens in logprobs], dtype=float),
+    )
 
 
 if __name__ == "__main__":

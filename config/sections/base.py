@@ -36,6 +36,8 @@ Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 Limit = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Rate = Annotated[float, Field(gt=0, le=1)]
+FunctionPath = Annotated[str, Field(pattern=r"^[^:]+\.py:[A-Za-z_]\w*$")]
+"""A Python file and a function in it: path/file.py:function."""
 
 
 def splits(section: str, batch_name: str, batch: int, part_name: str, part: int) -> None:

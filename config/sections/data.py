@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from config.errors import ParamsError
-from config.sections.base import Count, Fraction, Positive, Section, Sparse
+from config.sections.base import Count, Fraction, FunctionPath, Positive, Section, Sparse
 
 
 class HelpdeskWorld(Section):
@@ -95,6 +95,7 @@ Format = Literal[
     "nectar", "arena-table", "oasst-messages",
 ]  # fmt: skip
 """The formats of training/preparation/layouts.py."""
+NO_PREFERENCES = ("instructions", "prompts")
 
 Vote = Literal["index0", "index1", "negative-first", "positive-first"]
 
@@ -135,7 +136,7 @@ class PythonSource(Section):
     """A function of one's own that yields rows in our formats; each is checked like any other."""
 
     kind: Literal["python"]
-    path: Annotated[str, Field(pattern=r"^[^:]+\.py:[A-Za-z_]\w*$")] = Field(
+    path: FunctionPath = Field(
         description="File and function, as in readers/mine.py:read. It runs in the data stage."
     )
     files: list[str] = Field(
@@ -196,6 +197,11 @@ class Data(Section):
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
         description="Share of prompts held out, by a stable hash of the prompt."
     )
+    validation_fraction: Fraction = Field(
+        description="Share of prompts whose demonstrations and preferences only choose among "
+        "checkpoints (sft.keep, reward.keep, dpo.keep), and tell from which step on a model "
+        "overfits; no stage trains on them."
+    )
     judge_fraction: Fraction = Field(
         description="Share of prompts whose preferences only the judge of evaluate.judge learns "
         "from; no stage trains on them."
@@ -205,6 +211,11 @@ class Data(Section):
     max_quarantine_fraction: Fraction = Field(
         description="More refused rows than this fail the stage."
     )
+
+    @property
+    def fractions(self) -> tuple[float, float, float]:
+        """Shares of the prompts for test, judge and validation."""
+        return self.test_fraction, self.judge_fraction, self.validation_fraction
 
     def sources(self) -> dict[str, Source]:
         """Setting -> source, of those that are named."""
@@ -245,7 +256,7 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _votes(self) -> "Data":
-        if self.vote_source is not None and self.vote_source.format in ("instructions", "prompts"):
+        if self.vote_source is not None and self.vote_source.format in NO_PREFERENCES:
             raise ParamsError(
                 f"data.vote_source.format={self.vote_source.format} has no preferences, as votes "
                 "or pairs have. Change it in params.yaml."
@@ -264,10 +275,11 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _leaves_rows(self) -> "Data":
-        if self.test_fraction + self.judge_fraction >= 1:
+        if self.test_fraction + self.validation_fraction + self.judge_fraction >= 1:
             raise ParamsError(
-                f"data.test_fraction={self.test_fraction:g} and data.judge_fraction="
-                f"{self.judge_fraction:g} leave no prompts to train on: their sum must be below 1."
+                f"data.test_fraction={self.test_fraction:g}, data.validation_fraction="
+                f"{self.validation_fraction:g} and data.judge_fraction={self.judge_fraction:g} "
+                "leave no prompts to train on: their sum must be below 1."
             )
         return self
 

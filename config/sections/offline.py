@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from config.errors import ParamsError
-from config.sections.base import Fraction, Positive, Rate, Section, splits
+from config.sections.base import Fraction, FunctionPath, Positive, Rate, Section, splits
 from config.sections.levers import LORA, OPTIMIZER, Lora, OptimizerName
 
 
@@ -48,7 +48,13 @@ class Optimisation(Section):
         description="Recompute activations in the backward pass: less memory, about a third more "
         "time."
     )
-    checkpoint_every_steps: Positive = Field(description="Steps between checkpoints.")
+    checkpoint_every_steps: Positive = Field(
+        description="Steps between checkpoints, and between looks at the validation rows."
+    )
+    keep: Literal["last", "best"] = Field(
+        description="Which weights become the stage's model: the last, or those of the checkpoint "
+        "with the lowest loss on the rows of data.validation_fraction."
+    )
     log_every_steps: Positive = Field(description="Steps between metric rows.")
 
     def optimizer_steps(self, rows: int) -> int:
@@ -75,6 +81,7 @@ class Sft(Optimisation):
 class Reward(Optimisation):
     """Reward model: Bradley-Terry on the preference pairs."""
 
+    kind: Literal["model"]
     init: Literal["sft", "base"] = Field(description="Weights the reward model starts from.")
     layers: Positive | None = Field(
         description="Layers of the starting model that it keeps, evenly spaced, the first and the "
@@ -101,3 +108,26 @@ class Reward(Optimisation):
                 "one that it starts from. Set either to null in params.yaml."
             )
         return self
+
+
+class RewardFunction(Section):
+    """A function of your own in place of a reward model, for tasks whose answers can be checked:
+    docs/data.md.
+    """
+
+    kind: Literal["function"]
+    path: FunctionPath = Field(
+        description="File and function, as in rewards/exact_match.py:score. It is called with "
+        "prompt, response and row (the other columns of the prompt's row), and returns a number."
+    )
+    timeout_seconds: Annotated[float, Field(gt=0)] = Field(
+        description="Longest time for one response; a function that takes longer ends the stage."
+    )
+
+    @property
+    def script(self) -> str:
+        """The file of the function."""
+        return self.path.rpartition(":")[0]
+
+
+RewardSection = Annotated[Reward | RewardFunction, Field(discriminator="kind")]

@@ -175,7 +175,9 @@ class Rlhf:
     layout: Literal["separate", "shared_base", "shared_trunk"] = "separate"
     ref: bool = True
     reward: ModelShape | None = None
-    """None for rule-based rewards, which cost nothing beside a model."""
+    """None where a function takes its place."""
+    function_seconds: float = 0.0
+    """Seconds of that function per response."""
     value: ModelShape | None = None
     value_levers: Levers | None = None
     """How the value model is trained; None as the policy."""

@@ -5,6 +5,8 @@ helpdesk rows (2.2 million tokens), 999 voted pairs (0.26 million) and 100 trees
 three agree to a third in each phase, and to a tenth in the sum.
 """
 
+from collections.abc import Mapping
+
 from costs.formulas.time import energy_kwh
 from costs.planning.grades import UNCHECKED
 from costs.planning.machine import pace_of, timed_stage
@@ -69,12 +71,29 @@ def plan_data(
     """The plan of the data stage on devices that wait for it; `rented` are paid for, if these are
     more than it has.
     """
-    seconds = data_seconds(rows, test_fraction, device)
+    steps = rows.sft + rows.preference + rows.prompts
+    waits = "the devices wait while data is prepared, and are paid for"
+    return fixed_stage(
+        "data", data_seconds(rows, test_fraction, device), steps, device, gpus, price, rented, waits
+    )
+
+
+def fixed_stage(
+    stage: str,
+    seconds: Mapping[str, float],
+    steps: float,
+    device: Hardware,
+    gpus: int,
+    price: Price,
+    rented: int,
+    assumption: str,
+) -> StagePlan:
+    """The plan of a stage that runs no model, from the seconds of its phases."""
     total = sum(seconds.values())
     hours, paid = total / 3600 * gpus, max(gpus, rented)
     paid_hours = total / 3600 * paid
     return StagePlan(
-        stage="data",
+        stage=stage,
         hardware=device.name,
         gpus=gpus,
         rented=paid,
@@ -96,7 +115,7 @@ def plan_data(
         usd=Usd(paid_hours * price.low, paid_hours * price.expected, paid_hours * price.high)
         if hours
         else NOTHING,
-        steps=rows.sft + rows.preference + rows.prompts,
+        steps=steps,
         tokens=0.0,
         mfu=0.0,
         time_interval=Interval(
@@ -104,8 +123,8 @@ def plan_data(
             total / UNCHECKED,
             total * UNCHECKED,
             "timed here, but not checked"
-            if timed_stage(device, "data")
+            if timed_stage(device, stage)
             else "measured on another machine",
         ),
-        assumptions=("the devices wait while data is prepared, and are paid for",),
+        assumptions=(assumption,),
     )

@@ -18,9 +18,14 @@ def base_shape(params: Params, root: Path) -> ModelShape:
     return named_shape(str(params.model.path), root)
 
 
-def reward_shape(params: Params, model: ModelShape) -> ModelShape:
-    """The shape of the reward model. Raises CostError for more layers than there are."""
-    kept = params.reward.layers
+def reward_shape(params: Params, model: ModelShape) -> ModelShape | None:
+    """The shape of the reward model; None for a reward function.
+
+    Raises CostError for more layers than there are.
+    """
+    if params.trained_reward is None:
+        return None
+    kept = params.trained_reward.layers
     if kept is None:
         return model.scored
     if kept > model.layers:

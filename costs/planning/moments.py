@@ -159,7 +159,7 @@ def judging_moments(setting: Setting) -> list[Moment]:
     """Scoring of replies by a reward model, then their log-probs under the SFT model, while the
     model that sampled them stays loaded.
     """
-    if setting.rlhf is None or setting.rlhf.reward is None:
+    if setting.rlhf is None:
         return []
     shape, levers, judge, longest = (
         setting.model,
@@ -177,7 +177,8 @@ def judging_moments(setting: Setting) -> list[Moment]:
         )
         return Moment("score", {"policy": policy, role: other})
 
-    return [reading("reward", judge, False), reading("ref", shape, True)]
+    scored = [reading("reward", judge, False)] if judge is not None else []
+    return [*scored, reading("ref", shape, True)]
 
 
 def one_at_a_time(setting: Setting) -> list[Moment]:

@@ -53,6 +53,7 @@ def formula_phases(setting: Setting) -> list[Phase]:
             middle = [train_phase(setting), *forward_phases(setting), *held_out_phase(setting)]
         case stage if stage in SAMPLING_METHODS:
             middle = [Phase(*phase) for phase in ppo_phases(setting)]
+            middle[2:2] = function_phase(setting, setting.workload.steps * _batch(setting))
         case "distill":
             middle = [Phase(*phase) for phase in distill_phases(setting)]
         case "evaluate" | "contest":
@@ -175,6 +176,16 @@ def _generate_phase(setting: Setting) -> Phase:
     return Phase("generate", prefill + decode, first + rest, bound)
 
 
+def _batch(setting: Setting) -> int:
+    return setting.rlhf.batch if setting.rlhf else 0
+
+
+def function_phase(setting: Setting, replies: float) -> list[Phase]:
+    """The reward function on the replies of the stage, if one takes the reward model's place."""
+    seconds = setting.rlhf.function_seconds * replies if setting.rlhf else 0.0
+    return [Phase("score", Work(), seconds, "fixed")] if seconds else []
+
+
 def forward_phases(setting: Setting) -> list[Phase]:
     """Passes of frozen roles: the reference of DPO, the judge of an evaluation."""
     shape, name = {
@@ -183,17 +194,19 @@ def forward_phases(setting: Setting) -> list[Phase]:
             ("evaluate", "contest"), (setting.rlhf.reward if setting.rlhf else None, "score")
         ),
     }.get(setting.stage, (None, ""))
-    if shape is None:
+    if not name:
         return []
     levers, work = setting.levers, setting.workload
     read = levers.micro_batch * work.mean_tokens * work.loss_tokens
     vocabulary = 0.0 if name == "score" else read
-    once = forward_pass(setting, shape, levers, levers.micro_batch, work.mean_tokens, vocabulary)
-    if (
-        name == "score"
+    once = Work()
+    if shape is not None:
+        once = forward_pass(
+            setting, shape, levers, levers.micro_batch, work.mean_tokens, vocabulary
+        )
+    if name == "score":
         # and the log-probabilities of the replies under their own and under the SFT model, whose
         # own are both
-    ):
         models = setting.rlhf.evaluated if setting.rlhf else EVALUATED
         contest = setting.stage == "contest"  # both sides' replies, by one side's reward model
         once = once.times(2 if contest else 1) + forward_pass(
@@ -208,4 +221,5 @@ def forward_phases(setting: Setting) -> list[Phase]:
     if setting.stage == "dpo" and work.reference_sequences is not None:
         times = work.reference_sequences / levers.micro_batch / setting.gpus
     seconds = duration(once, setting)
-    return [Phase(name, once.times(times), seconds.seconds * times, seconds.bound)]
+    function = sum(each.seconds for each in function_phase(setting, times * levers.micro_batch))
+    return [Phase(name, once.times(times), seconds.seconds * times + function, seconds.bound)]

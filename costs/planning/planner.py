@@ -8,8 +8,9 @@ from config.schema import Params
 from costs.planning.data_stage import plan_data
 from costs.planning.models import base_shape
 from costs.planning.plans import Plan, StagePlan
+from costs.planning.reward_function import plan_function
 from costs.planning.rows import Rows, count
-from costs.planning.settings import setting_of
+from costs.planning.settings import runs_a_model, setting_of
 from costs.planning.stages import plan_stage
 from costs.planning.target import Target
 
@@ -37,6 +38,9 @@ def plan(params: Params, aim: Target, stages: tuple[str, ...] = ()) -> Plan:
                     own.rented,
                 )
             )
+        elif not runs_a_model(params, stage):
+            place = (own.hardware, own.gpus, own.price, own.rented)
+            planned.append(plan_function(params, aim.root, *place))
         else:
             planned.append(plan_stage(setting_of(params, aim, stage, rows, model), own.price))
     aims = [aim.of(params, stage) for stage in chosen]

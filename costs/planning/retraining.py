@@ -123,7 +123,8 @@ def _judging(params: Params, rows: Rows, aim: Target, pairs: float) -> Setting:
         micro_batch=at_once,
     )
     work = Workload(int(longest), min(rows.preference_tokens, longest), 2 * pairs / at_once)
-    shape = reward_shape(params, base_shape(params, aim.root))
+    base = base_shape(params, aim.root)
+    shape = reward_shape(params, base) or base.scored
     return Setting(EXAMINE, shape, levers, work, aim.hardware, engine("ours"), aim.gpus, aim.rented)
 
 

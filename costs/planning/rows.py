@@ -103,7 +103,8 @@ def _measured(params: Params, root: Path) -> Rows | None:
 
 def _from_sources(params: Params, root: Path) -> Rows:
     data = params.data
-    keep = 1 - data.test_fraction - data.judge_fraction
+    asked = 1 - data.test_fraction - data.judge_fraction
+    keep = asked - data.validation_fraction
     main, notes = source_rows(data.source, root, "data.source")
     sft, more = (
         source_rows(data.sft_source, root, "data.sft_source") if data.sft_source else (main, ())
@@ -119,11 +120,13 @@ def _from_sources(params: Params, root: Path) -> Rows:
         sampled.max_new_tokens if isinstance(sampled, Online) else params.evaluate.max_new_tokens
     )
     limit = params.model.context_length - response
+    reward = params.trained_reward
+    pair_limit = reward.max_length if reward is not None else params.model.context_length
     sft_tokens, longest_sft, of_sft = _lengths(
         data.sft_source or data.source, "sft", params.sft.max_length
     )
     preference_tokens, longest_preference, of_preference = _lengths(
-        data.source, "preference", params.reward.max_length
+        data.source, "preference", pair_limit
     )
     prompt_tokens, longest_prompt, of_prompts = _lengths(
         data.prompt_source or data.source, "prompts", limit
@@ -132,7 +135,7 @@ def _from_sources(params: Params, root: Path) -> Rows:
     return Rows(
         sft=sft["sft"] * keep,
         preference=(main["preference"] + votes) * keep,
-        prompts=prompts["prompts"] * keep,
+        prompts=prompts["prompts"] * asked,
         sft_tokens=sft_tokens,
         preference_tokens=preference_tokens,
         prompt_tokens=prompt_tokens,

@@ -254,7 +254,7 @@ def _may_adapt(params: Params, stage: str) -> bool:
     from it has an adapter like it.
     """
     if params.model.random is not None and (
-        stage == "sft" or (stage == "reward" and params.reward.init == "base")
+        stage == "sft" or (stage == "reward" and "reward" not in params.start_from_sft)
     ):
         return False
     if stage == "distill":

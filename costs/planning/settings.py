@@ -21,6 +21,7 @@ from config.work import GAP_SAMPLE, NORMALISATION_PAIRS
 from costs.formulas.setting import EVALUATED, Attention, Levers, Parallel, Rlhf, Setting, Workload
 from costs.planning.machine import was_timed
 from costs.planning.models import base_shape, reward_shape, student_shape
+from costs.planning.reward_function import seconds_per_reply
 from costs.planning.rows import Rows, count
 from costs.planning.target import Target
 from costs.tables.engines import engine
@@ -39,8 +40,20 @@ def settings(params: Params, aim: Target) -> dict[str, Setting]:
     return {
         stage: setting_of(params, aim, stage, rows, model)
         for stage in STAGES
-        if stage != "data" and (stage != "distill" or params.distill is not None)
+        if runs_a_model(params, stage)
     }
+
+
+def runs_a_model(params: Params, stage: str) -> bool:
+    """Whether a stage runs a model: not `data`, `distill` without a student, or `reward` with a
+    function.
+    """
+    absent = {
+        "data": True,
+        "distill": params.distill is None,
+        "reward": params.trained_reward is None,
+    }
+    return not absent.get(stage, False)
 
 
 def untimed(params: Params, aim: Target) -> list[str]:
@@ -107,6 +120,17 @@ def _steps(rows: float, section: Any) -> float:
     return steps if section.max_steps is None else min(steps, 1.0 * section.max_steps)
 
 
+def validated(params: Params, section: Any, rows: float, held_out: float) -> float:
+    """Rows of the validation and test split that a stage reads while it trains, at all checkpoints
+    together (training/hf/validation.py).
+    """
+    fraction = params.data.validation_fraction
+    if not fraction:
+        return 0.0
+    looks = ceil(_steps(rows, section) / section.checkpoint_every_steps)
+    return looks * held_out * (1 + fraction / params.data.test_fraction)
+
+
 def _sft(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
     section = params.sft
     levers = levers_of(
@@ -118,7 +142,7 @@ def _sft(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
         floor(min(rows.longest_sft, section.max_length)),
         min(rows.sft_tokens, section.max_length),
         _steps(rows.sft, section),
-        held_out=rows.sft_held_out,
+        held_out=rows.sft_held_out + validated(params, section, rows.sft, rows.sft_held_out),
         texts_tokens=texts,
         masked=True,
     )
@@ -127,11 +151,13 @@ def _sft(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
 
 def _reward(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
     """Pairs: two sequences each."""
-    section = params.reward
+    section = params.trained_reward
+    assert section is not None
     levers = levers_of(
         params, dict(section), section.micro_batch_size, section.batch_size, aim.gpus
     )
     held_out = 2 * (rows.preference_held_out + min(NORMALISATION_PAIRS, rows.preference))
+    held_out += 2 * validated(params, section, rows.preference, rows.preference_held_out)
     texts = 2 * (rows.preference + rows.preference_held_out) * rows.preference_tokens
     longest, mean, places = pair_lengths(rows, section.max_length, levers.attention)
     work = Workload(
@@ -145,7 +171,7 @@ def _reward(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setti
     )
     return Setting(
         "reward",
-        reward_shape(params, model),
+        reward_shape(params, model) or model,
         replace(levers, micro_batch=2 * levers.micro_batch),
         work,
         aim.hardware,
@@ -197,19 +223,21 @@ def _loop(method: str, params: Params, aim: Target, rows: Rows, model: ModelShap
     section: Online = params.section(method)
     critic = section if isinstance(section, ActorCritic) else None
     found = _sampling(section, model, params, aim, rows)
+    reward = params.trained_reward
     # a frozen model is stored like the base of adapters
     stored = replace(
         found.levers, tuning="lora", quantisation=params.model.quantisation, weights_fp32=False
     )
     judge, sft = (
         replace(stored, **adapter_of(lora)) if lora else None
-        for lora in (params.reward.lora, params.sft.lora)
+        for lora in (reward.lora if reward is not None else None, params.sft.lora)
     )
     of_reward = critic is not None and critic.value_init == "reward"
     value = reward_shape(params, model) if of_reward else model.scored
     loop = Rlhf(
         layout=critic.layout if critic else "separate",
         reward=reward_shape(params, model),
+        function_seconds=seconds_per_reply(params, aim.root),
         value=value if critic and critic.layout != "shared_trunk" else None,
         batch=section.batch_size,
         group=section.responses_per_prompt,
@@ -248,6 +276,7 @@ def _dpo(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
     longest, mean, places = pair_lengths(rows, section.max_length, levers.attention)
     in_replies = min(1.0, (rows.pair_tokens - rows.preference_tokens) / mean)  # all but the prompt
     held_out, every = 2 * rows.preference_held_out, 2 * (rows.preference + rows.preference_held_out)
+    held_out += 2 * validated(params, section, rows.preference, rows.preference_held_out)
     work = Workload(
         longest,
         mean,
@@ -336,7 +365,11 @@ def answering(
         aim.hardware,
         engine("ours"),
         aim.gpus,
-        rlhf=Rlhf(reward=reward_shape(params, model), evaluated=models),
+        rlhf=Rlhf(
+            reward=reward_shape(params, model),
+            function_seconds=seconds_per_reply(params, aim.root),
+            evaluated=models,
+        ),
     )
 
 

@@ -8,7 +8,7 @@ from config.methods.registry import RECORDS, SAMPLING_METHODS
 from config.sections.online import Kl
 from reporting.charts import Reference, Series, legend, line_chart
 from reporting.inputs import Curves, Findings
-from reporting.numbers import decimal, percent
+from reporting.numbers import count, decimal, percent
 from reporting.parts import card, grid, group, missing, section
 
 
@@ -22,10 +22,11 @@ class Panel(NamedTuple):
     """The values are fractions."""
 
 
+LOSSES = {"loss": "train", "validation_loss": "validation", "test_loss": "test"}
 SFT = (
     Panel(
         "Loss",
-        {"loss": "train", "eval_loss": "held out"},
+        LOSSES,
         "Mean negative log-likelihood of a reply token, in nats.",
     ),
     Panel(
@@ -37,12 +38,10 @@ SFT = (
     Panel("Learning rate", {"learning_rate": "rate"}),
 )
 REWARD = (
-    Panel(
-        "Loss", {"loss": "train", "eval_loss": "held out"}, "Bradley-Terry; 0.693 is a coin toss."
-    ),
+    Panel("Loss", LOSSES, "Bradley-Terry; 0.693 is a coin toss."),
     Panel(
         "Accuracy",
-        {"accuracy": "train batch", "eval_accuracy": "held out"},
+        {"accuracy": "train batch"},
         "Pairs whose preferred reply scores higher.",
         True,
     ),
@@ -93,7 +92,7 @@ PPO = (
     Panel("Gradient norm", {"grad_norm": "before clipping"}),
 )
 DPO = (
-    Panel("Loss", {"loss": "train"}, "With loss sigmoid, 0.693 is a coin toss."),
+    Panel("Loss", LOSSES, "With loss sigmoid, 0.693 is a coin toss."),
     Panel(
         "Accuracy",
         {"accuracy": "train batch"},
@@ -150,7 +149,7 @@ DISTILL = (
     Panel("Learning rate", {"learning_rate": "rate"}),
     Panel("Gradient norm", {"grad_norm": "before clipping"}),
 )
-TONES = ("accent", "second")
+TONES = ("accent", "second", "base")
 
 
 def curves_section(findings: Findings) -> Markup:
@@ -186,13 +185,15 @@ def _group(
 def _panel(panel: Panel, curves: Curves, findings: Findings, stage: str, step_name: str) -> Markup:
     present = [name for name in panel.names if name in curves]
     series = [
-        Series(panel.names[name], curves[name], TONES[i % 2]) for i, name in enumerate(present)
+        Series(panel.names[name], curves[name], TONES[i % 3]) for i, name in enumerate(present)
     ]
     shown = percent if panel.shares else decimal
     description = ", ".join(
         f"{s.name} from {shown(s.points[0][1])} to {shown(s.points[-1][1])}" for s in series
     )
     references = _references(panel, findings, stage)
+    step = findings.value(stage, "overfits_from") if panel.title == "Loss" else None
+    note = panel.note if step is None else f"{panel.note} It overfits from step {count(step)}."
     picture = line_chart(
         series,
         f"{stage} {panel.title.lower()} by {step_name}: {description}",
@@ -201,7 +202,7 @@ def _panel(panel: Panel, curves: Curves, findings: Findings, stage: str, step_na
         shares=panel.shares,
     )
     return card(
-        panel.title, legend(series) if len(series) > 1 else None, picture, note=panel.note or None
+        panel.title, legend(series) if len(series) > 1 else None, picture, note=note or None
     )
 
 

@@ -176,8 +176,8 @@ def _scores(kind: str, findings: Findings) -> Markup:
 
 def _win_rates(findings: Findings) -> Markup:
     """Aligned against SFT by each judge, with intervals."""
-    rows = []
-    for kind, judge in (("gold", "Gold score"), ("judge", "Judge"), ("reward", "Reward model")):
+    rows, reward = [], findings.params.reward_name.capitalize()
+    for kind, judge in (("gold", "Gold score"), ("judge", "Judge"), ("reward", reward)):
         rate, low, high = (
             findings.value("evaluate", f"win_rate_{kind}{end}") for end in ("", "_low", "_high")
         )

@@ -75,7 +75,7 @@ def _aligned_tiles(findings: Findings) -> Iterator[tuple[str, str, str]]:
             percent(right),
             f"of the replies name it, {percent(before)} before alignment",
         )
-    for kind, judge in (("gold", "gold score"), ("reward", "reward model")):
+    for kind, judge in (("gold", "gold score"), ("reward", findings.params.reward_name)):
         if (rate := value("evaluate", f"win_rate_{kind}")) is not None:
             span = (
                 f"{percent(value('evaluate', f'win_rate_{kind}_low'))} to "

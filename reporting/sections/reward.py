@@ -4,13 +4,14 @@ calibration.
 
 from markupsafe import Markup
 
+from config.sections.offline import RewardFunction
 from reporting.charts import Estimate, estimates, reliability_chart
 from reporting.inputs import Findings
 from reporting.numbers import ABSENT, count, decimal, percent
 from reporting.parts import card, grid, missing, section, stack, table
 
 COMPARED = (
-    ("accuracy", "Reward model", "aligned"),
+    ("accuracy", "", "aligned"),
     ("bayes_accuracy", "Best possible", "base"),
     ("baseline_bow", "Bag of words", "base"),
     ("baseline_longer_wins", "Longer reply wins", "base"),
@@ -19,13 +20,19 @@ COMPARED = (
 
 def reward_section(findings: Findings) -> Markup:
     """Accuracy and calibration on held-out pairs."""
-    title = "How reliable is the reward model?"
+    name = findings.params.reward_name
+    title = f"How reliable is the {name}?"
     if not findings.metrics["reward"]:
         return section(
             "reward", title, None, missing("The stage reward has no results in this run.")
         )
     pairs = findings.value("reward", "test_pairs")
     lead = f"On {count(pairs)} held-out pairs." if pairs else "On held-out pairs."
+    settings = findings.params.reward
+    if isinstance(settings, RewardFunction):
+        tried = findings.value("reward", "tried")
+        lead = f"{settings.path}, tried on {count(tried)} held-out replies."
+        return section("reward", title, lead, stack(_accuracy(findings), _numbers(findings)))
     return section(
         "reward",
         title,
@@ -44,7 +51,8 @@ def _accuracy(findings: Findings) -> Markup:
         value = findings.value("reward", name)
         if value is not None:
             low, high = (_end(findings, name, end) for end in ("low", "high"))
-            rows.append(Estimate(shown, value, percent(value), tone, low, high))
+            named = shown or findings.params.reward_name.capitalize()
+            rows.append(Estimate(named, value, percent(value), tone, low, high))
     if not rows:
         return card("Accuracy", missing("Not measured."))
     description = ", ".join(f"{row.name} {row.shown}" for row in rows)

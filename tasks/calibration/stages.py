@@ -37,7 +37,7 @@ from costs.planning.models import base_shape
 from costs.planning.moments import formula_moments
 from costs.planning.phases import formula_phases
 from costs.planning.rows import count
-from costs.planning.settings import evaluated, setting_of
+from costs.planning.settings import evaluated, runs_a_model, setting_of
 from costs.planning.stages import phase_peak
 from costs.planning.target import target
 from tasks.calibration.other_load import OtherLoad
@@ -93,7 +93,7 @@ def calibrate(root: Path, params: Params, say: Say, stop: StopRequest) -> Machin
                 short = shortened(params, steps_of(root, folder, params, found))
                 write(short, folder / "params.yaml")
                 cut_rows(folder, short)
-            else:
+            elif runs_a_model(params, stage):
                 timed.append(timed_stage(root, folder, short, stage, found))
     others.check(found.threads)
     kept = _earlier(root)
@@ -124,7 +124,7 @@ def _earlier(root: Path) -> Machine | None:
 
 
 def _what(params: Params, stage: str) -> str:
-    if stage == "data":
+    if not runs_a_model(params, stage):
         return "all rows"
     if stage == "evaluate":
         return f"{params.evaluate.prompts} prompts"
@@ -137,7 +137,7 @@ def steps_of(root: Path, folder: Path, params: Params, machine: Machine) -> dict
     LEAST and at most all of them. Of an evaluation, batches of all models.
     """
     found = {}
-    for stage in params.stages[1:]:
+    for stage in (name for name in params.stages if runs_a_model(params, name)):
         setting = _setting(root, folder, params, stage, machine)
         each = sum(phase.seconds for phase in formula_phases(setting) if phase.name in STEPPED)
         steps = setting.workload.steps
@@ -210,13 +210,14 @@ def cut_rows(folder: Path, params: Params) -> None:
     most = {
         stage: section.batch_size * (section.updates if stage in LOOPS else section.max_steps)
         for stage in params.stages
-        if stage not in ("data", "evaluate") and (section := params.section(stage))
+        if stage != "evaluate" and runs_a_model(params, stage)
+        for section in (params.section(stage),)
     }
     read = {
         "sft": (most["sft"], HELD_OUT * params.sft.micro_batch_size),
         "preference": (
             max(most.get("reward", 0), most[method] if method == "dpo" else 0),
-            HELD_OUT * params.reward.micro_batch_size,
+            HELD_OUT * (params.trained_reward or params.sft).micro_batch_size,
         ),
         "prompts": (
             max([1, *(rows for stage, rows in most.items() if stage in LOOPS)]),

@@ -17,6 +17,7 @@ from config.inputs import (
     DATA_DIGESTS,
     JUDGE_DIGESTS,
     MODEL_DIGESTS,
+    REWARD_DIGESTS,
     STUDENT_DIGESTS,
     named_paths,
     write_digests,
@@ -60,12 +61,12 @@ def definition(watched: list[str], *, always_changed: bool) -> dict[str, Any]:
         "wdir": "..",
         **({"deps": watched} if watched else {}),
         **({"always_changed": True} if always_changed else {}),
-        "params": ["model", "data", "distill", "evaluate.judge"],
+        "params": ["model", "data", "reward", "distill", "evaluate.judge"],
         "outs": [{str(path): {"cache": False, "persist": True}} for path in OUTS],
     }
 
 
-OUTS = (DATA_DIGESTS, MODEL_DIGESTS, STUDENT_DIGESTS, JUDGE_DIGESTS)
+OUTS = (DATA_DIGESTS, MODEL_DIGESTS, REWARD_DIGESTS, STUDENT_DIGESTS, JUDGE_DIGESTS)
 
 
 def _within_reach(root: Path, places: set[str]) -> set[str]:

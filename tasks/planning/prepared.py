@@ -11,7 +11,7 @@ from typing import Any
 
 from config.atomic_file import write_atomically
 from config.errors import CostError, ParamsError
-from config.judge import require_judge
+from config.prerequisites import require_judge, require_reward_function
 from config.records import RESTART, STAGES, PipelineRow
 from config.schema import Params
 from config.vocabulary import require_students_vocabulary
@@ -122,6 +122,7 @@ def prepare(
     """
     require_students_vocabulary(root, params)
     require_judge(root, params)
+    require_reward_function(root, params)
     rows = pipeline_rows(root)
     before = predecessor(rows, params, lambda run_id: _kept_params(root, run_id))
     so_far = spent_by_stage(root, params, chain(rows, before))

@@ -15,7 +15,8 @@ def planned_steps(root: Path, params: Params, stage: str) -> int | None:
         case "sft":
             return _optimizer_steps(params.sft, _rows(root, "sft"))
         case "reward":
-            return _optimizer_steps(params.reward, _rows(root, "preference"))
+            trained = params.trained_reward
+            return None if trained is None else _optimizer_steps(trained, _rows(root, "preference"))
         case name if name in LOOPS:
             loop: SamplingLoop = params.section(name)
             return loop.updates

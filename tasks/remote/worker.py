@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from config.errors import EnvironmentFault, RlhfError, StageStopped, UserError
+from config.inputs import reward_script
 from config.load import dump as dump_params
 from config.load import load
 from config.names import inner_name
@@ -367,9 +368,11 @@ def request_of(
         "dvc.lock",
         "data/inputs/data.json",
         "data/inputs/model.json",
+        "data/inputs/reward.json",
         "data/inputs/student.json",
         "data/inputs/judge.json",
         f"runs/{stage}/attempts.jsonl",
+        *reward_script(run.params),
     ]
     return {
         "id": identity,

@@ -70,6 +70,7 @@ def test_unchanged_digests_are_not_written_again(tmp_path: Path) -> None:
         "data.json",
         "judge.json",
         "model.json",
+        "reward.json",
         "student.json",
     ]
 

@@ -37,6 +37,7 @@ from training.modeling.tokenizer import (
 from training.preparation.helpdesk import gold_score, known_world
 from training.process.artifacts import replacing
 from training.process.command import run_command
+from training.rewards.function import is_function
 from training.rollout.engine import Limits
 from training.rollout.static import generate
 
@@ -115,10 +116,12 @@ def compared(
     world = known_world(params.data.source, map(prompt_text, prompts))
 
     def scores(of_kind: Sequence[list[int]]) -> list[float]:
+        texts = [decode_response(tokenizer, ids) for ids in of_kind]
         if world is not None:
-            texts = [decode_response(tokenizer, ids) for ids in of_kind]
             pairs = zip(map(prompt_text, prompts), texts, strict=True)
             return [gold_score(prompt, text, world) for prompt, text in pairs]
+        if is_function(models.folder / "models/reward"):
+            return models.scores(prompts, texts)
         sequences = [[*prompt, *ids] for prompt, ids in zip(encoded, of_kind, strict=True)]
         budget_tokens = evaluate.batch_size * params.model.context_length
         with models.precision:

@@ -25,6 +25,7 @@ from transformers import (
 from config.errors import EnvironmentFault, ParamsError, TrainingDiverged
 from config.sections.offline import Optimisation
 from training.distributed import collectives
+from training.hf.validation import Validation
 from training.modeling.batching import LengthBuckets
 from training.modeling.low_bit import require_bitsandbytes
 from training.process.checkpoint import restoring
@@ -222,9 +223,10 @@ class BucketedData:
 class StageCallback(TrainerCallback):
     """Connects a Trainer to its Stage."""
 
-    def __init__(self, stage: Stage, tally: Tally) -> None:
+    def __init__(self, stage: Stage, tally: Tally, validation: Validation | None = None) -> None:
         self._stage = stage
         self._tally = tally
+        self._validation = validation
 
     def on_epoch_begin(
         self,
@@ -253,11 +255,21 @@ class StageCallback(TrainerCallback):
             control.should_save = control.should_training_stop = True
 
     def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: Any = None,
+        **_: Any,
     ) -> None:
-        """Move a checkpoint of the Trainer to the folder of complete checkpoints."""
+        """Move a checkpoint of the Trainer to the folder of complete checkpoints, after a look at
+        the validation rows.
+        """
         saved, step = Path(args.output_dir) / f"checkpoint-{state.global_step}", state.global_step
         collectives.barrier()  # each writes a file of its own there
+        self._stage.meter.lap("save", step, Work())
+        if self._validation is not None:
+            self._validation.check(model, step, state.max_steps)
         with self._stage.checkpoints.saving(step) as folder:
             if state.is_world_process_zero:
                 folder.rmdir()

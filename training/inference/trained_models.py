@@ -26,6 +26,7 @@ from training.modeling.tokenizer import (
 from training.process import out_of_memory
 from training.process.device import device
 from training.process.out_of_memory import halving
+from training.rewards.function import function_scores, is_function
 
 
 class TrainedModels:
@@ -92,11 +93,13 @@ class TrainedModels:
     def scores(
         self, prompts: Sequence[Prompt], texts: Sequence[str], ended: Sequence[bool] | None = None
     ) -> list[float]:
-        """Normalised scores of the reward model, one for each prompt and response; truncated to the
-        context.
+        """Normalised scores of the reward model, or scores of the reward function, one for each
+        prompt and response. The model reads as much as fits in its context.
 
         A response that has not `ended` is read without an end-of-sequence token.
         """
+        if is_function(self.folder / "models/reward"):
+            return function_scores(self.folder, prompts, texts)
         longest, has_ended = (
             self.model.context_length,
             [True] * len(texts) if ended is None else ended,

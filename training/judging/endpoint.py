@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from config.errors import EnvironmentFault, OverBudget
-from config.judge import require_key
+from config.prerequisites import require_key
 from config.sections.judge import EndpointJudgeSettings
 from training.judging.judge import Pair
 from training.modeling.tokenizer import prompt_text

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from config.errors import DataError, ParamsError
 from config.schema import Params
 from config.sections.data import (
+    NO_PREFERENCES,
     Data,
     FileSource,
     HelpdeskSource,
@@ -111,6 +112,8 @@ def _needs(
         return [_helpdesk_need(use, world[use], setting, seed) for use in uses]
     if isinstance(source, PythonSource):
         return [Need(read_python(source, root, setting), PYTHON, {}, uses)]
+    if source.format in NO_PREFERENCES:  # config.schema has checked that none are needed
+        uses = tuple(use for use in uses if use != "preference")
     for use in uses:
         if FORMATS[source.format][0] not in SERVING_FORMATS[use]:
             raise ParamsError(

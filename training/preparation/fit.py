@@ -145,7 +145,7 @@ def _fault(
 def _empty(examples: Sequence[Example], params: Params) -> str | None:
     """Both splits need prompts."""
     data = params.data
-    found = {split_of(each.prompt, data.test_fraction, data.judge_fraction) for each in examples}
+    found = {split_of(each.prompt, *data.fractions) for each in examples}
     missing = next((split for split in SPLITS if split not in found), None)
     if missing is None:
         return None

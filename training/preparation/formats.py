@@ -9,6 +9,7 @@ instructions  prompt, completion                   -> one demonstration
 prompts       prompt                               -> the prompt alone
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -37,6 +38,8 @@ class Example:
     pairs: tuple[Pair, ...] = ()
     completions: tuple[str, ...] = ()
     """Replies worth imitating, best first."""
+    columns: Mapping[str, Any] | None = None
+    """The other columns of a row of instructions or prompts, for a reward function."""
 
 
 class Parsed(NamedTuple):
@@ -65,6 +68,7 @@ def example_of(row: Row, columns: Mapping[str, str], rules: TextRules, origin: O
     prompt = checked.prompt()
     pairs: tuple[Pair, ...] = ()
     completions: tuple[str, ...] = ()
+    others = None
     if "chosen" in row:
         pairs = (Pair(*checked.two_replies("chosen", "rejected"), None),)
     elif "votes" in row:
@@ -77,9 +81,23 @@ def example_of(row: Row, columns: Mapping[str, str], rules: TextRules, origin: O
         ranked = sorted(zip(row["ranks"], replies, strict=True), key=lambda each: each[0])
         pairs = pairs_of(ranked)
         completions = tuple(text for _, text in ranked[:1])
-    elif "completion" in row:
-        completions = (checked.reply(row["completion"], "completion"),)
-    return Example(origin, prompt, pairs, completions or tuple(pair.chosen for pair in pairs))
+    else:
+        others = other_columns(origin.original, columns)
+        if "completion" in row:
+            completions = (checked.reply(row["completion"], "completion"),)
+            others = {"completion": completions[0], **others}
+    imitated = completions or tuple(pair.chosen for pair in pairs)
+    return Example(origin, prompt, pairs, imitated, others)
+
+
+def other_columns(original: Any, columns: Mapping[str, str]) -> dict[str, Any]:
+    """What a row of the source holds beside its prompt and completion, in values of JSON."""
+    if not isinstance(original, dict):
+        return {}
+    used = {"prompt", "completion", *columns.values()}
+    others = {name: value for name, value in original.items() if name not in used}
+    content: dict[str, Any] = json.loads(json.dumps(others, default=str))
+    return content
 
 
 def pairs_of(ranked: Sequence[tuple[float | None, str]]) -> tuple[Pair, ...]:

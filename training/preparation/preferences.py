@@ -37,6 +37,10 @@ def read_pairs(stage: Stage, split: str, tokenizer: PreTrainedTokenizerBase) -> 
         for p, c, r in zip(prompts, *replies, strict=True)
     ]
     rows = [row for row in every if sequence_length(row) <= limit]
+    if not every:
+        raise DataError(
+            f"{path} has no pairs: data.source has no preferences. Name another source."
+        )
     if not rows:
         raise DataError(
             f"{path} has no pair that fits in {stage.name}.max_length={limit} ({len(every)} are "

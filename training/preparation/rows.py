@@ -22,7 +22,7 @@ from training.modeling.tokenizer import (
 )
 from training.preparation.cleaning import Refusal, same_prompt_key, write_quarantine
 from training.preparation.formats import Example
-from training.preparation.splits import JUDGE, SPLITS, split_of
+from training.preparation.splits import JUDGE, SPLITS, VALIDATION, split_of
 from training.process.artifacts import replacing, write_jsonl
 
 
@@ -89,22 +89,28 @@ def with_room(
 def make_dataset(
     use: str,
     examples: Sequence[Example],
-    test_fraction: float,
+    fractions: Sequence[float],
     tokenizer: PreTrainedTokenizerBase,
     tokens: Mapping[Example, int],
-    judge_fraction: float = 0.0,
 ) -> dict[str, list[Row]]:
     """Split -> rows of one dataset, without exact duplicates, in the order of the source. `tokens`
-    are those of the prompts. Prompts of the judge are in no other dataset than the preferences.
+    are those of the prompts; `fractions` are the shares for test, judge and validation. Prompts of
+    the judge are in no other dataset than the preferences; prompts have no validation split, as
+    sampling reads no replies.
     """
     unique = _unique(use, examples)
     texts = list(dict.fromkeys(text for _, replies in unique for text in replies.values()))
     encoded = dict(zip(texts, encode_responses(tokenizer, texts), strict=True))
     conversational = is_conversational(examples)
-    kept = (*SPLITS, JUDGE) if use == "preference" and judge_fraction else SPLITS
+    _, judge, validation = (*fractions, 0.0, 0.0)[:3]
+    kept = [*SPLITS]
+    kept += [JUDGE] if use == "preference" and judge else []
+    kept += [VALIDATION] if use != "prompts" and validation else []
     dataset: dict[str, list[Row]] = {split: [] for split in kept}
     for example, replies in unique:
-        split = split_of(example.prompt, test_fraction, judge_fraction)
+        split = split_of(example.prompt, *fractions)
+        if use == "prompts" and split == VALIDATION:
+            split = "train"
         if split not in dataset:
             continue
         responses = [encoded[text] for text in replies.values()]
@@ -114,7 +120,10 @@ def make_dataset(
             if len(responses) == 2
             else None
         )
-        row = Row(canonical_row(example.prompt, replies, conversational), lengths, pair_tokens)
+        content = canonical_row(example.prompt, replies, conversational)
+        if use == "prompts" and example.columns:
+            content["row"] = example.columns
+        row = Row(content, lengths, pair_tokens)
         dataset[split].append(row)
     return dataset
 
@@ -182,18 +191,19 @@ def _as_conversation(prompt: Prompt) -> list[Message]:
 
 
 def refuse_empty_splits(datasets: Datasets, test_fraction: float) -> None:
-    """Check that every dataset has rows to train and to test on.
+    """Check that every dataset has rows to train and to test on; without any preferences a reward
+    function is needed.
 
     Raises DataError.
     """
     for name, split, rows in each(datasets):
-        if not rows:
-            in_all = sum(len(other) for other in datasets[name].values())
+        in_all = sum(len(other) for other in datasets[name].values())
+        if not rows and (in_all or name != "preference"):
             raise DataError(
                 f"no row is left for {name}/{split}: {in_all} rows in all, split by prompt at "
                 f"data.test_fraction={test_fraction}. "
-                "Add prompts to the source, or change data.test_fraction (of judge: "
-                "data.judge_fraction) in params.yaml."
+                "Add prompts to the source, or change data.test_fraction (of judge and "
+                "validation: data.judge_fraction, data.validation_fraction) in params.yaml."
             )
 
 

@@ -78,7 +78,7 @@ def token_lengths(datasets: Datasets) -> dict[str, float]:
     """
     lengths: dict[str, float] = {}
     for name, split, rows in each(datasets):
-        tokens = _sequence_tokens(rows)
+        tokens = _sequence_tokens(rows) if rows else np.zeros(1)
         lengths |= {
             f"{name}_{split}_tokens_mean": float(tokens.mean()),
             f"{name}_{split}_tokens_p50": float(np.percentile(tokens, 50)),
@@ -102,6 +102,8 @@ def length_histogram(datasets: Datasets) -> list[tuple[str, str, int, int]]:
     width = -(-(int(everything.max()) + 1) // HISTOGRAM_BINS)
     table = []
     for name, split, rows in each(datasets):
+        if not rows:
+            continue
         bins = Counter((_sequence_tokens(rows) // width * width).tolist())
         table += [(name, split, tokens, bins[tokens]) for tokens in range(0, max(bins) + 1, width)]
     return table
@@ -111,8 +113,10 @@ def _sequence_tokens(rows: Sequence[Row]) -> np.ndarray:
     return np.array([tokens for row in rows for tokens in row.sequence_tokens])
 
 
-def baselines(pairs: Mapping[str, Sequence[ReplyPair]]) -> dict[str, Proportion]:
-    """The trivial predictors, on the test pairs."""
+def baselines(pairs: Mapping[str, Sequence[ReplyPair]]) -> dict[str, Proportion | None]:
+    """The trivial predictors, on the test pairs; None without any."""
+    if not pairs["test"]:
+        return {"longer_wins": None, "bow": None}
     return {
         "longer_wins": longer_wins(pairs["test"]),
         "bow": bag_of_words(pairs["train"], pairs["test"]),
@@ -128,17 +132,17 @@ def label_balance(
     everything = [pair for split in SPLITS for pair in pairs[split]]
     known = [first for first in chosen_first if first is not None]
     return {
-        "chosen_longer": longer_wins(everything).value,
+        "chosen_longer": longer_wins(everything).value if everything else None,
         "chosen_first": sum(known) / len(known) if known else None,
     }
 
 
-def flat(proportions: Mapping[str, Proportion], prefix: str) -> dict[str, float]:
+def flat(proportions: Mapping[str, Proportion | None], prefix: str) -> dict[str, float | None]:
     """`<prefix>_<name>`, `_low` and `_high`, as DVC shows metrics."""
     return {
         f"{prefix}_{name}{suffix}": value
         for name, proportion in proportions.items()
-        for suffix, value in zip(("", "_low", "_high"), proportion, strict=True)
+        for suffix, value in zip(("", "_low", "_high"), proportion or [None] * 3, strict=True)
     }
 
 

@@ -20,8 +20,7 @@ def train_tokenizer(
     train = [
         example
         for example in examples
-        if split_of(example.prompt, params.data.test_fraction, params.data.judge_fraction)
-        == "train"
+        if split_of(example.prompt, *params.data.fractions) == "train"
     ]
     replies = (
         text

@@ -87,10 +87,7 @@ def prepared_now(
     }
     data = params.data
     datasets = {
-        use: make_dataset(
-            use, by_use[use], data.test_fraction, tokenizer, tokens, data.judge_fraction
-        )
-        for use in USES
+        use: make_dataset(use, by_use[use], data.fractions, tokenizer, tokens) for use in USES
     }
     contents = {
         f"{name}/{split}": [row.content for row in rows] for name, split, rows in each(datasets)

@@ -28,7 +28,9 @@ SAME_SCORE_SPREAD = 1e-6
 """
 
 
-def check_rollout(statistics: dict[str, float], settings: Online) -> None:
+def check_rollout(
+    statistics: dict[str, float], settings: Online, scored_by_function: bool = False
+) -> None:
     """Raise TrainingDiverged if nothing can be learnt from a rollout."""
     section = settings.method
     if any(math.isnan(value) or math.isinf(value) for value in statistics.values()):
@@ -47,7 +49,8 @@ def check_rollout(statistics: dict[str, float], settings: Online) -> None:
             f"precision. Set {section}.rollout_engine: static in params.yaml."
         )
     noise = SAME_SCORE_SPREAD * abs(statistics["score"])
-    if statistics["score_std"] <= noise and settings.batch_size > 1:
+    same = statistics["score_std"] <= noise and settings.batch_size > 1
+    if same and not scored_by_function:  # of a function: none of the batch may be right yet
         raise TrainingDiverged(
             f"all {settings.batch_size} responses have the score {statistics['score']:.4g}: the "
             "reward model cannot tell them apart. "

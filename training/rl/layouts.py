@@ -46,6 +46,7 @@ from training.modeling.models import (
 )
 from training.modeling.score_head import new_head, normalised_head
 from training.process.stage import Stage
+from training.rewards.function import is_function
 from training.rl.learner import Role
 from training.rl.roles import Models, Roles
 
@@ -97,9 +98,11 @@ def load_roles(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> Roles:
         models = _shared_base(origin, settings.lora)
     else:
         policy, ref_policy = _policies(origin)
-        reward_model = origin.place(
-            load_reward_model(origin.reward, origin.params.model, tokenizer)
-        )
+        reward_model = None
+        if not is_function(origin.reward):
+            reward_model = origin.place(
+                load_reward_model(origin.reward, origin.params.model, tokenizer)
+            )
         value_model = (
             _value_model(origin) if critic is not None and critic.layout == "separate" else None
         )

@@ -17,8 +17,9 @@ Roles.
 """
 
 
-def scores(backoff: Backoff, model: Role, sequences: Sequence[list[int]]) -> Tensor:
+def scores(backoff: Backoff, model: Role | None, sequences: Sequence[list[int]]) -> Tensor:
     """The reward model's score of each sequence, [B]."""
+    assert model is not None
     return torch.tensor(
         map_across_ranks(
             backoff, lambda size, own: scoring.score(model, own, size).tolist(), sequences

@@ -48,7 +48,8 @@ class Models(NamedTuple):
 
     policy: Role
     ref_policy: Role
-    reward_model: Role
+    reward_model: Role | None
+    """None where a reward function takes its place."""
     value_model: Role | None
     trunk_value_head: nn.Linear | None
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from config.errors import DataError, ParamsError
-from config.judge import require_judge
 from config.load import load
+from config.prerequisites import require_judge
 from config.schema import Params
 from labelling.judging import JUDGE_PAIRS, evaluated_pairs
 from labelling.votes import read_pairs

@@ -152,7 +152,10 @@ def params(**sections: dict[str, Any]) -> Params:
     }
     for name, section in sections.items():
         under = DISTILL if name == "distill" else content[name]
-        content[name] = under | section if isinstance(section, dict) else section
+        other = isinstance(section, dict) and section.get("kind", under.get("kind")) != under.get(
+            "kind"
+        )
+        content[name] = section if other or not isinstance(section, dict) else under | section
     return validate(content, "test")
 
 

@@ -1,0 +1,1 @@
+"""Reward functions: a function of the user's own in place of a reward model."""

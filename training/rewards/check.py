@@ -1,0 +1,109 @@
+"""The reward stage where reward.kind is function: it tries the function on held-out data and keeps
+a copy of it with the models.
+
+data/prepared/{prompts,preference}/test.jsonl, the function's file -> models/reward,
+metrics/reward.json, plots/reward*.csv
+"""
+
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from statistics import mean, pstdev
+from typing import Any
+
+import numpy as np
+
+from config import jsonl
+from config.errors import DataError
+from config.sections.offline import RewardFunction as Settings
+from training.evaluation.intervals import wilson
+from training.evaluation.reliability import pair_accuracy
+from training.modeling.tokenizer import prompt_text, response_text
+from training.process.artifacts import replacing, write_csv, write_json
+from training.process.stage import Stage
+from training.rewards.function import CARD, CODE, Call, RewardFunction, rows_by_prompt
+
+TRIED_PROMPTS = 200
+"""Held-out prompts that the function is tried on, with the known reply and with an empty one."""
+TRIED_PAIRS = 2000
+
+
+def check_function(stage: Stage, limits: Mapping[str, Any]) -> None:
+    """Write models/reward and what the function says of the held-out data; rank 0 does all of it.
+    `limits` are the facts of the data stage about the held-out pairs.
+
+    Raises DataError if the function fails.
+    """
+    settings = stage.params.reward
+    assert isinstance(settings, Settings)
+    if stage.rank != 0:
+        return
+    prepared = stage.root / "data/prepared"
+    stage.check_params()
+    with replacing(stage.root / "models/reward") as folder:
+        folder.mkdir()
+        shutil.copyfile(stage.root / settings.script, folder / CODE)
+        card = {"path": settings.path, "timeout_seconds": settings.timeout_seconds}
+        write_json(folder / CARD, card)
+        function = RewardFunction(folder, stage.root)
+        rows = rows_by_prompt(stage.root)
+        with stage.meter.phase("score", 0) as work:
+            replies = known_replies(list(islice(jsonl.plain(prepared / "prompts/test.jsonl"),
+                                                TRIED_PROMPTS)))  # fmt: skip
+            pairs = pair_calls(list(islice(jsonl.plain(prepared / "preference/test.jsonl"),
+                                           TRIED_PAIRS)), rows)  # fmt: skip
+            began = time.perf_counter()
+            calls = [*replies, *pairs]
+            scores = function.scores(calls)
+            seconds = time.perf_counter() - began
+            work.add(sequences=len(scores))
+        if not scores:
+            raise DataError(
+                f"reward.path={settings.path}: there is no held-out prompt to try it on."
+            )
+        write_json(folder / CARD, card | {"seconds_per_reply": seconds / len(scores)})
+    of_pairs = np.array(scores[len(replies) :]).reshape(-1, 2)
+    margins = of_pairs[:, 0] - of_pairs[:, 1]
+    accuracy, low, high = (
+        wilson(pair_accuracy(margins) * len(margins), len(margins)) if len(margins) else [None] * 3
+    )
+    known = [score for call, score in zip(calls, scores, strict=True) if call.response] or scores
+    metrics = {
+        "accuracy": accuracy, "accuracy_low": low, "accuracy_high": high, "ece": None,
+        **limits,
+        "margin_mean": float(margins.mean()) if len(margins) else None,
+        "score_mean": mean(known), "score_std": pstdev(known),
+        "test_pairs": len(margins), "tried": len(scores),
+    }  # fmt: skip
+    write_csv(stage.root / "plots/reward.csv", ("step", "loss"), [])
+    write_csv(stage.root / "plots/reward_calibration.csv", ("confidence", "accuracy", "count"), [])
+    write_json(stage.root / "metrics/reward.json", metrics)
+    stage.finish(
+        "models/reward", "metrics/reward.json", "plots/reward.csv", "plots/reward_calibration.csv"
+    )
+
+
+def known_replies(prompts: Sequence[Mapping[str, Any]]) -> list[Call]:
+    """Each prompt with the texts of its row as replies, and with an empty one: a function must
+    stand whatever a model says.
+    """
+    return [
+        Call(row["prompt"], text, row.get("row", {}))
+        for row in prompts
+        for text in (
+            "",
+            *(value for value in row.get("row", {}).values() if isinstance(value, str)),
+        )
+    ]
+
+
+def pair_calls(
+    pairs: Sequence[Mapping[str, Any]], rows: Mapping[str, Mapping[str, Any]]
+) -> list[Call]:
+    """Chosen and rejected reply of each pair, one after the other."""
+    return [
+        Call(pair["prompt"], response_text(pair[side]), rows.get(prompt_text(pair["prompt"]), {}))
+        for pair in pairs
+        for side in ("chosen", "rejected")
+    ]

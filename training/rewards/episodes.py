@@ -1,0 +1,65 @@
+"""Scores of a reward function for the episodes of the loop (training/ppo.py) and of an evaluation.
+
+Shapes: B responses.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from config import jsonl
+from training.distributed.collectives import map_across_ranks
+from training.modeling.tokenizer import Prompt, decode_response, encode_prompts
+from training.process.stage import Stage
+from training.rewards.function import Call, RewardFunction, is_function
+
+REWARD = "models/reward"
+
+
+class KnownPrompt(NamedTuple):
+    """A training prompt with the other columns of its row."""
+
+    prompt: Prompt
+    row: Mapping[str, Any]
+
+
+class EpisodeRewards(NamedTuple):
+    """A reward function, and the prompts that the loop samples."""
+
+    function: RewardFunction
+    prompts: Mapping[tuple[int, ...], KnownPrompt]
+    """By their tokens."""
+    tokenizer: PreTrainedTokenizerBase
+
+    def scores(self, prompts: Sequence[list[int]], responses: Sequence[list[int]]) -> Tensor:
+        """The score of each response to its prompt, [B]. Collective: processes share the calls."""
+        calls = [
+            Call(known.prompt, decode_response(self.tokenizer, response), known.row)
+            for known, response in zip(
+                (self.prompts[tuple(prompt)] for prompt in prompts), responses, strict=True
+            )
+        ]
+        return torch.tensor(
+            map_across_ranks(
+                lambda work: work(0),
+                lambda _, __, own: self.function.scores(own),
+                responses,
+                calls,
+            )
+        )
+
+
+def episode_rewards(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> EpisodeRewards | None:
+    """The reward function of models/reward; None where a model is there."""
+    if not is_function(stage.root / REWARD):
+        return None
+    rows = list(jsonl.plain(stage.root / "data/prepared/prompts/train.jsonl"))
+    tokens = encode_prompts(tokenizer, [row["prompt"] for row in rows])
+    known = {
+        tuple(ids): KnownPrompt(row["prompt"], row.get("row", {}))
+        for ids, row in zip(tokens, rows, strict=True)
+    }
+    return EpisodeRewards(RewardFunction(stage.root / REWARD, stage.root), known, tokenizer)
