@@ -20,8 +20,8 @@ from typing import Any
 
 from benchmarks.projects.checkouts import ROOT
 from config.load import load, write
-from training.judging.judge import Judge
-from training.judging.verdict import chosen, human_pairs, judge_of_people, of_agreement
+from training.judging.judge import Judge, verdicts
+from training.judging.verdict import agreement_with_people, chosen, human_pairs, of_agreement
 
 TEST = 0.35
 
@@ -46,8 +46,9 @@ def prepared(work: Path, votes: Path, learn: float, judge: dict[str, Any]) -> An
 def measured(work: Path, params: Any, most: int | None) -> dict[str, Any]:
     """Agreement of the judge of `params`, its seconds, and what it was paid."""
     began = time.perf_counter()
-    judge: Judge = chosen(work, params, lambda tokens, usd: None)
-    found = judge_of_people(judge, human_pairs(work, "test")[:most], params.evaluate.confidence, 1)
+    judge: Judge = chosen(work, work, params, lambda tokens, usd: None)
+    pairs = human_pairs(work, "test")[:most]
+    found = agreement_with_people(verdicts(judge, pairs), pairs, params.evaluate.confidence, 1)
     seconds = time.perf_counter() - began
     return of_agreement(judge, found) | {"seconds": seconds, "usd": judge.usd}
 

@@ -1,6 +1,7 @@
-"""Pairs of replies that an evaluation kept, for people to judge the aligned model.
+"""Pairs of replies for people to judge: those of a contest that waits for them, else those that the
+newest evaluation kept.
 
-evaluation/samples.jsonl -> data/judge/pairs.jsonl
+runs/retrain/<cycle>/replies.jsonl, evaluation/samples.jsonl -> data/judge/pairs.jsonl
 """
 
 import json
@@ -9,24 +10,29 @@ from pathlib import Path
 from config import jsonl
 from config.atomic_file import write_atomically
 from config.errors import DataError
+from config.workspace.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, RetrainRow
 from labelling.votes import Pair, is_prompt
 
 SAMPLES = Path("evaluation/samples.jsonl")
 JUDGE_PAIRS = Path("data/judge/pairs.jsonl")
+CONTEST, EVALUATION = ("champion", "challenger"), ("sft", "aligned")
+"""Whose replies a file has, by its columns."""
 
 
-def evaluated_pairs(root: Path) -> int:
-    """Write the pairs of the newest evaluation whose replies differ; returns how many. The page
-    shows each on a side that a coin decides. Raises DataError if there is no evaluation.
+def pairs_to_judge(root: Path) -> int:
+    """Write the pairs whose replies differ; returns how many. The page shows each on a side that a
+    coin decides. Raises DataError if there is neither a contest nor an evaluation.
     """
-    if not (root / SAMPLES).exists():
+    waiting = waiting_contest(root)
+    file, sides = (waiting, CONTEST) if waiting is not None else (root / SAMPLES, EVALUATION)
+    if not file.exists():
         raise DataError(f"{SAMPLES} is not there: run the pipeline first, rlhf run.")
     pairs = []
-    for row in jsonl.plain(root / SAMPLES):
+    for row in jsonl.plain(file):
         prompt = row.get("messages") or row["prompt"]
-        sft, aligned = row["sft"], row["aligned"]
-        if is_prompt(prompt) and sft.strip() and aligned.strip() and sft != aligned:
-            pairs.append(Pair(prompt, sft, aligned))
+        first, second = (row[side] for side in sides)
+        if is_prompt(prompt) and first.strip() and second.strip() and first != second:
+            pairs.append(Pair(prompt, first, second))
     lines = [
         json.dumps(
             {"prompt": pair.prompt, "response1": pair.response1, "response2": pair.response2},
@@ -37,3 +43,14 @@ def evaluated_pairs(root: Path) -> int:
     (root / JUDGE_PAIRS).parent.mkdir(parents=True, exist_ok=True)
     write_atomically(root / JUDGE_PAIRS, "".join(line + "\n" for line in lines))
     return len(pairs)
+
+
+def waiting_contest(root: Path) -> Path | None:
+    """The replies of the last retrain cycle, if it waits for people's votes."""
+    rows = (
+        jsonl.read(root / RETRAIN_ROWS, RetrainRow).rows if (root / RETRAIN_ROWS).exists() else []
+    )
+    ended = [row for row in rows if row.event == "end" and row.outcome != "skipped"]
+    if not ended or ended[-1].outcome != "waiting":
+        return None
+    return root / RETRAIN_FOLDER / ended[-1].cycle / "replies.jsonl"

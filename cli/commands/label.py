@@ -52,7 +52,8 @@ def label(
         typer.Option(
             "--judge",
             help="Compare the replies of SFT and aligned model that the last "
-            "evaluation kept, for evaluate.judge. Nothing trains on these votes.",
+            "evaluation kept, or of champion and challenger where retraining waits for that. "
+            "Nothing trains on these votes.",
         ),
     ] = False,
     as_json: AsJson = False,
@@ -60,7 +61,7 @@ def label(
     """Compare pairs of responses on a local page, by keyboard. The next run trains on the votes, or
     with --judge is judged by them.
     """
-    from labelling.judging import JUDGE_PAIRS, evaluated_pairs
+    from labelling.judging import JUDGE_PAIRS, pairs_to_judge
     from labelling.server import Session, serve, url
     from labelling.votes import PAIRS_FILE, VOTES_FILE, annotator_name
 
@@ -71,7 +72,7 @@ def label(
         return
     name = None if annotator is None else annotator_name(annotator)
     if judge:
-        evaluated_pairs(root)
+        pairs_to_judge(root)
     elif new or not (root / PAIRS_FILE).exists():
         draw(root, new or FIRST_PAIRS, temperature, seed)
     with serve(Session(root / pairs_file, root / votes_file), port) as server:

@@ -89,6 +89,8 @@ class Contest(Record):
     """Why the judge gives no verdict: the figures are then the champion's reward model's."""
     judge_usd: float = 0.0
     """What an endpoint was paid."""
+    judge_waits: bool = False
+    """It has no verdict until people have voted."""
     win_rate: Share
     """Win rate of the challenger, a tie counting half; `of` prompts."""
     ties: int
@@ -124,7 +126,7 @@ class RetrainRow(Record):
     run_id: str | None = None
     """At `end`: the pipeline run, if there was one."""
     outcome: str = ""
-    """At `end`: promoted, kept, skipped, stopped or failed."""
+    """At `end`: promoted, kept, waiting (for people's votes), skipped, stopped or failed."""
     data_key: str | None = None
     """At `end`: digest of the data's inputs, so that the next cycle can tell whether anything is
     new.

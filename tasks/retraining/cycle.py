@@ -254,6 +254,10 @@ def winner(cycle: Cycle, champion: Champion, run_id: str) -> Winner | None:
         cycle.record("cost", usd=contest.judge_usd, detail={"process": "judge"})
     verdict = promotion_verdict(contest, *evaluation, cycle.usd, cycle.params.retrain)
     cycle.sections.append(contest_section(run_id, contest, verdict))
+    if contest.judge_waits and verdict.failed == verdict.checks[:1]:
+        cycle.end("waiting", f"the champion {champion.run_id} stays until people have judged "
+                  f"{run_id}: {contest.judge_fault}")  # fmt: skip
+        return None
     if not verdict.promotes:
         cycle.end("kept", f"the champion {champion.run_id} stays: {in_a_line(verdict.failed)}")
         return None

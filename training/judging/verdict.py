@@ -29,7 +29,7 @@ from training.evaluation.judgement import (
 )
 from training.judging.embedding import EmbeddingJudge
 from training.judging.endpoint import EndpointJudge
-from training.judging.judge import Judge, Pair, verdicts
+from training.judging.judge import Judge, Pair, Verdicts, verdicts
 from training.judging.own_reward_model import OwnRewardModelJudge
 from training.judging.people import votes_on
 from training.judging.reward_model import RewardModelJudge
@@ -48,6 +48,7 @@ NOTHING: dict[str, Any] = {f"{key}{end}": None for key in KEYS for end in ("", "
     "judge_pairs": None, "judge_longer_wins": None, "position_flip_rate": None,
     "judge_smallest_effect": None,
 }  # fmt: skip
+PEOPLE = "people"
 FEWEST_VOTES = 10
 """People's votes that are put together with a judge's preferences."""
 
@@ -72,25 +73,30 @@ def judged(
     ours: Sequence[str],
     theirs: Sequence[str],
     paid: Callable[[int, float], None] = lambda tokens, usd: None,
+    project: Path | None = None,
 ) -> Judged:
-    """Judge the judge on the preferences prepared below `root`, then the replies. A judge whose
-    verdicts do not count is not asked about them. Raises DataError, ModelError, EnvironmentFault or
-    OverBudget.
+    """Judge the judge on the preferences prepared below `root`, then the replies. People's votes
+    and an endpoint's answers are kept below `project`, by default `root` too. A judge whose
+    verdicts do not count is not asked about the replies. Raises DataError, ModelError,
+    EnvironmentFault or OverBudget.
     """
+    project = root if project is None else project
     settings, confidence, seed = params.evaluate.judge, params.evaluate.confidence, params.seed
     names = [prompt_text(prompt) for prompt in prompts]
     if isinstance(settings, PeopleJudgeSettings):
-        votes = votes_on(root / settings.path, names, ours, theirs)
+        votes = votes_on(project / settings.path, names, ours, theirs)
         return of_people(votes, names, ours, theirs, settings.fewest, confidence, seed)
-    judge = chosen(root, params, paid)
-    agreed = judge_of_people(judge, human_pairs(root, "test")[:MOST_PAIRS], confidence, seed)
-    metrics = of_agreement(judge, agreed)
+    judge = chosen(root, project, params, paid)
+    pairs = human_pairs(root, "test")[:MOST_PAIRS]
+    on_people = verdicts(judge, pairs)
+    agreed = agreement_with_people(on_people, pairs, confidence, seed)
+    metrics = of_agreement(judge, agreed) | {"judge_unusable": on_people.unusable}
     if agreed.fault is not None:
         return Judged(judge.name, agreed.fault, None, metrics, judge.usd)
     said = verdicts(judge, [Pair(*replies) for replies in zip(prompts, ours, theirs, strict=True)])
     metrics |= of_verdict(said.preferences, names, ours, theirs, confidence, seed)
-    metrics["judge_unusable"] = said.unusable
-    votes = votes_on(root / JUDGE_VOTES, names, ours, theirs)
+    metrics["judge_unusable"] += said.unusable
+    votes = votes_on(project / JUDGE_VOTES, names, ours, theirs)
     if len(votes) >= FEWEST_VOTES:
         there = [said.preferences[place] for place in votes]
         both = prediction_powered(said.preferences, there, list(votes.values()), confidence)
@@ -127,22 +133,22 @@ def of_people(
     if len(votes) < fewest:
         fault = (
             f"{len(votes)} of evaluate.judge.fewest={fewest} prompts have a vote: rlhf label "
-            "--judge, then rlhf run"
+            "--judge, then start this again"
         )
-    metrics: dict[str, Any] = NOTHING | {"judge": "people", "judge_fault": fault,
+    metrics: dict[str, Any] = NOTHING | {"judge": PEOPLE, "judge_fault": fault,
                                          "judge_votes": len(votes)}  # fmt: skip
     if fault is None:
         asked, mine, others = ([side[place] for place in votes] for side in (names, ours, theirs))
         metrics |= of_verdict(list(votes.values()), asked, mine, others, confidence, seed)
     preferences = [votes.get(place) for place in range(len(names))]
-    return Judged("people", fault, None if fault else preferences, metrics, 0.0)
+    return Judged(PEOPLE, fault, None if fault else preferences, metrics, 0.0)
 
 
-def chosen(root: Path, params: Params, paid: Callable[[int, float], None]) -> Judge:
+def chosen(root: Path, project: Path, params: Params, paid: Callable[[int, float], None]) -> Judge:
     """The judge of `evaluate.judge`, trained where it learns."""
     settings = params.evaluate.judge
     if isinstance(settings, EndpointJudgeSettings):
-        return EndpointJudge(settings, root / CACHE, paid)
+        return EndpointJudge(settings, project / CACHE, paid)
     if isinstance(settings, RewardModelJudgeSettings):
         if settings.path is not None:
             return RewardModelJudge(settings.path)
@@ -170,9 +176,10 @@ def human_pairs(root: Path, split: str) -> list[Pair]:
     ]
 
 
-def judge_of_people(judge: Judge, pairs: Sequence[Pair], confidence: float, seed: int) -> Agreement:
-    """How often the judge prefers what people prefer."""
-    said = verdicts(judge, pairs)
+def agreement_with_people(
+    said: Verdicts, pairs: Sequence[Pair], confidence: float, seed: int
+) -> Agreement:
+    """How often a judge prefers what people prefer: the first reply of each pair."""
     return agreement(
         said.preferences,
         said.flips,

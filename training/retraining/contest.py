@@ -22,6 +22,7 @@ from config.errors import DataError
 from config.load import load
 from config.schema import Params
 from config.sections.data import FileSource
+from config.sections.judge import PeopleJudgeSettings
 from config.workspace.retraining import Contest, Mean, Safety, Share
 from training.evaluation.comparison import (
     Gain,
@@ -33,7 +34,7 @@ from training.evaluation.comparison import (
 )
 from training.inference.replies import Replies, answer
 from training.inference.trained_models import TrainedModels
-from training.judging.verdict import judged
+from training.judging.verdict import PEOPLE, judged
 from training.modeling.tokenizer import Prompt, prompt_text
 from training.preparation.cleaning import TextRules, same_prompt_key
 from training.preparation.columns import check_columns, column_names
@@ -83,7 +84,7 @@ def contest(
     trusted, fault, paid = gain(new.judged, old.judged, confidence), None, 0.0
     if world is None and params.evaluate.judge is not None:
         ours, theirs = (replies[side].texts for side in ("challenger", "champion"))
-        verdict = judged(challenger.folder, params, prompts, ours, theirs)
+        verdict = judged(challenger.folder, params, prompts, ours, theirs, project=root)
         name, fault, paid = verdict.name, verdict.fault, verdict.usd
         if verdict.preferences is not None:
             prefers = [answer for answer in verdict.preferences if answer is not None]
@@ -105,6 +106,7 @@ def contest(
         judge=name,
         judge_fault=fault,
         judge_usd=paid,
+        judge_waits=fault is not None and name == PEOPLE,
         win_rate=Share(value=rate.rate, low=rate.low, high=rate.high, of=len(prompts)),
         ties=rate.ties,
         gold=_mean_of(trusted) if world else None,
@@ -120,7 +122,8 @@ def contest(
         safety=safety(root, params, champion, challenger, world is not None),
         confidence=confidence,
     )
-    return found, samples(prompts[:SAMPLES], replies, scores)
+    by_people = isinstance(params.evaluate.judge, PeopleJudgeSettings)  # who see all replies
+    return found, samples(prompts if by_people else prompts[:SAMPLES], replies, scores)
 
 
 # ---------------------------------------------------------------- prompts

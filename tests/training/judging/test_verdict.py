@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from config import jsonl
 from config.errors import DataError, ParamsError
 from config.load import load
 from config.prerequisites import require_judge
 from config.schema import Params
-from labelling.judging import JUDGE_PAIRS, evaluated_pairs
+from config.workspace.retraining import RETRAIN_ROWS, RetrainRow
+from labelling.judging import JUDGE_PAIRS, pairs_to_judge
 from labelling.votes import read_pairs
 from tests.conftest import ROOT
 from training.judging import verdict
@@ -124,13 +126,13 @@ def test_votes_on_other_replies_skips_and_replaced_votes_do_not_count(tmp_path: 
 
 def test_pairs_for_people_are_the_replies_of_the_evaluation_that_differ(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="run the pipeline first"):
-        evaluated_pairs(tmp_path)
+        pairs_to_judge(tmp_path)
     rows = [
         {"prompt": "p", "sft": "a", "aligned": "b"},
         {"prompt": "q", "sft": "a", "aligned": "a"},
     ]
     write_jsonl(tmp_path / "evaluation/samples.jsonl", rows)
-    assert evaluated_pairs(tmp_path) == 1
+    assert pairs_to_judge(tmp_path) == 1
     (pair,) = read_pairs(tmp_path / JUDGE_PAIRS)
     assert (pair.prompt, pair.response1, pair.response2) == ("p", "a", "b")
 
@@ -148,3 +150,17 @@ def test_what_a_judge_lacks_is_known_before_anything_is_trained(
     with pytest.raises(ParamsError, match="is the judge's"):
         load(tiny, [f"data.vote_source={votes}"])
     require_judge(tmp_path, load(tiny))
+
+
+def test_people_see_the_replies_of_a_contest_that_waits_for_them(tmp_path: Path) -> None:
+    write_jsonl(
+        tmp_path / "evaluation/samples.jsonl", [{"prompt": "p", "sft": "a", "aligned": "b"}]
+    )
+    replies = [{"prompt": "q", "champion": "old", "challenger": "new"},
+               {"prompt": "r", "champion": "same", "challenger": "same"}]  # fmt: skip
+    write_jsonl(tmp_path / "runs/retrain/one/replies.jsonl", replies)
+    for outcome, expected in (("waiting", ["q"]), ("skipped", ["q"]), ("promoted", ["p"])):
+        row = RetrainRow(time=1.0, cycle="one", event="end", outcome=outcome)
+        jsonl.append(tmp_path / RETRAIN_ROWS, row)
+        pairs_to_judge(tmp_path)
+        assert [pair.prompt for pair in read_pairs(tmp_path / JUDGE_PAIRS)] == expected

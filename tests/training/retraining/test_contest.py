@@ -212,3 +212,28 @@ def test_a_contest_out_of_memory_goes_on_in_smaller_batches_with_the_same_figure
     monkeypatch.setattr("training.retraining.contest.generate", short)
     assert compare(finished, other) == ample
     assert sizes == [16, 8, 4, 16, 8, 4]
+
+
+def test_a_contest_that_people_judge_waits_for_their_votes(finished: Path, other: Path) -> None:
+    judge = {"kind": "people", "path": "data/judge/votes.jsonl", "fewest": 5}
+    settings = params(
+        evaluate={"judge": judge}, data=params().data.model_dump() | {"source": PAIRS}
+    )
+    found, replies = compare(finished, other, settings)
+    assert found.judge_waits
+    assert found.judge_fault is not None
+    assert found.judge_fault.startswith("0 of evaluate.judge.fewest=5 prompts have a vote")
+    assert len(replies) == found.prompts  # people see all of them
+    differ = [row for row in replies if row["champion"] != row["challenger"]]
+    assert len(differ) > 5
+    votes = [
+        {"prompt": row["prompt"], "response1": row["challenger"], "response2": row["champion"],
+         "annotator": "ann", "vote": 1}
+        for row in differ
+    ]  # fmt: skip
+    (other / "data/judge").mkdir()
+    (other / "data/judge/votes.jsonl").write_text("".join(f"{json.dumps(v)}\n" for v in votes))
+    found, again = compare(finished, other, settings)
+    assert again == replies  # which is why the votes still fit
+    assert (found.judge, found.judge_fault, found.judge_waits) == ("people", None, False)
+    assert found.win_rate.value == 1.0
