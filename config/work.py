@@ -6,6 +6,8 @@ of the mean is then 1/60 of a deviation.
 """
 EXAMINED_PAIRS = 5000
 """New pairs that the champion's reward model judges: enough for an interval of 0.013."""
+JUDGE_PAIRS = 500
+"""Held-out pairs of people on which a judge is judged, at most."""
 GAP_SAMPLE = 16
 """Responses per update whose log-probs are recomputed for comparison."""
 BUCKET_ELEMENTS = 2**22

@@ -108,7 +108,9 @@ def _reasons(planned: StagePlan, setting: Setting | None, phase: str) -> list[Ph
             each.usd,
             each.peak_bytes,
             each.bound,
-            tuple(resources(works[each.phase], setting, each.phase)) if setting else (),
+            tuple(resources(works[each.phase], setting, each.phase))
+            if setting and each.phase in works  # a judge is in none of the stage's own
+            else (),
         )
         for each in planned.phases
         if phase in ("", each.phase)

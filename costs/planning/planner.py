@@ -6,6 +6,7 @@ from config.errors import CostError
 from config.records import STAGES
 from config.schema import Params
 from costs.planning.data_stage import plan_data
+from costs.planning.judge import with_judge
 from costs.planning.models import base_shape
 from costs.planning.plans import Plan, StagePlan
 from costs.planning.reward_function import plan_function
@@ -42,7 +43,8 @@ def plan(params: Params, aim: Target, stages: tuple[str, ...] = ()) -> Plan:
             place = (own.hardware, own.gpus, own.price, own.rented)
             planned.append(plan_function(params, aim.root, *place))
         else:
-            planned.append(plan_stage(setting_of(params, aim, stage, rows, model), own.price))
+            made = plan_stage(setting_of(params, aim, stage, rows, model), own.price)
+            planned.append(with_judge(made, params, aim, rows) if stage == "evaluate" else made)
     aims = [aim.of(params, stage) for stage in chosen]
     notes = [note for stage in chosen for note in aim.assumed(params, stage)]
     notes += idle_note(planned)

@@ -18,6 +18,7 @@ from config.sections.judge import (
     PeopleJudgeSettings,
     RewardModelJudgeSettings,
 )
+from config.work import JUDGE_PAIRS
 from training.evaluation.judgement import (
     Agreement,
     Interval,
@@ -35,8 +36,6 @@ from training.judging.people import votes_on
 from training.judging.reward_model import RewardModelJudge
 from training.modeling.tokenizer import Prompt, prompt_text, response_text
 
-MOST_PAIRS = 500
-"""Human preferences that a judge is judged on."""
 PREFERENCES = "data/prepared/preference"
 CACHE = Path("evaluation/judge.sqlite")
 KEYS = (
@@ -87,7 +86,7 @@ def judged(
         votes = votes_on(project / settings.path, names, ours, theirs)
         return of_people(votes, names, ours, theirs, settings.fewest, confidence, seed)
     judge = chosen(root, project, params, paid)
-    pairs = human_pairs(root, "test")[:MOST_PAIRS]
+    pairs = human_pairs(root, "test")[:JUDGE_PAIRS]
     on_people = verdicts(judge, pairs)
     agreed = agreement_with_people(on_people, pairs, confidence, seed)
     metrics = of_agreement(judge, agreed) | {"judge_unusable": on_people.unusable}

@@ -53,8 +53,9 @@ def test_the_file_that_is_written_is_planned_at_what_was_promised(
         made = stages[name]
         assert made.fits
         assert made.device_bytes_per_gpu == pytest.approx(found.best.device_bytes)
-        assert made.seconds == pytest.approx(found.best.seconds)
-        assert made.usd.expected == pytest.approx(found.best.usd)
+        judge = [phase for phase in made.phases if phase.phase == "judge"]  # no lever changes it
+        assert made.seconds - sum(p.seconds for p in judge) == pytest.approx(found.best.seconds)
+        assert made.usd.expected - sum(p.usd for p in judge) == pytest.approx(found.best.usd)
 
 
 @pytest.mark.parametrize("goal", ["usd", "time", "memory"])
