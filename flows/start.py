@@ -32,6 +32,7 @@ def start(
         "demo-lora",
         "gpu-24gb",
         "gpu-80gb",
+        "gsm8k-cpu",
         "node-8gpu",
         "smollm-cpu",
         "smollm-distill",

@@ -1,7 +1,7 @@
 """Stage `distill`: a small student learns to answer as its teacher, the aligned model. Read
 `distill` from top to bottom.
 
-data/prepared/prompts/train.jsonl, models/<align.method> -> models/distill, metrics/distill.json,
+data/prepared/prompts/train.arrow, models/<align.method> -> models/distill, metrics/distill.json,
 plots/distill.csv
 
 Shapes: B responses, T response tokens, N response tokens one after another, D width of the student,
@@ -88,7 +88,7 @@ def inputs(params: Params) -> tuple[str, ...]:
     if params.distill is None:
         return ()
     return (
-        "data/prepared/prompts/train.jsonl",
+        "data/prepared/prompts/train.arrow",
         "data/tokenizer",
         f"models/{params.align.method}",
     )
@@ -105,7 +105,7 @@ def distill(stage: Stage) -> None:
     settings = stage.params.distill
     seed = stage.params.seed
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
-    prompts = read_prompts(stage, tokenizer)
+    prompts = read_prompts(stage)
     limits = Limits(settings.max_new_tokens, tokenizer.eos_token_id, tokenizer.pad_token_id)
     pair = load_pair(stage, tokenizer)
     state = load_state(stage, pair, DistillState(0, 0))

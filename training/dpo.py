@@ -10,8 +10,10 @@ Shapes: B pairs.
 """
 
 import sys
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from datasets import Dataset
 from torch import Tensor
@@ -43,7 +45,8 @@ from training.modeling.models import autocast, load_policy
 from training.modeling.packing import shares_prefix
 from training.modeling.sequences import logprobs_in_pairs, pair_logps
 from training.modeling.tokenizer import load_tokenizer
-from training.preparation.preferences import read_pairs, sequence_length
+from training.preparation.preferences import read_pairs
+from training.preparation.tokens import Rows
 from training.process.artifacts import write_json
 from training.process.curves import write_curves
 from training.process.stage import Stage, run_stage
@@ -86,7 +89,7 @@ def dpo(stage: Stage) -> None:
     settings: Dpo = params.section("dpo")
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
     splits = ("train", "test", *(("validation",) if has_validation(stage, "preference") else ()))
-    pairs = {split: read_pairs(stage, split, tokenizer) for split in splits}
+    pairs = {split: read_pairs(stage, split) for split in splits}
     start = stage.root / "models/sft"
     if settings.lora is None:
         model = load_policy(start, params.model, tokenizer, trainable=True)
@@ -109,6 +112,12 @@ def dpo(stage: Stage) -> None:
             return pair_losses(margins(policy, ref[split], settings.beta).numpy())
 
         validation = Validation(stage, settings.keep, settings.checkpoint_every_steps, losses)
+    filler: dict[str, Any] = {
+        "prompt_ids": [],
+        "chosen_ids": [tokenizer.eos_token_id],
+        "rejected_ids": [tokenizer.eos_token_id],
+    }
+    filler |= {"ref_chosen_logps": 0.0, "ref_rejected_logps": 0.0}
     trainer = BucketedDPOTrainer(
         model=model,
         args=DPOConfig(
@@ -121,7 +130,7 @@ def dpo(stage: Stage) -> None:
             disable_dropout=False,  # the model has none but its adapter's
         ),
         data_collator=collator,
-        train_dataset=Dataset.from_list(with_reference(pairs["train"].rows, ref["train"])),
+        train_dataset=Dataset.from_list([filler]),  # TRL wants one; `bucket` gives the rows
         processing_class=tokenizer,
         callbacks=[StageCallback(stage, collator, validation)],
     )
@@ -129,13 +138,8 @@ def dpo(stage: Stage) -> None:
     trainer.loss_is_scaled_for_ga = True
     if settings.loss == "ipo":
         trainer.filler_loss = 1 / (2 * settings.beta) ** 2
-    filler: dict[str, Any] = {
-        "prompt_ids": [],
-        "chosen_ids": [tokenizer.eos_token_id],
-        "rejected_ids": [tokenizer.eos_token_id],
-    }
-    filler |= {"ref_chosen_logps": 0.0, "ref_rejected_logps": 0.0}
-    trainer.bucket([sequence_length(row) for row in pairs["train"].rows], filler, settings)
+    rows = with_reference(pairs["train"].rows, ref["train"])
+    trainer.bucket(rows, pairs["train"].lengths, filler, settings)
     train(trainer, stage)
     chosen = validation.finish(trainer.model) if validation is not None else {}
     model, step = trainer.model.eval(), trainer.state.global_step
@@ -184,7 +188,9 @@ def dpo(stage: Stage) -> None:
     stage.finish("models/dpo", "metrics/dpo.json", "plots/dpo.csv")
 
 
-def reply_logps(model: PreTrainedModel, rows: list[dict[str, list[int]]], stage: Stage) -> Logps:
+def reply_logps(
+    model: PreTrainedModel, rows: Sequence[dict[str, list[int]]], stage: Stage
+) -> Logps:
     """Log-probability of every chosen and rejected reply under `model`."""
     settings: Dpo = stage.params.section("dpo")
     pairs = [
@@ -205,7 +211,7 @@ def reply_logps(model: PreTrainedModel, rows: list[dict[str, list[int]]], stage:
     return Logps(*torch.stack(logps).T)
 
 
-def add_work(work: Work, rows: list[dict[str, list[int]]], once: bool) -> None:
+def add_work(work: Work, rows: Sequence[dict[str, list[int]]], once: bool) -> None:
     """Record one pass over both sequences of every pair, reading their common prefix `once`."""
     work.add(
         tokens=sum(
@@ -219,14 +225,17 @@ def add_work(work: Work, rows: list[dict[str, list[int]]], once: bool) -> None:
     )
 
 
-def with_reference(rows: list[dict[str, list[int]]], ref: Logps) -> list[dict[str, Any]]:
+def with_reference(rows: Sequence[dict[str, list[int]]], ref: Logps) -> Rows[dict[str, Any]]:
     """Rows in the form of TRL's loss."""
-    return [
-        {**row, "ref_chosen_logps": chosen, "ref_rejected_logps": rejected}
-        for row, chosen, rejected in zip(
-            rows, ref.chosen.tolist(), ref.rejected.tolist(), strict=True
-        )
-    ]
+    chosen, rejected = (logps_B.numpy() for logps_B in ref)
+    return Rows(
+        np.arange(len(rows)),
+        lambda place: {
+            **rows[place],
+            "ref_chosen_logps": float(chosen[place]),
+            "ref_rejected_logps": float(rejected[place]),
+        },
+    )
 
 
 def margins(policy: Logps, ref: Logps, beta: float) -> Tensor:

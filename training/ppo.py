@@ -1,7 +1,7 @@
 """The loop of PPO and of every other method that samples: alignment of the SFT model against the
 reward model. Read `ppo` from top to bottom; training/rl/minimal.py is the same on one page.
 
-`python -m training.ppo [METHOD]`: data/prepared/prompts/train.jsonl, models/sft, models/reward ->
+`python -m training.ppo [METHOD]`: data/prepared/prompts/train.arrow, models/sft, models/reward ->
 models/<method>, metrics/<method>.json, plots/<method>.csv
 
 A method (config/methods) defines its advantage estimator, step 5. One without a critic has no value
@@ -67,7 +67,7 @@ logger = logging.getLogger(__name__)
 
 SECTIONS = ("seed", "model")
 """Plus the section of the method."""
-INPUTS = ("data/prepared/prompts/train.jsonl", "data/tokenizer", "models/sft", "models/reward")
+INPUTS = ("data/prepared/prompts/train.arrow", "data/tokenizer", "models/sft", "models/reward")
 CURVES = (
     "score",
     "kl",
@@ -91,7 +91,7 @@ def ppo(stage: Stage) -> None:
     critic = isinstance(settings, ActorCritic)
     seed = stage.params.seed
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
-    prompts = read_prompts(stage, tokenizer)
+    prompts = read_prompts(stage)
     limits = Limits(settings.max_new_tokens, tokenizer.eos_token_id, tokenizer.pad_token_id)
     roles = load_roles(stage, tokenizer)
     reward_function = episode_rewards(stage, tokenizer)

@@ -7,12 +7,13 @@ plots/reward_calibration.csv
 
 import json
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from datasets import Dataset, Features, List, Value
+from datasets import Dataset
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl import RewardConfig, RewardTrainer
@@ -66,10 +67,6 @@ def inputs(params: Params) -> tuple[str, ...]:
 INPUTS = inputs
 
 
-IDS = Features({name: List(Value("int32")) for name in ("chosen_ids", "rejected_ids")})
-"""Columns of token ids in 32 bits, half the size of Arrow's default."""
-
-
 class BucketedRewardTrainer(PairLoss, BucketedData, TrainedCheckpoints, RewardTrainer):
     """TRL's trainer with batches of similar length."""
 
@@ -82,9 +79,7 @@ def reward(stage: Stage) -> None:
         check_function(stage, data_limits(stage.root / "metrics/data.json"))
         return
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
-    train_pairs, test_pairs = (
-        read_sequences(stage, split, tokenizer) for split in ("train", "test")
-    )
+    train_pairs, test_pairs = (read_sequences(stage, split) for split in ("train", "test"))
     model = untrained(stage, tokenizer)
     score_in_pairs(model)
     once = shares_prefix(model)
@@ -93,27 +88,25 @@ def reward(stage: Stage) -> None:
     )
     validation, checked = None, {"test": test_pairs.rows}
     if has_validation(stage, "preference"):
-        checked["validation"] = read_sequences(stage, "validation", tokenizer).rows
+        checked["validation"] = read_sequences(stage, "validation").rows
         budget = 4 * settings.micro_batch_size * settings.max_length
         validation = Validation(
             stage, settings.keep, settings.checkpoint_every_steps,
             lambda model, split: pair_losses(margins(model, checked[split], budget)),
         )  # fmt: skip
+    filler = {name: [tokenizer.eos_token_id] for name in ("chosen_ids", "rejected_ids")}
     trainer = BucketedRewardTrainer(
         model=model,
         args=RewardConfig(
             **arguments(stage, settings), max_length=None, disable_dropout=False
         ),  # the model has none but its adapter's
         data_collator=collator,
-        train_dataset=Dataset.from_list(train_pairs.rows, IDS),
+        train_dataset=Dataset.from_list([filler]),  # TRL wants one; `bucket` gives the rows
         processing_class=tokenizer,
         callbacks=[StageCallback(stage, collator, validation)],
     )
     trainer.loss_is_scaled_for_ga = True
-    filler = {name: [tokenizer.eos_token_id] for name in IDS}
-    lengths = [max(len(row["chosen_ids"]), len(row["rejected_ids"])) for row in train_pairs.rows]
-    del train_pairs.rows[NORMALISATION_PAIRS:]  # the Dataset has them
-    trainer.bucket(lengths, filler, settings)
+    trainer.bucket(train_pairs.rows, train_pairs.lengths, filler, settings)
     train(trainer, stage)
     chosen = validation.finish(trainer.model) if validation is not None else {}
     model = trainer.model.eval()
@@ -173,7 +166,7 @@ def reward(stage: Stage) -> None:
             **data_limits(stage.root / "metrics/data.json"),
             "margin_mean": float(held_out.mean()),
             "score_mean": model.config.score_mean, "score_std": model.config.score_std,
-            "test_pairs": len(held_out), "train_pairs": len(lengths),
+            "test_pairs": len(held_out), "train_pairs": len(train_pairs.rows),
             "pairs_too_long": train_pairs.too_long + test_pairs.too_long,
             "steps": trainer.state.global_step, "parameters": model.num_parameters(),
             "learning_parameters": model.num_parameters(only_trainable=True),
@@ -227,23 +220,23 @@ def untrained(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> PreTrainedMod
     return model
 
 
-def read_sequences(stage: Stage, split: str, tokenizer: PreTrainedTokenizerBase) -> Pairs:
+def read_sequences(stage: Stage, split: str) -> Pairs:
     """The pairs of a split, prompt and reply as one sequence each: {chosen_ids, rejected_ids}.
 
     Raises DataError if none is left.
     """
-    pairs = read_pairs(stage, split, tokenizer)
-    return Pairs(
-        [
-            {side: row["prompt_ids"] + row[side] for side in ("chosen_ids", "rejected_ids")}
-            for row in pairs.rows
-        ],
-        pairs.too_long,
+    pairs = read_pairs(stage, split)
+    return pairs._replace(
+        rows=pairs.rows.map(
+            lambda row: {
+                side: row["prompt_ids"] + row[side] for side in ("chosen_ids", "rejected_ids")
+            }
+        )
     )
 
 
 def margins(
-    model: PreTrainedModel, rows: list[dict[str, list[int]]], budget_tokens: int
+    model: PreTrainedModel, rows: Sequence[dict[str, list[int]]], budget_tokens: int
 ) -> NDArray[np.float64]:
     """Chosen minus rejected raw score of each pair, [B]."""
     scores_B2 = raw_pair_scores(model, as_tuples(rows), budget_tokens).double().numpy()
@@ -252,7 +245,10 @@ def margins(
 
 
 def store_normalisation(
-    model: PreTrainedModel, rows: list[dict[str, list[int]]], normalise: bool, budget_tokens: int
+    model: PreTrainedModel,
+    rows: Sequence[dict[str, list[int]]],
+    normalise: bool,
+    budget_tokens: int,
 ) -> None:
     """Store mean and standard deviation of the training scores in the model's config, from which
     every scorer reads them.
@@ -270,7 +266,7 @@ def store_normalisation(
     model.config.score_mean, model.config.score_std = (mean, std) if normalise else (0.0, 1.0)
 
 
-def as_tuples(rows: list[dict[str, list[int]]]) -> list[tuple[list[int], list[int]]]:
+def as_tuples(rows: Sequence[dict[str, list[int]]]) -> list[tuple[list[int], list[int]]]:
     """The two sequences of each pair."""
     return [(row["chosen_ids"], row["rejected_ids"]) for row in rows]
 

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 from datasets import Dataset
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
 from trl import SFTConfig, SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-from config import jsonl
 from config.errors import DataError
 from training.distributed.collectives import map_across_ranks
 from training.distributed.model_files import replacing_on_rank0, save_adapter, save_model
@@ -27,7 +27,8 @@ from training.modeling.adapter_base import named_base
 from training.modeling.adapters import train_only_adapter
 from training.modeling.models import base_model
 from training.modeling.sequences import IGNORED, sequence_logprobs
-from training.modeling.tokenizer import encode_prompts, encode_responses, load_tokenizer
+from training.modeling.tokenizer import load_tokenizer
+from training.preparation.tokens import Rows, TokenTable
 from training.process.artifacts import write_json
 from training.process.curves import write_curves
 from training.process.stage import Stage, run_stage
@@ -45,7 +46,7 @@ class BucketedSFTTrainer(BucketedData, TrainedCheckpoints, SFTTrainer):
 def sft(stage: Stage) -> None:
     settings = stage.params.sft
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
-    demonstrations = {split: examples(stage, split, tokenizer) for split in ("train", "test")}
+    demonstrations = {split: examples(stage, split) for split in ("train", "test")}
     splits = {split: found.rows for split, found in demonstrations.items()}
     of_base, seed = stage.params.model, stage.params.seed
     if settings.lora is None:
@@ -59,22 +60,22 @@ def sft(stage: Stage) -> None:
     validation = None
     if has_validation(stage, "sft"):
         looked_at = {
-            "validation": examples(stage, "validation", tokenizer).rows,
+            "validation": examples(stage, "validation").rows,
             "test": splits["test"],
         }
         validation = Validation(stage, settings.keep, settings.checkpoint_every_steps,
                                 partial(row_losses, rows=looked_at, stage=stage))  # fmt: skip
+    filler = {"input_ids": [tokenizer.eos_token_id], "labels": [IGNORED]}
     trainer = BucketedSFTTrainer(
         model=model,
         args=SFTConfig(**arguments(stage, settings), max_length=settings.max_length),
         data_collator=collator,
-        train_dataset=splits["train"],
-        eval_dataset=splits["test"],
+        train_dataset=Dataset.from_list([filler]),  # TRL wants one; `bucket` gives the rows
         processing_class=tokenizer,
         callbacks=[StageCallback(stage, collator, validation)],
     )
-    filler = {"input_ids": [tokenizer.eos_token_id], "labels": [IGNORED]}
-    trainer.bucket([len(ids) for ids in trainer.train_dataset["input_ids"]], filler, settings)
+    trainer.bucket(splits["train"], demonstrations["train"].lengths, filler, settings)
+    trainer.eval_dataset = splits["test"]
     train(trainer, stage)
     chosen = validation.finish(trainer.model) if validation is not None else {}
     collator.take()
@@ -119,53 +120,58 @@ class Demonstrations(NamedTuple):
     loss.
     """
 
-    rows: Dataset
+    rows: Rows[dict[str, list[int]]]
+    lengths: NDArray[np.int64]
+    """Tokens of each."""
     cut: int
     """Those whose completion loses its end at sft.max_length."""
     dropped: int
     """Those left out, as their prompt alone is as long."""
 
 
-def examples(stage: Stage, split: str, tokenizer: PreTrainedTokenizerBase) -> Demonstrations:
+def examples(stage: Stage, split: str) -> Demonstrations:
     """The demonstrations of a split. Raises DataError if there are none."""
-    path = stage.root / f"data/prepared/sft/{split}.jsonl"
+    path = stage.root / f"data/prepared/sft/{split}.arrow"
     longest = stage.params.sft.max_length
-    demonstrations = list(jsonl.plain(path))
-    prompts = encode_prompts(tokenizer, [row["prompt"] for row in demonstrations])
-    responses = encode_responses(tokenizer, [row["completion"] for row in demonstrations])
-    rows, cut = [], 0
-    for prompt_ids, response_ids in zip(prompts, responses, strict=True):
-        ids = (prompt_ids + response_ids)[:longest]
-        if len(ids) > len(prompt_ids):
-            cut += len(prompt_ids) + len(response_ids) > longest
-            rows.append(
-                {"input_ids": ids, "labels": [IGNORED] * len(prompt_ids) + ids[len(prompt_ids) :]}
-            )
-    if not rows:
+    table = TokenTable(path)
+    prompts = table.lengths("prompt_ids")
+    whole = prompts + table.lengths("completion_ids")
+    places = np.flatnonzero(prompts < np.minimum(whole, longest))
+
+    def demonstration(place: int) -> dict[str, list[int]]:
+        prompt_ids, completion_ids = table.row(place).values()
+        ids = (prompt_ids + completion_ids)[:longest]
+        return {"input_ids": ids, "labels": [IGNORED] * len(prompt_ids) + ids[len(prompt_ids) :]}
+
+    if not len(places):
         raise DataError(
             f"{path} has no demonstration that fits in sft.max_length={longest}. Raise it in "
             "params.yaml."
         )
-    dropped = len(demonstrations) - len(rows)
+    cut, dropped = int((whole[places] > longest).sum()), len(table) - len(places)
     if cut or dropped:
         logger.warning(
             "%s: %d of %d demonstrations are cut and %d left out at sft.max_length=%d",
-            split, cut, len(demonstrations), dropped, longest,
+            split, cut, len(table), dropped, longest,
         )  # fmt: skip
-    return Demonstrations(Dataset.from_list(rows), cut, dropped)
+    lengths = np.minimum(whole[places], longest)
+    return Demonstrations(Rows(places, demonstration), lengths, cut, dropped)
 
 
 def row_losses(
-    model: PreTrainedModel, split: str, rows: Mapping[str, Dataset], stage: Stage
+    model: PreTrainedModel,
+    split: str,
+    rows: Mapping[str, Rows[dict[str, list[int]]]],
+    stage: Stage,
 ) -> RowLosses:
     """Loss of each demonstration of a split. Collective: processes share the rows."""
-    sequences = rows[split]["input_ids"]
-    starts = [labels.count(IGNORED) for labels in rows[split]["labels"]]
+    sequences = [row["input_ids"] for row in rows[split]]
+    starts = [row["labels"].count(IGNORED) for row in rows[split]]
     settings = stage.params.sft
     logprobs = map_across_ranks(
         lambda work: work(settings.micro_batch_size * settings.max_length),
         lambda size, own, lengths: sequence_logprobs(model, own, lengths, 1.0, size),
-        list(sequences),
+        sequences,
         starts,
     )
     return RowLosses(

@@ -18,6 +18,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+import pyarrow  # type: ignore[import-untyped]
 import yaml
 
 from config import jsonl
@@ -228,21 +229,30 @@ def cut_rows(folder: Path, params: Params) -> None:
     for dataset, sizes in read.items():
         for split, most in zip(("train", "test"), sizes, strict=True):
             path = folder / "data" / "prepared" / dataset / f"{split}.jsonl"
-            lines = evenly(path.read_bytes().splitlines(keepends=True), most)
-            path.write_bytes(b"".join(lines))
-            counted[f"{dataset}_{split}_rows"] = len(lines)
+            lines = path.read_bytes().splitlines(keepends=True)
+            kept = evenly(lines, most)
+            path.write_bytes(b"".join(lines[place] for place in kept))
+            keep_tokens(path.with_suffix(".arrow"), kept)
+            counted[f"{dataset}_{split}_rows"] = len(kept)
     metrics.write_text(json.dumps(counted), encoding="utf-8")
     write_lock(folder, params)
 
 
-def evenly(lines: Sequence[bytes], most: int) -> list[bytes]:
-    """At most `most` of the lines, evenly spaced by length, the longest among them, in their
-    order.
+def keep_tokens(path: Path, places: Sequence[int]) -> None:
+    """Keep these rows of a file of token ids (training/preparation/tokens.py)."""
+    with pyarrow.OSFile(str(path), "rb") as file:
+        table = pyarrow.ipc.open_file(file).read_all().take(places)
+    with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_file(file, table.schema) as out:
+        out.write_table(table.combine_chunks())
+
+
+def evenly(lines: Sequence[bytes], most: int) -> list[int]:
+    """Places of at most `most` of the lines, evenly spaced by length, the longest among them, in
+    their order.
     """
     order = sorted(range(len(lines)), key=lambda place: len(lines[place]))
     kept = min(most, len(lines))
-    places = sorted(order[(i + 1) * len(lines) // kept - 1] for i in range(kept))
-    return [lines[place] for place in places]
+    return sorted(order[(i + 1) * len(lines) // kept - 1] for i in range(kept))
 
 
 # ---------------------------------------------------------------- paces

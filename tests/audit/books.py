@@ -121,12 +121,13 @@ WITH_BOUNDS = {
 CURVES = {
     "sft": [
         "loss",
-        "eval_loss",
+        "validation_loss",
+        "test_loss",
         "mean_token_accuracy",
         "eval_mean_token_accuracy",
         "learning_rate",
     ],
-    "reward": ["loss", "eval_loss", "accuracy", "eval_accuracy", "margin"],
+    "reward": ["loss", "validation_loss", "test_loss", "accuracy", "margin"],
     "ppo": [
         "score",
         "kl",

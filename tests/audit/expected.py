@@ -14,13 +14,13 @@ QUANTITIES = {
 }  # fmt: skip
 PANELS = {
     "sft": {
-        "loss": {"train": "loss", "held out": "eval_loss"},
+        "loss": {"train": "loss", "validation": "validation_loss", "test": "test_loss"},
         "token accuracy": {"train": "mean_token_accuracy", "held out": "eval_mean_token_accuracy"},
         "learning rate": {"rate": "learning_rate"},
     },
     "reward": {
-        "loss": {"train": "loss", "held out": "eval_loss"},
-        "accuracy": {"train batch": "accuracy", "held out": "eval_accuracy"},
+        "loss": {"train": "loss", "validation": "validation_loss", "test": "test_loss"},
+        "accuracy": {"train batch": "accuracy"},
         "margin": {"train batch": "margin"},
     },
     "ppo": {

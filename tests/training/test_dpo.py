@@ -54,7 +54,7 @@ def test_pairs_are_a_prompt_and_two_replies_that_end(finished: Path) -> None:
     stage, _ = open_stage(finished, "dpo")
     tokenizer = load_tokenizer(finished / "data/tokenizer")
     rows = list(jsonl.plain(finished / "data/prepared/preference/test.jsonl"))
-    pairs = read_pairs(stage, "test", tokenizer)
+    pairs = read_pairs(stage, "test")
     assert pairs.too_long == 0
     for row, pair in zip(rows, pairs.rows, strict=True):
         assert pair["prompt_ids"] == encode_prompt(tokenizer, row["prompt"])
@@ -65,7 +65,7 @@ def test_pairs_are_a_prompt_and_two_replies_that_end(finished: Path) -> None:
 def test_pairs_that_are_too_long_are_left_out_and_counted(project: Project) -> None:
     root = project("dpo", dpo={"max_length": 50})
     stage, _ = open_stage(root, "dpo")
-    pairs = read_pairs(stage, "train", load_tokenizer(root / "data/tokenizer"))
+    pairs = read_pairs(stage, "train")
     total = len((root / "data/prepared/preference/train.jsonl").read_text().splitlines())
     assert 0 < len(pairs.rows) < total
     assert len(pairs.rows) + pairs.too_long == total
@@ -103,7 +103,7 @@ def test_reply_logps_are_those_of_the_reply_alone_after_its_prompt(finished: Pat
     stage, _ = open_stage(finished, "dpo")
     tokenizer = load_tokenizer(finished / "data/tokenizer")
     model = load_policy(finished / "models/sft", params().model, tokenizer).eval()
-    rows = read_pairs(stage, "test", tokenizer).rows
+    rows = read_pairs(stage, "test").rows
     with torch.no_grad():
         found = reply_logps(model, rows, stage)
         for i, row in enumerate(rows[:4]):
@@ -214,8 +214,7 @@ def test_training_raises_the_margin_of_held_out_pairs(undisturbed: Path) -> None
 
 def test_the_figures_are_those_of_the_saved_model_against_sft(undisturbed: Path) -> None:
     stage, _ = open_stage(undisturbed, "dpo")
-    tokenizer = load_tokenizer(undisturbed / "data/tokenizer")
-    rows = read_pairs(stage, "test", tokenizer).rows
+    rows = read_pairs(stage, "test").rows
     with torch.no_grad():
         policy, ref = (
             reply_logps(
@@ -232,7 +231,6 @@ def test_the_figures_are_those_of_the_saved_model_against_sft(undisturbed: Path)
 
 def test_every_token_is_accounted_in_the_phase_that_read_it(undisturbed: Path) -> None:
     stage, _ = open_stage(undisturbed, "dpo")
-    tokenizer = load_tokenizer(undisturbed / "data/tokenizer")
     tokens = {
         split: sum(
             len(
@@ -243,7 +241,7 @@ def test_every_token_is_accounted_in_the_phase_that_read_it(undisturbed: Path) -
                     for n in range(len(ids))
                 }
             )
-            for row in read_pairs(stage, split, tokenizer).rows
+            for row in read_pairs(stage, split).rows
         )
         for split in ("train", "test")
     }

@@ -215,6 +215,7 @@ def test_a_reward_model_of_the_judges_own_learns_from_its_own_pairs(project: Pro
     if preferences.is_symlink() or (root / "data/prepared").is_symlink():
         pytest.fail("the project's data are shared")
     (preferences / "judge.jsonl").write_text("".join(lines[:40]))
+    shutil.copyfile(preferences / "train.arrow", preferences / "judge.arrow")
     work(root, "evaluate")
     found = metrics(root, "evaluate")
     assert found["judge"] == "reward model of its own"

@@ -21,7 +21,11 @@ IN_OPEN, IN_ISDIR, IN_NONBLOCK = 0x20, 0x40000000, 0x800
 DATA = ("data", "models", "metrics", "plots", "evaluation")
 EVENT = struct.Struct("iIII")
 
-OF_OTHER_RUNS = {"ppo": {"data/prepared/preference"}, "evaluate": {"models/distill"}}
+OF_OTHER_RUNS = {
+    "reward": {"data/prepared/prompts/test.jsonl"},
+    "ppo": {"data/prepared/preference", "data/prepared/prompts/train.jsonl"},
+    "evaluate": {"models/distill"},
+}
 """All methods have one list of deps, and only DPO reads pairs; this run makes no student."""
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")

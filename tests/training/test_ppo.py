@@ -86,7 +86,7 @@ def test_responses_are_padded_on_the_right() -> None:
 
 def test_prompts_without_room_for_a_response_are_left_out(project: Project) -> None:
     stage, _ = open_stage(project("ppo", ppo={"max_new_tokens": 70}), "ppo")
-    fitting = read_prompts(stage, load_tokenizer(stage.root / "data/tokenizer"))
+    fitting = read_prompts(stage)
     everything = len((stage.root / "data/prepared/prompts/train.jsonl").read_text().splitlines())
     assert 0 < len(fitting) < everything
     assert max(map(len, fitting)) <= 96 - 70

@@ -40,7 +40,7 @@ def test_pairs_are_prompt_and_reply_as_one_sequence(finished: Path) -> None:
     stage, _ = open_stage(finished, "reward")
     tokenizer = load_tokenizer(finished / "data/tokenizer")
     rows = list(jsonl.plain(finished / "data/prepared/preference/test.jsonl"))
-    pairs = read_sequences(stage, "test", tokenizer)
+    pairs = read_sequences(stage, "test")
     assert pairs.too_long == 0
     for row, pair in zip(rows, pairs.rows, strict=True):
         prompt = encode_prompt(tokenizer, row["prompt"])
@@ -53,8 +53,7 @@ def test_pairs_are_prompt_and_reply_as_one_sequence(finished: Path) -> None:
 def test_pairs_that_are_too_long_are_left_out_and_counted(project: Project) -> None:
     root = project("reward", reward={"max_length": 50})
     stage, _ = open_stage(root, "reward")
-    tokenizer = load_tokenizer(root / "data/tokenizer")
-    pairs = read_sequences(stage, "train", tokenizer)
+    pairs = read_sequences(stage, "train")
     total = len((root / "data/prepared/preference/train.jsonl").read_text().splitlines())
     assert 0 < len(pairs.rows) < total
     assert len(pairs.rows) + pairs.too_long == total
@@ -71,7 +70,7 @@ def test_the_figures_are_those_of_the_saved_model_on_the_held_out_pairs(finished
     stage, _ = open_stage(finished, "reward")
     tokenizer = load_tokenizer(finished / "data/tokenizer")
     model = load_reward_model(finished / "models/reward", params().model, tokenizer).eval()
-    rows = read_sequences(stage, "test", tokenizer).rows
+    rows = read_sequences(stage, "test").rows
     found = metrics(finished, "reward")
     held_out = np.array(
         [
@@ -100,7 +99,7 @@ def test_scores_of_the_training_replies_have_mean_zero_and_deviation_one(finishe
     stage, _ = open_stage(finished, "reward")
     tokenizer = load_tokenizer(finished / "data/tokenizer")
     model = load_reward_model(finished / "models/reward", params().model, tokenizer).eval()
-    pairs = read_sequences(stage, "train", tokenizer).rows
+    pairs = read_sequences(stage, "train").rows
     scores = score(model, [ids for row in pairs for ids in row.values()], 4096)
     assert float(scores.mean()) == pytest.approx(0, abs=1e-4)
     assert float(scores.std()) == pytest.approx(1, abs=1e-4)
@@ -157,7 +156,7 @@ def test_training_tells_replies_apart_and_counts_every_token_once(finished: Path
     stage, _ = open_stage(finished, "reward")
     tokenizer = load_tokenizer(finished / "data/tokenizer")
     model = load_reward_model(finished / "models/reward", params().model, tokenizer).eval()
-    pairs = read_sequences(stage, "train", tokenizer).rows
+    pairs = read_sequences(stage, "train").rows
     assert pair_accuracy(margins(model, pairs, 4096)) > 0.6
     rows = jsonl.read(finished / "runs/reward/usage.jsonl", UsageRow).rows
     trained = [row for row in rows if row.phase in ("start", "train")]

@@ -25,7 +25,7 @@ def test_examples_are_prompt_and_completion_with_the_prompt_out_of_the_loss(fini
     stage, _ = open_stage(finished, "sft")
     tokenizer = load_tokenizer(finished / "data/tokenizer")
     rows = list(jsonl.plain(finished / "data/prepared/sft/train.jsonl"))
-    for row, example in zip(rows, examples(stage, "train", tokenizer).rows, strict=True):
+    for row, example in zip(rows, examples(stage, "train").rows, strict=True):
         prompt, completion = (
             encode_prompt(tokenizer, row["prompt"]),
             encode_response(tokenizer, row["completion"]),
@@ -45,9 +45,9 @@ def test_long_examples_are_cut_and_those_without_a_completion_left_out(project: 
     ]
     fitting = sum(len(encode_prompt(tokenizer, row["prompt"])) < 36 for row in rows)
     assert 0 < fitting < len(rows)
-    cut = examples(stage, "train", tokenizer)
+    cut = examples(stage, "train")
     assert len(cut.rows) == fitting
-    assert max(len(ids) for ids in cut.rows["input_ids"]) == 36
+    assert max(len(row["input_ids"]) for row in cut.rows) == max(cut.lengths) == 36
     assert cut.dropped == len(rows) - fitting
     longer = sum(
         len(encode_prompt(tokenizer, row["prompt"]) + encode_response(tokenizer, row["completion"]))
@@ -87,12 +87,7 @@ def test_training_lowers_the_loss_and_reports_its_mean(finished: Path) -> None:
 
 def test_every_token_of_the_three_epochs_is_accounted_once(finished: Path) -> None:
     stage, _ = open_stage(finished, "sft")
-    tokens = sum(
-        len(ids)
-        for ids in examples(stage, "train", load_tokenizer(finished / "data/tokenizer")).rows[
-            "input_ids"
-        ]
-    )
+    tokens = sum(len(row["input_ids"]) for row in examples(stage, "train").rows)
     rows = jsonl.read(finished / "runs/sft/usage.jsonl", UsageRow).rows
     assert sum(row.tokens for row in rows if row.phase in ("start", "train")) == 3 * tokens
 

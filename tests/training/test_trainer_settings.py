@@ -268,7 +268,19 @@ def eight_bits_of_state(run: Done, stage: str) -> None:
     assert run.watched.optimizers == {"bitsandbytes"}
 
 
+def nothing_chooses_among_checkpoints(run: Done, stage: str) -> None:
+    assert "kept_step" not in metrics(
+        run.root, stage
+    )  # with validation rows: hf/test_validation.py
+
+
+def a_model_is_trained(run: Done, stage: str) -> None:
+    assert (run.root / "models" / stage / "config.json").exists()
+
+
 OBSERVED: dict[str, Callable[[Done, str], None]] = {
+    "keep": nothing_chooses_among_checkpoints,
+    "kind": a_model_is_trained,
     "micro_batch_size": passes_hold_at_most_these_rows,
     "activation_checkpointing": layers_run_twice,
     "optimizer": eight_bits_of_state,

@@ -5,11 +5,12 @@ checkpoints, stopping.
 import logging
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from datasets import Dataset, concatenate_datasets
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import (
@@ -161,6 +162,19 @@ class OurNames:
         super().log(logs, start_time)  # type: ignore[misc]
 
 
+class _Filled:
+    """Rows, and a filler after them."""
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]], filler: Mapping[str, Any]) -> None:
+        self._rows, self._filler = rows, filler
+
+    def __len__(self) -> int:
+        return len(self._rows) + 1
+
+    def __getitem__(self, place: int) -> Mapping[str, Any]:
+        return self._filler if place == len(self._rows) else self._rows[place]
+
+
 class BucketedData:
     """Trainer mixin: rows of similar length share a batch, in an order that is the same after a
     resume and for any number of processes.
@@ -170,23 +184,26 @@ class BucketedData:
     """
 
     args: TrainingArguments
-    train_dataset: Dataset
-    eval_dataset: Dataset
+    train_dataset: Any
+    eval_dataset: Any
     data_collator: Any
-    lengths: list[int]
+    lengths: NDArray[np.int64]
 
-    def bucket(self, lengths: list[int], filler: Mapping[str, Any], settings: Optimisation) -> None:
-        """Order the training rows by these `lengths`; `filler` is a row of FILLER_TOKENS tokens
+    def bucket(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        lengths: NDArray[np.int64],
+        filler: Mapping[str, Any],
+        settings: Optimisation,
+    ) -> None:
+        """Train on `rows`, in batches by their `lengths`; `filler` is a row of FILLER_TOKENS tokens
         without loss.
 
         The number of rows determines the steps of `settings`.
         """
         self.lengths = lengths
         self.args.max_steps = settings.optimizer_steps(len(lengths))
-        if collectives.world_size() > 1:
-            self.train_dataset = concatenate_datasets(
-                [self.train_dataset, Dataset.from_list([dict(filler)], self.train_dataset.features)]
-            )
+        self.train_dataset = _Filled(rows, filler)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> LengthBuckets:
         several = collectives.world_size()
@@ -267,8 +284,8 @@ class StageCallback(TrainerCallback):
         """
         saved, step = Path(args.output_dir) / f"checkpoint-{state.global_step}", state.global_step
         collectives.barrier()  # each writes a file of its own there
-        self._stage.meter.lap("save", step, Work())
         if self._validation is not None:
+            self._stage.meter.lap("save", step, Work())
             self._validation.check(model, step, state.max_steps)
         with self._stage.checkpoints.saving(step) as folder:
             if state.is_world_process_zero:

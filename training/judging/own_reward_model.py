@@ -58,7 +58,7 @@ def lay_out(root: Path, folder: Path, params: Params) -> None:
     preferences.mkdir(parents=True)
     prepared = root / "data/prepared/preference"
     for theirs, ours in (("judge", "train"), ("test", "test")):
-        shutil.copyfile(prepared / f"{theirs}.jsonl", preferences / f"{ours}.jsonl")
+        shutil.copyfile(prepared / f"{theirs}.arrow", preferences / f"{ours}.arrow")
     for path in READ:
         if (root / path).exists():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)

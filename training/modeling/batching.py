@@ -6,7 +6,9 @@ Shapes: B sequences, L tokens.
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Sampler
 
@@ -18,12 +20,16 @@ class LengthBuckets(Sampler[int]):
     """
 
     def __init__(
-        self, lengths: Sequence[int], batch_size: int, seed: int, filler: int | None = None
+        self,
+        lengths: Sequence[int] | NDArray[np.int64],
+        batch_size: int,
+        seed: int,
+        filler: int | None = None,
     ) -> None:
         """`filler` is the index of an empty row, used to pad the last batch where all must have the
         same size.
         """
-        self._lengths = torch.tensor(lengths)
+        self._lengths = torch.as_tensor(lengths)
         self._batch_size = batch_size
         self._seed = seed
         self._filler = [] if filler is None else [filler] * (-len(lengths) % batch_size)

@@ -58,7 +58,9 @@ def fit(parsed: Parsed, base: PreTrainedTokenizerBase | None, params: Params) ->
     [examples] = in_one_form([parsed.examples], [False])
     tokenizer = base or train_tokenizer(examples, params)
     context = params.model.context_length
-    prompts, without_room = with_room(tokenizer, examples, context)
+    encoded, without_room = with_room(tokenizer, examples, context)
+    prompts = {example: len(ids) for example, ids in encoded.items()}
+    del encoded
     crowded = [each for each in without_room if each.reason == "prompt_fills_context"]
     by_template = [each for each in without_room if each.reason == "chat_template"]
     examples = list(prompts)
@@ -75,7 +77,7 @@ def fit(parsed: Parsed, base: PreTrainedTokenizerBase | None, params: Params) ->
         for each in examples
     ]
     setting = "dpo" if params.align.method == "dpo" else "reward"
-    max_length = params.section(setting).max_length
+    max_length = getattr(params.section(setting), "max_length", context)  # a function has none
     refused = len(parsed.refusals) + len(without_room)
     limit = params.data.max_quarantine_fraction
     share = refused / max(1, parsed.rows_read)

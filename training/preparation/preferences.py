@@ -2,53 +2,43 @@
 
 from typing import NamedTuple
 
-from transformers import PreTrainedTokenizerBase
+import numpy as np
+from numpy.typing import NDArray
 
-from config import jsonl
 from config.errors import DataError
-from training.modeling.tokenizer import encode_prompts, encode_responses
+from training.preparation.tokens import Ids, Rows, TokenTable
 from training.process.stage import Stage
 
 
 class Pairs(NamedTuple):
-    """Tokenised pairs."""
+    """Tokenised pairs, read from disk as they are asked for."""
 
-    rows: list[dict[str, list[int]]]
+    rows: Rows[dict[str, Ids]]
     """{prompt_ids, chosen_ids, rejected_ids}"""
+    lengths: NDArray[np.int64]
+    """Tokens of the longer of each pair's two sequences."""
     too_long: int
     """Pairs left out because a sequence is longer than the stage's max_length."""
 
 
-def read_pairs(stage: Stage, split: str, tokenizer: PreTrainedTokenizerBase) -> Pairs:
+def read_pairs(stage: Stage, split: str) -> Pairs:
     """The pairs of a split whose two sequences have at most the stage's max_length tokens.
 
     Raises DataError if none is left.
     """
     limit: int = stage.params.section(stage.name).max_length
-    path = stage.root / f"data/prepared/preference/{split}.jsonl"
-    found = list(jsonl.plain(path))
-    prompts = encode_prompts(tokenizer, [row["prompt"] for row in found])
-    replies = [
-        encode_responses(tokenizer, [row[side] for row in found]) for side in ("chosen", "rejected")
-    ]
-    del found
-    every = [
-        {"prompt_ids": p, "chosen_ids": c, "rejected_ids": r}
-        for p, c, r in zip(prompts, *replies, strict=True)
-    ]
-    rows = [row for row in every if sequence_length(row) <= limit]
-    if not every:
+    path = stage.root / f"data/prepared/preference/{split}.arrow"
+    table = TokenTable(path)
+    if not len(table):
         raise DataError(
             f"{path} has no pairs: data.source has no preferences. Name another source."
         )
-    if not rows:
+    replies = np.maximum(table.lengths("chosen_ids"), table.lengths("rejected_ids"))
+    lengths = table.lengths("prompt_ids") + replies
+    places = np.flatnonzero(lengths <= limit)
+    if not len(places):
         raise DataError(
-            f"{path} has no pair that fits in {stage.name}.max_length={limit} ({len(every)} are "
+            f"{path} has no pair that fits in {stage.name}.max_length={limit} ({len(table)} are "
             "longer). Raise it in params.yaml."
         )
-    return Pairs(rows, len(every) - len(rows))
-
-
-def sequence_length(row: dict[str, list[int]]) -> int:
-    """Tokens of the longer of a pair's two sequences."""
-    return len(row["prompt_ids"]) + max(len(row["chosen_ids"]), len(row["rejected_ids"]))
+    return Pairs(Rows(places, table.row), lengths[places], len(table) - len(places))

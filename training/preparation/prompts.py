@@ -1,16 +1,18 @@
 """Prompts that leave room for a response in the model's context."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from config import jsonl
 from config.errors import DataError
 from config.schema import Params
 from training.modeling.tokenizer import Prompt, encode_prompts
+from training.preparation.tokens import Rows, TokenTable
 from training.process.stage import Stage
 
 logger = logging.getLogger(__name__)
@@ -33,9 +35,9 @@ def fitting_prompts(
     ]
 
 
-def require_prompts(fitting: Sequence[Encoded], place: str, room: int, section: str) -> None:
+def require_prompts(fitting: Sized, place: str, room: int, section: str) -> None:
     """Raise DataError if no prompt of `place` leaves room for `section`'s max_new_tokens."""
-    if not fitting:
+    if not len(fitting):
         raise DataError(
             f"{place} has no prompt of at most {room} tokens (model.context_length - "
             f"{section}.max_new_tokens). Change either in params.yaml."
@@ -56,21 +58,21 @@ def held_out_prompts(
     return [each.prompt for each in fitting[: params.evaluate.prompts]]
 
 
-def read_prompts(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+def read_prompts(stage: Stage) -> Rows[list[int]]:
     """Tokenised training prompts that leave room for the stage's max_new_tokens.
 
     Raises DataError if none does.
     """
-    path = stage.root / "data/prepared/prompts/train.jsonl"
-    prompts = [row["prompt"] for row in jsonl.plain(path)]
+    path = stage.root / "data/prepared/prompts/train.arrow"
+    table = TokenTable(path)
     room = stage.params.model.context_length - stage.params.section(stage.name).max_new_tokens
-    fitting = fitting_prompts(prompts, tokenizer, room)
-    require_prompts(fitting, str(path), room, stage.name)
-    if len(fitting) < len(prompts):
+    places = np.flatnonzero(table.lengths("prompt_ids") <= room)
+    require_prompts(places, str(path), room, stage.name)
+    if len(places) < len(table):
         logger.info(
             "%d of %d prompts are longer than %d tokens and are left out",
-            len(prompts) - len(fitting),
-            len(prompts),
+            len(table) - len(places),
+            len(table),
             room,
         )
-    return [prompt.tokens for prompt in fitting]
+    return Rows(places, lambda place: table.row(place)["prompt_ids"])

@@ -18,11 +18,11 @@ from training.modeling.tokenizer import (
     encode_prompts,
     encode_responses,
     render_prompt,
-    token_counts,
 )
 from training.preparation.cleaning import Refusal, same_prompt_key, write_quarantine
 from training.preparation.formats import Example
 from training.preparation.splits import JUDGE, SPLITS, VALIDATION, split_of
+from training.preparation.tokens import COLUMNS, write_tokens
 from training.process.artifacts import replacing, write_jsonl
 
 
@@ -34,6 +34,8 @@ class Row(NamedTuple):
     """Tokens of prompt plus response for each response; of the prompt alone if there is none."""
     pair_tokens: int | None = None
     """Tokens of both sequences of a pair, their common prefix counted once."""
+    ids: tuple[list[int], ...] = ()
+    """Of the prompt, then of each reply."""
 
 
 Datasets = Mapping[str, Mapping[str, Sequence[Row]]]
@@ -53,18 +55,18 @@ USES = tuple(REPLIES)
 
 def with_room(
     tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], context_length: int
-) -> tuple[dict[Example, int], list[Refusal]]:
-    """Tokens of the rendered prompt of each example that leaves room for a reply; the others are
+) -> tuple[dict[Example, list[int]], list[Refusal]]:
+    """Token ids of the rendered prompt of each example that leaves room for a reply; the others are
     refused, as are those that the chat template refuses.
     """
     refusals: list[Refusal] = []
     rendered = list(examples)
 
-    def counted() -> list[int]:
-        return token_counts(encode_prompts, tokenizer, [each.prompt for each in rendered])
+    def encoded() -> list[list[int]]:
+        return encode_prompts(tokenizer, [each.prompt for each in rendered])
 
     try:
-        counts = counted()
+        prompts = encoded()
     except TemplateRefusal:
         rendered = []
         for example in examples:
@@ -74,16 +76,16 @@ def with_room(
             except TemplateRefusal as refusal:
                 detail = f"the chat template says: {refusal}"
                 refusals.append(Refusal("chat_template", detail, example.origin))
-        counts = counted()
-    tokens = dict(zip(rendered, counts, strict=True))
-    for example, count in tokens.items():
-        if count >= context_length:
+        prompts = encoded()
+    tokens = dict(zip(rendered, prompts, strict=True))
+    for example, ids in tokens.items():
+        if len(ids) >= context_length:
             detail = (
-                f"prompt of {count} tokens leaves no room for a reply in "
+                f"prompt of {len(ids)} tokens leaves no room for a reply in "
                 f"model.context_length={context_length}"
             )
             refusals.append(Refusal("prompt_fills_context", detail, example.origin))
-    return {each: count for each, count in tokens.items() if count < context_length}, refusals
+    return {each: ids for each, ids in tokens.items() if len(ids) < context_length}, refusals
 
 
 def make_dataset(
@@ -91,7 +93,7 @@ def make_dataset(
     examples: Sequence[Example],
     fractions: Sequence[float],
     tokenizer: PreTrainedTokenizerBase,
-    tokens: Mapping[Example, int],
+    tokens: Mapping[Example, list[int]],
 ) -> dict[str, list[Row]]:
     """Split -> rows of one dataset, without exact duplicates, in the order of the source. `tokens`
     are those of the prompts; `fractions` are the shares for test, judge and validation. Prompts of
@@ -114,16 +116,15 @@ def make_dataset(
         if split not in dataset:
             continue
         responses = [encoded[text] for text in replies.values()]
-        lengths = tuple(tokens[example] + len(ids) for ids in responses) or (tokens[example],)
+        prompt = tokens[example]
+        lengths = tuple(len(prompt) + len(ids) for ids in responses) or (len(prompt),)
         pair_tokens = (
-            sum(lengths) - tokens[example] - shared_length(*responses)
-            if len(responses) == 2
-            else None
+            sum(lengths) - len(prompt) - shared_length(*responses) if len(responses) == 2 else None
         )
         content = canonical_row(example.prompt, replies, conversational)
         if use == "prompts" and example.columns:
             content["row"] = example.columns
-        row = Row(content, lengths, pair_tokens)
+        row = Row(content, lengths, pair_tokens, (prompt, *responses))
         dataset[split].append(row)
     return dataset
 
@@ -208,10 +209,13 @@ def refuse_empty_splits(datasets: Datasets, test_fraction: float) -> None:
 
 
 def write_prepared(target: Path, datasets: Datasets, refusals: Sequence[Refusal]) -> None:
-    """<dataset>/<split>.jsonl and quarantine.jsonl, the folder is replaced atomically."""
+    """<dataset>/<split>.jsonl and .arrow, and quarantine.jsonl; the folder is replaced
+    atomically.
+    """
     with replacing(target) as folder:
         for name, split, rows in each(datasets):
             write_jsonl(folder / name / f"{split}.jsonl", [row.content for row in rows])
+            write_tokens(folder / name / f"{split}.arrow", COLUMNS[name], [row.ids for row in rows])
         write_quarantine(folder / "quarantine.jsonl", refusals)
 
 

@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerBase
 
 from config import jsonl
 from training.distributed.collectives import map_across_ranks
-from training.modeling.tokenizer import Prompt, decode_response, encode_prompts
+from training.modeling.tokenizer import Prompt, decode_response
+from training.preparation.tokens import TokenTable
 from training.process.stage import Stage
 from training.rewards.function import Call, RewardFunction, is_function
 
@@ -56,10 +57,10 @@ def episode_rewards(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> Episode
     """The reward function of models/reward; None where a model is there."""
     if not is_function(stage.root / REWARD):
         return None
-    rows = list(jsonl.plain(stage.root / "data/prepared/prompts/train.jsonl"))
-    tokens = encode_prompts(tokenizer, [row["prompt"] for row in rows])
+    prompts = stage.root / "data/prepared/prompts"
+    tokens = TokenTable(prompts / "train.arrow")
     known = {
-        tuple(ids): KnownPrompt(row["prompt"], row.get("row", {}))
-        for ids, row in zip(tokens, rows, strict=True)
+        tuple(tokens.row(place)["prompt_ids"]): KnownPrompt(row["prompt"], row.get("row", {}))
+        for place, row in enumerate(jsonl.plain(prompts / "train.jsonl"))
     }
     return EpisodeRewards(RewardFunction(stage.root / REWARD, stage.root), known, tokenizer)

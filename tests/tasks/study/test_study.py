@@ -101,7 +101,7 @@ def test_a_study_is_killed_goes_on_and_shares_what_its_variants_share(tmp_path: 
     time.sleep(6)
     first.send_signal(signal.SIGINT)
     rest = first.communicate(timeout=120)[1]
-    assert "asked to stop" in rest
+    assert "asked to stop" in rest or "as asked" in rest  # in a stage, or between two
     assert first.returncode == 75
     done = subprocess.run(
         command, cwd=project, env=environment, capture_output=True, text=True, check=False

@@ -68,7 +68,9 @@ def test_validation_prompts_are_in_no_other_split(small: Path) -> None:
     assert len(prompts["validation"]) > 5
     assert not prompts["validation"] & (prompts["train"] | prompts["test"])
     names = {path.name for path in (small / "data/prepared/prompts").iterdir()}
-    assert names == {"train.jsonl", "test.jsonl"}
+    assert names == {
+        f"{split}.{kind}" for split in ("train", "test") for kind in ("jsonl", "arrow")
+    }
 
 
 def test_new_fractions_move_only_prompts_of_training() -> None:

@@ -116,9 +116,9 @@ def test_no_prompt_is_in_two_splits_and_adding_rows_moves_none(
 
 def test_a_prompt_is_crowded_out_when_not_one_token_is_left_for_the_reply() -> None:
     crowded = example("hello there")
-    tokens = len(encode_prompt(TOKENIZER, crowded.prompt))
-    assert with_room(TOKENIZER, [crowded], tokens + 1) == ({crowded: tokens}, [])
-    kept, [refusal] = with_room(TOKENIZER, [crowded], tokens)
+    ids = encode_prompt(TOKENIZER, crowded.prompt)
+    assert with_room(TOKENIZER, [crowded], len(ids) + 1) == ({crowded: ids}, [])
+    kept, [refusal] = with_room(TOKENIZER, [crowded], len(ids))
     assert (kept, refusal.reason, refusal.origin) == ({}, "prompt_fills_context", ORIGIN)
 
 

@@ -116,7 +116,7 @@ def test_a_stage_started_by_hand_does_not_work_beside_a_run(
         ("reward", "metrics/data.json"),
         ("reward", "models/sft"),
         ("ppo", "models/reward"),
-        ("ppo", "data/prepared/prompts/train.jsonl"),
+        ("ppo", "data/prepared/prompts/train.arrow"),
         ("evaluate", "data/tokenizer"),
     ],
 )

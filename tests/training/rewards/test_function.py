@@ -60,11 +60,13 @@ def test_nothing_that_it_keeps_reaches_the_next_batch(tmp_path: Path) -> None:
         ("import os; os._exit(3)", r"it ended its process \(see runs/reward_function.log\)"),
         ("while True: pass", r"it took longer than 0.5 s \(reward.timeout_seconds\)"),
         ("import time; time.sleep(60)", r"it took longer than 0.5 s"),
-        ("print('x' * 10**8); return 1.0", "raised OSError"),
+        ("print('x' * (17 << 20)); return 1.0", "raised OSError"),
     ],
 )
 def test_a_function_that_fails_is_one_line(body: str, told: str, tmp_path: Path) -> None:
-    one = function(tmp_path, f"def score(prompt, response, row):\n    {body}", timeout_seconds=0.5)
+    seconds = 0.5 if "0.5" in told else 30.0
+    code = f"def score(prompt, response, row):\n    {body}"
+    one = function(tmp_path, code, timeout_seconds=seconds)
     with pytest.raises(DataError, match=told) as raised:
         one.scores(CALLS)
     message = str(raised.value)

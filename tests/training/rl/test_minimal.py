@@ -62,9 +62,7 @@ def test_ppo_on_one_page_learns_what_the_loop_learns(project: Callable[..., Path
     value_model.score = normalised_head(value_model.score, norm.score_mean, norm.score_std)
     models = [each.eval() for each in (policy, ref_policy, reward_model, value_model)]
     rows = [
-        *minimal_ppo(
-            *models, read_prompts(stage, tokenizer), params.ppo, tokenizer.eos_token_id, params.seed
-        )
+        *minimal_ppo(*models, read_prompts(stage), params.ppo, tokenizer.eos_token_id, params.seed)
     ]
     logged = [row.values for row in metric_rows(root, "ppo")]
     assert len(rows) == 4
