@@ -23,10 +23,12 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 # machine has a C compiler.
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
-# Threads that wait for each other sleep instead of occupying a core another may need: libgomp
-# reads this once, when torch is imported. It costs a little on an idle machine and saves most
-# of the time beside processes that compete for the cores (docs/performance.md).
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Threads that wait for each other look a thousand times, some microseconds, before they sleep:
+# libgomp reads this once, when torch is imported. Most waits are shorter on an idle machine, and
+# beside processes that compete for the cores it costs nothing; libgomp's default of some
+# milliseconds occupies a core that another thread may need (docs/performance.md).
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 # A log needs no progress bars. Set here: importing datasets to set it would cost 1.4 CPU
 # seconds in stages that do not use it.
