@@ -17,7 +17,6 @@ from datasets import Dataset
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl import RewardConfig, RewardTrainer
-from trl.trainer.reward_trainer import DataCollatorForPreference
 
 from config.errors import TrainingDiverged
 from config.inputs import reward_script
@@ -30,7 +29,7 @@ from training.evaluation.intervals import wilson
 from training.evaluation.overfitting import calibrated, pair_losses
 from training.evaluation.reliability import expected_calibration_error, pair_accuracy, reliability
 from training.hf.checkpoints import TrainedCheckpoints
-from training.hf.pair_loss import PairCountingCollator, PairLoss
+from training.hf.pair_loss import PairCollator, PairCountingCollator, PairLoss
 from training.hf.trainer import BucketedData, CountingCollator, StageCallback, arguments, train
 from training.hf.validation import Validation, has_validation
 from training.modeling.adapter_base import named_base
@@ -84,7 +83,7 @@ def reward(stage: Stage) -> None:
     score_in_pairs(model)
     once = shares_prefix(model)
     collator = (PairCountingCollator if once else CountingCollator)(
-        DataCollatorForPreference(pad_token_id=tokenizer.pad_token_id)
+        PairCollator(tokenizer.pad_token_id)
     )
     validation, checked = None, {"test": test_pairs.rows}
     if has_validation(stage, "preference"):

@@ -214,6 +214,7 @@ def test_training_raises_the_margin_of_held_out_pairs(undisturbed: Path) -> None
 
 def test_the_figures_are_those_of_the_saved_model_against_sft(undisturbed: Path) -> None:
     stage, _ = open_stage(undisturbed, "dpo")
+    tokenizer = load_tokenizer(undisturbed / "data/tokenizer")
     rows = read_pairs(stage, "test").rows
     with torch.no_grad():
         policy, ref = (

@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from training.distributed import collectives
 from training.hf.trainer import CountingCollator, real_rows
-from training.modeling.batching import shared_length
 
 
 class PairLoss:
@@ -55,8 +55,31 @@ class PairCountingCollator(CountingCollator):
 
     def __call__(self, examples: list[dict]) -> Mapping[str, Any]:
         batch = super().__call__(examples)
-        for row, real in zip(examples, real_rows(batch).tolist(), strict=False):
-            if real:
-                prompt = len(row.get("prompt_ids", ()))  # a column of its own in DPO
-                self.work.tokens -= prompt + shared_length(row["chosen_ids"], row["rejected_ids"])
+        ids, mask, real = (
+            x.view(2, -1, *x.shape[1:])
+            for x in (batch["input_ids"], batch["attention_mask"], real_rows(batch))
+        )
+        same_BL = (ids[0] == ids[1]) & mask[0].bool() & mask[1].bool() & real[0][:, None]
+        self.work.tokens -= int(same_BL.long().cumprod(dim=1).sum())
         return batch
+
+
+class PairCollator:
+    """TRL's batch of pairs: {input_ids, attention_mask} [2B, L] of the chosen sequences and then
+    the rejected ones, padded on the right. It makes two tensors, where TRL's makes one for each row.
+    """
+
+    def __init__(self, pad: int) -> None:
+        self._pad = pad
+
+    def __call__(self, examples: list[dict]) -> dict[str, Tensor]:
+        rows = [row[side] for side in ("chosen_ids", "rejected_ids") for row in examples]
+        lengths = np.array([len(ids) for ids in rows])
+        input_ids = np.full((len(rows), lengths.max()), self._pad)
+        for padded, ids in zip(input_ids, rows, strict=True):
+            padded[: len(ids)] = ids
+        mask = np.arange(input_ids.shape[1]) < lengths[:, None]
+        return {
+            "input_ids": torch.from_numpy(input_ids),
+            "attention_mask": torch.from_numpy(mask.astype(np.int64)),
+        }

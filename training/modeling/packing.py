@@ -16,6 +16,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
@@ -23,7 +24,6 @@ from transformers.integrations.flash_attention import flash_attention_forward
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from config.errors import ModelError
-from training.modeling.batching import shared_length
 from training.modeling.last_layer import narrows
 
 Attention = Callable[..., tuple[Tensor, Tensor | None]]
@@ -76,36 +76,51 @@ def pack_pairs(
     Only for causal models: neither the tokens after the prefix nor padding change what comes
     before.
     """
-    alike = [shared_length(*pair) for pair in pairs]
-    ids = [
-        token for (first, _), length in zip(pairs, alike, strict=True) for token in first[:length]
-    ]
-    position = [t for length in alike for t in range(length)]
-    shared, start, places = len(ids), 0, []
-    for pair, length in zip(pairs, alike, strict=True):
-        for sequence in pair:
-            own = range(len(ids), len(ids) + len(sequence) - length)
-            places.append([*range(start, start + length), *own])
-            ids += sequence[length:]
-            position += range(length, len(sequence))
-        start += length
+    rows = [ids for pair in pairs for ids in pair]
+    length_B = np.array([len(ids) for ids in rows])
+    at_L = np.arange(length_B.max())
+    ids_BL = np.zeros((len(rows), len(at_L)), dtype=np.int64)
+    for row, ids in zip(ids_BL, rows, strict=True):
+        row[: len(ids)] = ids
+    real_BL = at_L < length_B[:, None]
+    # 1. how many tokens both sequences of a pair begin with, and which are a sequence's own
+    same_PL = (ids_BL[0::2] == ids_BL[1::2]) & real_BL[0::2] & real_BL[1::2]
+    alike_P = np.logical_and.accumulate(same_PL, axis=1).sum(axis=1)
+    shared_PL = at_L < alike_P[:, None]
+    own_BL = real_BL & ~shared_PL.repeat(2, axis=0)
+    # 2. the row: what pairs share, then what each sequence has alone
+    ids_N = np.concatenate([ids_BL[0::2][shared_PL], ids_BL[own_BL]])
+    position_N = np.concatenate(
+        [np.broadcast_to(at_L, part.shape)[part] for part in (shared_PL, own_BL)]
+    )
+    shared = int(alike_P.sum())
+    place_BL = ((alike_P.cumsum() - alike_P)[:, None] + at_L).repeat(2, axis=0)
+    place_BL[own_BL] = np.arange(shared, len(ids_N))
+    # 3. attention's groups, the longest sequences first, each filled up to its group's length
+    order_B = np.argsort(-length_B, kind="stable")
     groups: list[tuple[int, int]] = []
-    token_M: list[int] = []
-    place_N, again_S = [0] * len(ids), [0] * shared
-    for b in sorted(range(len(places)), key=lambda b: (-len(places[b]), b)):
-        if not groups or len(places[b]) < NEARLY_AS_LONG * groups[-1][1]:
-            groups.append((0, len(places[b])))
+    for length in length_B[order_B].tolist():
+        if not groups or length < NEARLY_AS_LONG * groups[-1][1]:
+            groups.append((0, length))
         groups[-1] = (groups[-1][0] + 1, groups[-1][1])
-        for at, token in enumerate(places[b], len(token_M)):
-            if b % 2 and token < shared:
-                again_S[token] = at
-            else:
-                place_N[token] = at
-        token_M += [*places[b], *places[b][:1] * (groups[-1][1] - len(places[b]))]
-    of_attention = Shared(*(torch.tensor(each) for each in (token_M, place_N, again_S)))
-    starts = torch.tensor([own[0] for own in places])
+    filled_B = np.repeat([length for _, length in groups], [count for count, _ in groups])
+    token_BL = np.where(real_BL, place_BL, place_BL[:, :1])[order_B]
+    token_M = token_BL[at_L < filled_B[:, None]]
+    # 4. the places of each token: in its pair's first sequence, and again in the second
+    at_BL = (filled_B.cumsum() - filled_B)[:, None] + at_L
+    again_BL = (order_B % 2 == 1)[:, None] & (token_BL < shared) & real_BL[order_B]
+    first_BL = real_BL[order_B] & ~again_BL
+    place_N, again_S = np.zeros(len(ids_N), dtype=np.int64), np.zeros(shared, dtype=np.int64)
+    place_N[token_BL[first_BL]] = at_BL[first_BL]
+    again_S[token_BL[again_BL]] = at_BL[again_BL]
+    of_attention = Shared(*map(torch.from_numpy, (token_M, place_N, again_S)))
+    places = [row[:n] for row, n in zip(place_BL.tolist(), length_B.tolist(), strict=True)]
     return Packed(
-        torch.tensor(ids), torch.tensor(position), starts, tuple(groups), of_attention
+        torch.from_numpy(ids_N),
+        torch.from_numpy(position_N),
+        torch.from_numpy(place_BL[:, 0].copy()),
+        tuple(groups),
+        of_attention,
     ), places
 
 
