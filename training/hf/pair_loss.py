@@ -66,7 +66,7 @@ class PairCountingCollator(CountingCollator):
 
 class PairCollator:
     """TRL's batch of pairs: {input_ids, attention_mask} [2B, L] of the chosen sequences and then
-    the rejected ones, padded on the right. It makes two tensors, where TRL's makes one for each row.
+    the rejected ones, padded on the right. It makes two tensors, where TRL's makes one a row.
     """
 
     def __init__(self, pad: int) -> None:
