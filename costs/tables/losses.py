@@ -26,10 +26,6 @@ class Loss:
     """Held for each logit of a chunk on a CPU, where a fused kernel is written out in operations; 0
     where it is the same.
     """
-    tile_width: int = 0
-    """Entries of the vocabulary that a chunk's buffer has room for, however small the vocabulary
-    is.
-    """
     recomputes: bool = False
     """The backward pass recomputes the logits."""
 
@@ -47,15 +43,13 @@ class Loss:
         A compiled chunk is never upcast in memory: it holds logits and their gradient.
         """
         share = self._share(vocab, tokens, accelerator_bytes)
-        tile = max(vocab, self.tile_width)
-        empty = (tile - vocab) * dtype_bytes * self._share(tile, tokens, accelerator_bytes)
         if not accelerator_bytes and self.host:
-            return empty + vocab * self.host * share
+            return vocab * self.host * share
         if compiled and self.chunked:
             return vocab * (self.kept + 4 * share)
         # at fp32 the upcast copy and its gradient are the same tensors
         wide = 1.0 if dtype_bytes <= 2 else 12 / 14
-        return empty + vocab * wide * (self.kept + self.chunked * share)
+        return vocab * wide * (self.kept + self.chunked * share)
 
     def _share(self, vocab: int, tokens: float, accelerator_bytes: float) -> float:
         if not self.chunk_logits or not tokens:
@@ -97,17 +91,16 @@ LOSSES = {
         ),
         # much the same in chunks of that size on any device: TRL's fused head, Liger
         Loss("liger", kept=0, chunked=14, chunk_logits=2**22, recomputes=True),
-        # TRL 1.16's fused head, of SFT and DPO: tiles of 4,096 tokens by 32,768 entries in the
-        # compute type. Without Triton the backward pass over a tile is written in torch: tile, y,
-        # z, log p, p, gradient and two terms of it in fp32, and a mask:
-        # trl/kernels/chunked_logprob.py
+        # TRL 1.16's fused head, of SFT: tiles of 4,096 tokens by at most 32,768 entries in the
+        # compute type, which training/sft.py narrows to the vocabulary. Without Triton the backward
+        # pass over a tile is written in torch: tile, y, z, log p, p, gradient and two terms of it
+        # in fp32, and a mask: trl/kernels/chunked_logprob.py
         Loss(
             "fused",
             kept=0,
             chunked=2,
             chunk_logits=4096 * 32768,
             host=33,
-            tile_width=32768,
             recomputes=True,
         ),
     )
