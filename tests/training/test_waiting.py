@@ -34,7 +34,7 @@ def spin_count(code: str, **chosen: str) -> int:
 
 def test_threads_of_a_stage_that_wait_soon_leave_their_core_to_others() -> None:
     assert spin_count("import torch") == LIBGOMPS_OWN
-    assert spin_count("import training.process.device") == 1000
+    assert spin_count("import training.process.device") == 5000
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,128 @@
+"""Time and memory of the stages by the number of rows: is the data stage linear in time and flat in
+memory, and do the others start on many rows with no more memory than on few?
+
+    python -m benchmarks.data_at_size --rows 200000 --json
+
+It writes a file of generated preference pairs, prepares a quarter, a half and all of them with
+`python -m training.data`, and takes two steps of SFT and of the reward model on each.
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.projects.checkouts import ROOT
+from config.compose import compose
+from config.load import read, validate, write
+
+WORDS = [f"{first}{second}" for first in "bdfgklmnprst" for second in ("an", "elo", "iru", "ost")]
+PARTS = (0.25, 0.5, 1.0)
+STEPS = 2
+
+
+def sentence(rng: random.Random, words: int) -> str:
+    return " ".join(rng.choices(WORDS, k=words)) + "."
+
+
+def write_pairs(path: Path, rows: int) -> None:
+    rng = random.Random(1)
+    with path.open("w", encoding="utf-8") as file:
+        for number in range(rows):
+            row = {
+                "prompt": f"{sentence(rng, 8)} number {number}?",
+                "chosen": sentence(rng, rng.randint(5, 20)),
+                "rejected": sentence(rng, rng.randint(5, 20)),
+            }
+            file.write(json.dumps(row) + "\n")
+
+
+def measured(folder: Path, module: str) -> dict[str, float]:
+    """Seconds and the highest resident memory of `python -m module`. Raises if it fails."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    began, highest = time.perf_counter(), 0
+    process = subprocess.Popen(
+        [sys.executable, "-m", module], cwd=folder, env=environment, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    said: list[str] = []
+    assert process.stderr is not None
+    reader = threading.Thread(target=said.extend, args=(process.stderr,))
+    reader.start()
+    watched = psutil.Process(process.pid)
+    while process.poll() is None:
+        try:
+            highest = max(highest, watched.memory_info().rss)
+        except psutil.NoSuchProcess:
+            break
+        time.sleep(0.05)
+    code = process.wait()
+    reader.join()
+    process.stderr.close()
+    if code:
+        raise RuntimeError(f"{module} ended with exit code {code}: {''.join(said)[-500:]}")
+    return {"seconds": time.perf_counter() - began, "mib": highest / 2**20}
+
+
+def at_size(folder: Path, rows: int) -> dict[str, Any]:
+    """The stages on so many pairs."""
+    folder.mkdir()
+    write_pairs(folder / "pairs.jsonl", rows)
+    short = {"max_steps": STEPS, "checkpoint_every_steps": 10**6}
+    changes = {
+        "data": {
+            "source": {"kind": "file", "path": "pairs.jsonl", "format": "pairs", "columns": {}},
+            "vote_source": None,
+        },
+        "sft": short,
+        "reward": short,
+    }
+    params = validate(compose(read(ROOT / "recipes/demo.yaml"), changes), "the benchmark")
+    write(params, folder / "params.yaml")
+    stages = {stage: measured(folder, f"training.{stage}") for stage in ("data", "sft", "reward")}
+    return {"rows": rows, "stages": stages}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    sizes = []
+    with tempfile.TemporaryDirectory() as folder:
+        for part in PARTS:
+            sizes.append(at_size(Path(folder) / str(part), round(options.rows * part)))
+            found = sizes[-1]["stages"]
+            line = ", ".join(
+                f"{s} {m['seconds']:.1f} s {m['mib']:.0f} MiB" for s, m in found.items()
+            )
+            print(f"{sizes[-1]['rows']:,} pairs: {line}", file=sys.stderr)
+    small, large = sizes[0]["stages"]["data"], sizes[-1]["stages"]["data"]
+    rows = sizes[-1]["rows"] - sizes[0]["rows"]
+    result = {
+        "sizes": sizes,
+        "seconds_per_1000_rows": 1000 * (large["seconds"] - small["seconds"]) / rows,
+        "bytes_per_row": 2**20 * (large["mib"] - small["mib"]) / rows,
+    }
+    if options.json:
+        print(json.dumps(result, indent=1))
+    else:
+        print(
+            f"data: {result['seconds_per_1000_rows']:.3f} s and "
+            f"{result['bytes_per_row']:.0f} kB for each further 1,000 pairs"
+        )
+
+
+if __name__ == "__main__":
+    main()
