@@ -50,7 +50,10 @@ def plan_function(
 
 def _measured(path: str, root: Path) -> float | None:
     try:
-        card = json.loads((root / "models/reward/function.json").read_text(encoding="utf-8"))
-        return float(card["seconds_per_reply"]) if card["path"] == path else None
+        card, metrics = (
+            json.loads((root / name).read_text(encoding="utf-8"))
+            for name in ("models/reward/function.json", "metrics/reward.json")
+        )
+        return float(metrics["seconds_per_reply"]) if card["path"] == path else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -44,8 +44,9 @@ def check_function(stage: Stage, limits: Mapping[str, Any]) -> None:
     with replacing(stage.root / "models/reward") as folder:
         folder.mkdir()
         shutil.copyfile(stage.root / settings.script, folder / CODE)
-        card = {"path": settings.path, "timeout_seconds": settings.timeout_seconds}
-        write_json(folder / CARD, card)
+        write_json(
+            folder / CARD, {"path": settings.path, "timeout_seconds": settings.timeout_seconds}
+        )
         function = RewardFunction(folder, stage.root)
         rows = rows_by_prompt(stage.root)
         with stage.meter.phase("score", 0) as work:
@@ -62,7 +63,6 @@ def check_function(stage: Stage, limits: Mapping[str, Any]) -> None:
             raise DataError(
                 f"reward.path={settings.path}: there is no held-out prompt to try it on."
             )
-        write_json(folder / CARD, card | {"seconds_per_reply": seconds / len(scores)})
     of_pairs = np.array(scores[len(replies) :]).reshape(-1, 2)
     margins = of_pairs[:, 0] - of_pairs[:, 1]
     accuracy, low, high = (
@@ -75,6 +75,7 @@ def check_function(stage: Stage, limits: Mapping[str, Any]) -> None:
         "margin_mean": float(margins.mean()) if len(margins) else None,
         "score_mean": mean(known), "score_std": pstdev(known),
         "test_pairs": len(margins), "tried": len(scores),
+        "seconds_per_reply": seconds / len(scores),
     }  # fmt: skip
     write_csv(stage.root / "plots/reward.csv", ("step", "loss"), [])
     write_csv(stage.root / "plots/reward_calibration.csv", ("confidence", "accuracy", "count"), [])
