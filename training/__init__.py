@@ -23,10 +23,10 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 # machine has a C compiler.
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
-# Threads that wait for each other look five thousand times, some microseconds, before they sleep:
-# libgomp reads this once, when torch is imported. Most waits are shorter on an idle machine, and
-# beside processes that compete for the cores it costs nothing; libgomp's default of some
-# milliseconds occupies a core that another thread may need (docs/performance.md).
+# Threads that wait for each other spin 5,000 times, some microseconds, before they sleep: libgomp
+# reads this once, when torch is imported. On an idle machine most waits are shorter, and beside
+# processes that compete for the cores it costs nothing. libgomp's default is 300,000, some
+# milliseconds, which occupies a core that another thread may need (docs/performance.md).
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
