@@ -9,21 +9,19 @@ It writes a file of generated preference pairs, prepares a quarter, a half and a
 
 import argparse
 import json
-import os
 import random
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from benchmarks.projects.checkouts import ROOT
+from benchmarks.projects.processes import stage_process
+from config import jsonl
 from config.compose import compose
 from config.load import read, validate, write
+from config.records import UsageRow
 
 WORDS = [f"{first}{second}" for first in "bdfgklmnprst" for second in ("an", "elo", "iru", "ost")]
 PARTS = (0.25, 0.5, 1.0)
@@ -46,31 +44,13 @@ def write_pairs(path: Path, rows: int) -> None:
             file.write(json.dumps(row) + "\n")
 
 
-def measured(folder: Path, module: str) -> dict[str, float]:
-    """Seconds and the highest resident memory of `python -m module`. Raises if it fails."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    began, highest = time.perf_counter(), 0
-    process = subprocess.Popen(
-        [sys.executable, "-m", module], cwd=folder, env=environment, stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    said: list[str] = []
-    assert process.stderr is not None
-    reader = threading.Thread(target=said.extend, args=(process.stderr,))
-    reader.start()
-    watched = psutil.Process(process.pid)
-    while process.poll() is None:
-        try:
-            highest = max(highest, watched.memory_info().rss)
-        except psutil.NoSuchProcess:
-            break
-        time.sleep(0.05)
-    code = process.wait()
-    reader.join()
-    process.stderr.close()
-    if code:
-        raise RuntimeError(f"{module} ended with exit code {code}: {''.join(said)[-500:]}")
-    return {"seconds": time.perf_counter() - began, "mib": highest / 2**20}
+def measured(folder: Path, stage: str) -> dict[str, float]:
+    """Seconds of a stage's process, and the highest memory that it measured itself."""
+    began = time.perf_counter()
+    stage_process(folder, f"training.{stage}", {})
+    seconds = time.perf_counter() - began
+    rows = jsonl.read(folder / "runs" / stage / "usage.jsonl", UsageRow).rows
+    return {"seconds": seconds, "mib": max(row.peak_bytes for row in rows) / 2**20}
 
 
 def at_size(folder: Path, rows: int) -> dict[str, Any]:
@@ -88,7 +68,7 @@ def at_size(folder: Path, rows: int) -> dict[str, Any]:
     }
     params = validate(compose(read(ROOT / "recipes/demo.yaml"), changes), "the benchmark")
     write(params, folder / "params.yaml")
-    stages = {stage: measured(folder, f"training.{stage}") for stage in ("data", "sft", "reward")}
+    stages = {stage: measured(folder, stage) for stage in ("data", "sft", "reward")}
     return {"rows": rows, "stages": stages}
 
 
@@ -103,9 +83,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for part in PARTS:
             sizes.append(at_size(Path(folder) / str(part), round(options.rows * part)))
-            found = sizes[-1]["stages"]
+            stages = sizes[-1]["stages"]
             line = ", ".join(
-                f"{s} {m['seconds']:.1f} s {m['mib']:.0f} MiB" for s, m in found.items()
+                f"{s} {m['seconds']:.1f} s {m['mib']:.0f} MiB" for s, m in stages.items()
             )
             print(f"{sizes[-1]['rows']:,} pairs: {line}", file=sys.stderr)
     small, large = sizes[0]["stages"]["data"], sizes[-1]["stages"]["data"]

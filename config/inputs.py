@@ -71,7 +71,7 @@ def student_path(params: Params) -> str | None:
 
 
 def expected_files(root: Path, params: Params) -> dict[str, str]:
-    """Local files by the parameter that names each. A missing votes file is left out: there are no
+    """Data files by the parameter that names each. A missing votes file is left out: there are no
     votes yet.
     """
     return {

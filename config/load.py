@@ -137,11 +137,11 @@ def _explain(error: ValidationError, origin: str, overrides: Sequence[str]) -> s
     first = next(
         (problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0]
     )
-    loc = [str(part) for part in first["loc"]]
+    loc, kinds = [str(part) for part in first["loc"]], _kinds()
     place = ".".join(
         part
         for i, part in enumerate(loc)
-        if not (i and part in _kinds() and loc[i - 1].endswith(("source", "reward", "judge")))
+        if not (i and part in kinds and loc[i - 1].endswith(("source", "reward", "judge")))
     )
     origin = f"in {origin}"
     if first["type"] in ("union_tag_invalid", "union_tag_not_found"):

@@ -147,9 +147,9 @@ def dpo(stage: Stage) -> None:
         held_out = reply_logps(model, pairs["test"].rows, stage)
         add_work(work, pairs["test"].rows, once)
         if validation is not None:
-            own = reply_logps(model, pairs["validation"].rows, stage)
+            policy = reply_logps(model, pairs["validation"].rows, stage)
             chosen |= calibrated(
-                margins(own, ref["validation"], settings.beta).numpy(),
+                margins(policy, ref["validation"], settings.beta).numpy(),
                 margins(held_out, ref["test"], settings.beta).numpy(),
             )
     stage.check_params()

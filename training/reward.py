@@ -120,8 +120,8 @@ def reward(stage: Stage) -> None:
     ):
         held_out = oom.run(partial(margins, model, test_pairs.rows), step)
         if validation is not None:
-            own = oom.run(partial(margins, model, checked["validation"]), step)
-            chosen |= calibrated(own, held_out)
+            validation_margins = oom.run(partial(margins, model, checked["validation"]), step)
+            chosen |= calibrated(validation_margins, held_out)
         work.add(
             tokens=sum(
                 len(first) + len(second) - once * shared_length(first, second)

@@ -38,6 +38,7 @@ logger = logging.getLogger("training.sft")  # as a process this module is called
 
 SECTIONS = ("seed", "model", "sft")
 INPUTS = ("data/prepared/sft", "data/tokenizer")
+TRL_TILE_COLUMNS = trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE
 
 
 class BucketedSFTTrainer(BucketedData, TrainedCheckpoints, SFTTrainer):
@@ -61,12 +62,12 @@ def sft(stage: Stage) -> None:
     narrow_logit_tiles(len(model.get_output_embeddings().weight))
     validation = None
     if has_validation(stage, "sft"):
-        looked_at = {
+        checked = {
             "validation": examples(stage, "validation").rows,
             "test": splits["test"],
         }
         validation = Validation(stage, settings.keep, settings.checkpoint_every_steps,
-                                partial(row_losses, rows=looked_at, stage=stage))  # fmt: skip
+                                partial(row_losses, rows=checked, stage=stage))  # fmt: skip
     filler = {"input_ids": [tokenizer.eos_token_id], "labels": [IGNORED]}
     trainer = BucketedSFTTrainer(
         model=model,
@@ -164,7 +165,7 @@ def narrow_logit_tiles(vocabulary: int) -> None:
     """Have TRL's loss hold no more columns of logits than there are tokens: its tiles are 32,768
     wide however small the vocabulary, 157 MB for 1,200 tokens of the demo, which has 1,024.
     """
-    trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE = min(trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE, vocabulary)
+    trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE = min(TRL_TILE_COLUMNS, vocabulary)
 
 
 def row_losses(
@@ -179,7 +180,7 @@ def row_losses(
     settings = stage.params.sft
     logprobs = map_across_ranks(
         lambda work: work(settings.micro_batch_size * settings.max_length),
-        lambda size, own, lengths: sequence_logprobs(model, own, lengths, 1.0, size),
+        lambda size, share, lengths: sequence_logprobs(model, share, lengths, 1.0, size),
         sequences,
         starts,
     )

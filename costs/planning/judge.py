@@ -37,7 +37,7 @@ class JudgePlan(NamedTuple):
 
     seconds: float
     usd: float
-    """What somebody else is paid, beside the devices."""
+    """Paid to the endpoint, besides the devices."""
     assumption: str
 
 
@@ -71,12 +71,12 @@ def judge_plan(params: Params, aim: Target, rows: Rows) -> JudgePlan | None:
     People take no time of the run's. Planned as if its verdict counts.
     """
     settings, prompts = params.evaluate.judge, held_out_prompts(params, rows)
-    known = min(rows.preference_held_out, 1.0 * JUDGE_PAIRS)
-    learnt = rows.preference * params.data.judge_fraction / _train_fraction(params)
+    human_pairs = min(rows.preference_held_out, 1.0 * JUDGE_PAIRS)
+    learnt = rows.preference * params.data.judge_fraction / (1 - sum(params.data.fractions))
     reply = response_tokens(rows, params.evaluate.max_new_tokens)
     of_people = max(0.0, rows.preference_tokens - rows.prompt_tokens)
-    pairs = known + prompts
-    replies = 2 * (known * of_people + prompts * reply)
+    pairs = human_pairs + prompts
+    replies = 2 * (human_pairs * of_people + prompts * reply)
     if isinstance(settings, EmbeddingJudgeSettings):
         tokens = replies + 2 * learnt * of_people + (pairs + learnt) * rows.prompt_tokens
         seconds = EMBEDDING_START_SECONDS + tokens * EMBEDDING_TOKEN_SECONDS
@@ -97,9 +97,9 @@ def judge_plan(params: Params, aim: Target, rows: Rows) -> JudgePlan | None:
     if isinstance(settings, RewardModelJudgeSettings):
         trained = 0.0
         if settings.path is None:
-            own = replace(rows, preference=learnt)
+            judge_rows = replace(rows, preference=learnt)
             model = base_shape(params, aim.root)
-            reward = setting_of(params, aim, "reward", own, model)
+            reward = setting_of(params, aim, "reward", judge_rows, model)
             trained = plan_stage(reward, aim.of(params, "reward").price, False).seconds
             shape = reward.model
         else:
@@ -110,7 +110,3 @@ def judge_plan(params: Params, aim: Target, rows: Rows) -> JudgePlan | None:
         seconds = trained + duration(once, evaluation).seconds * 2 * pairs / batch
         return JudgePlan(seconds, 0.0, f"the judge scores {2 * pairs:,.0f} replies")
     return None
-
-
-def _train_fraction(params: Params) -> float:
-    return 1 - sum(params.data.fractions)

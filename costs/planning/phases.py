@@ -221,5 +221,5 @@ def forward_phases(setting: Setting) -> list[Phase]:
     if setting.stage == "dpo" and work.reference_sequences is not None:
         times = work.reference_sequences / levers.micro_batch / setting.gpus
     seconds = duration(once, setting)
-    function = sum(each.seconds for each in function_phase(setting, times * levers.micro_batch))
+    function = sum(phase.seconds for phase in function_phase(setting, times * levers.micro_batch))
     return [Phase(name, once.times(times), seconds.seconds * times + function, seconds.bound)]

@@ -43,8 +43,10 @@ def plan(params: Params, aim: Target, stages: tuple[str, ...] = ()) -> Plan:
             place = (own.hardware, own.gpus, own.price, own.rented)
             planned.append(plan_function(params, aim.root, *place))
         else:
-            made = plan_stage(setting_of(params, aim, stage, rows, model), own.price)
-            planned.append(with_judge(made, params, aim, rows) if stage == "evaluate" else made)
+            stage_plan = plan_stage(setting_of(params, aim, stage, rows, model), own.price)
+            if stage == "evaluate":
+                stage_plan = with_judge(stage_plan, params, aim, rows)
+            planned.append(stage_plan)
     aims = [aim.of(params, stage) for stage in chosen]
     notes = [note for stage in chosen for note in aim.assumed(params, stage)]
     notes += idle_note(planned)

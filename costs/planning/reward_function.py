@@ -34,17 +34,17 @@ def plan_function(
 ) -> StagePlan:
     """The plan of the reward stage with a function."""
     assert isinstance(params.reward, RewardFunction)
-    each = seconds_per_reply(params, root)
+    seconds = seconds_per_reply(params, root)
     basis = "as measured here" if _measured(params.reward.path, root) is not None else "assumed"
     return fixed_stage(
         "reward",
-        {"start": START_SECONDS, "score": TRIED_REPLIES * each},
+        {"start": START_SECONDS, "score": TRIED_REPLIES * seconds},
         TRIED_REPLIES,
         device,
         gpus,
         price,
         rented,
-        f"{params.reward.path} takes {each:.2g} s a reply, {basis}",
+        f"{params.reward.path} takes {seconds:.2g} s a reply, {basis}",
     )
 
 

@@ -103,8 +103,8 @@ def _measured(params: Params, root: Path) -> Rows | None:
 
 def _from_sources(params: Params, root: Path) -> Rows:
     data = params.data
-    asked = 1 - data.test_fraction - data.judge_fraction
-    keep = asked - data.validation_fraction
+    sampled_share = 1 - data.test_fraction - data.judge_fraction
+    keep = sampled_share - data.validation_fraction
     main, notes = source_rows(data.source, root, "data.source")
     sft, more = (
         source_rows(data.sft_source, root, "data.sft_source") if data.sft_source else (main, ())
@@ -135,7 +135,7 @@ def _from_sources(params: Params, root: Path) -> Rows:
     return Rows(
         sft=sft["sft"] * keep,
         preference=(main["preference"] + votes) * keep,
-        prompts=prompts["prompts"] * asked,
+        prompts=prompts["prompts"] * sampled_share,
         sft_tokens=sft_tokens,
         preference_tokens=preference_tokens,
         prompt_tokens=prompt_tokens,

@@ -43,12 +43,12 @@ def fitted_temperature(margins: NDArray[np.float64]) -> float:
 
     Source: Guo et al. 2017 (arXiv:1706.04599), section 4.2.
     """
-    found = minimize_scalar(
+    optimum = minimize_scalar(
         lambda log_t: float(np.logaddexp(0.0, -margins / np.exp(log_t)).mean()),
         bounds=tuple(np.log(TEMPERATURES)),
         method="bounded",
     )
-    return float(np.exp(found.x))
+    return float(np.exp(optimum.x))
 
 
 def pair_losses(margins: NDArray[np.float64]) -> RowLosses:

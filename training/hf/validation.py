@@ -61,10 +61,10 @@ class Validation:
             sharding.unsharded(model.eval()),
             autocast(self._stage.params.model, model.device),
         ):
-            found = {split: self._losses(model, split) for split in SPLITS}
+            losses = {split: self._losses(model, split) for split in SPLITS}
         model.train(was_training)
-        self._stage.log(step, {f"{split}_loss": found[split].mean for split in SPLITS})
-        self.last = Checked(step, found["validation"])
+        self._stage.log(step, {f"{split}_loss": losses[split].mean for split in SPLITS})
+        self.last = Checked(step, losses["validation"])
         if self.best is None or self.last.losses.mean < self.best.losses.mean:
             self.best = self.last
             if self._keeps_best:
@@ -96,7 +96,7 @@ class Validation:
 
 def has_validation(stage: Stage, dataset: str) -> bool:
     """Whether the prepared data has validation rows."""
-    return (stage.root / f"data/prepared/{dataset}/validation.jsonl").exists()
+    return (stage.root / f"data/prepared/{dataset}/validation.arrow").exists()
 
 
 def _content(checked: Checked) -> dict[str, Any]:

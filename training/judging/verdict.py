@@ -47,7 +47,6 @@ NOTHING: dict[str, Any] = {f"{key}{end}": None for key in KEYS for end in ("", "
     "judge_pairs": None, "judge_longer_wins": None, "position_flip_rate": None,
     "judge_smallest_effect": None,
 }  # fmt: skip
-PEOPLE = "people"
 FEWEST_VOTES = 10
 """People's votes that are put together with a judge's preferences."""
 
@@ -134,13 +133,13 @@ def of_people(
             f"{len(votes)} of evaluate.judge.fewest={fewest} prompts have a vote: rlhf label "
             "--judge, then start this again"
         )
-    metrics: dict[str, Any] = NOTHING | {"judge": PEOPLE, "judge_fault": fault,
+    metrics: dict[str, Any] = NOTHING | {"judge": "people", "judge_fault": fault,
                                          "judge_votes": len(votes)}  # fmt: skip
     if fault is None:
         asked, mine, others = ([side[place] for place in votes] for side in (names, ours, theirs))
         metrics |= of_verdict(list(votes.values()), asked, mine, others, confidence, seed)
     preferences = [votes.get(place) for place in range(len(names))]
-    return Judged(PEOPLE, fault, None if fault else preferences, metrics, 0.0)
+    return Judged("people", fault, None if fault else preferences, metrics, 0.0)
 
 
 def chosen(root: Path, project: Path, params: Params, paid: Callable[[int, float], None]) -> Judge:

@@ -91,7 +91,7 @@ def with_room(
 def make_dataset(
     use: str,
     examples: Sequence[Example],
-    fractions: Sequence[float],
+    fractions: tuple[float, float, float],
     tokenizer: PreTrainedTokenizerBase,
     tokens: Mapping[Example, list[int]],
 ) -> dict[str, list[Row]]:
@@ -104,7 +104,7 @@ def make_dataset(
     texts = list(dict.fromkeys(text for _, replies in unique for text in replies.values()))
     encoded = dict(zip(texts, encode_responses(tokenizer, texts), strict=True))
     conversational = is_conversational(examples)
-    _, judge, validation = (*fractions, 0.0, 0.0)[:3]
+    _, judge, validation = fractions
     kept = [*SPLITS]
     kept += [JUDGE] if use == "preference" and judge else []
     kept += [VALIDATION] if use != "prompts" and validation else []

@@ -34,7 +34,7 @@ from training.evaluation.comparison import (
 )
 from training.inference.replies import Replies, answer
 from training.inference.trained_models import TrainedModels
-from training.judging.verdict import PEOPLE, judged
+from training.judging.verdict import judged
 from training.modeling.tokenizer import Prompt, prompt_text
 from training.preparation.cleaning import TextRules, same_prompt_key
 from training.preparation.columns import check_columns, column_names
@@ -81,6 +81,7 @@ def contest(
     old, new = scores["champion"], scores["challenger"]
     rate = win_rate(score_judge(new.judged, old.judged), len(prompts), confidence, params.seed)
     own = gain(new.challenger, old.challenger, confidence)
+    by_people = isinstance(params.evaluate.judge, PeopleJudgeSettings)
     trusted, fault, paid = gain(new.judged, old.judged, confidence), None, 0.0
     if world is None and params.evaluate.judge is not None:
         ours, theirs = (replies[side].texts for side in ("challenger", "champion"))
@@ -106,7 +107,7 @@ def contest(
         judge=name,
         judge_fault=fault,
         judge_usd=paid,
-        judge_waits=fault is not None and name == PEOPLE,
+        judge_waits=fault is not None and by_people,
         win_rate=Share(value=rate.rate, low=rate.low, high=rate.high, of=len(prompts)),
         ties=rate.ties,
         gold=_mean_of(trusted) if world else None,
@@ -122,8 +123,8 @@ def contest(
         safety=safety(root, params, champion, challenger, world is not None),
         confidence=confidence,
     )
-    by_people = isinstance(params.evaluate.judge, PeopleJudgeSettings)  # who see all replies
-    return found, samples(prompts if by_people else prompts[:SAMPLES], replies, scores)
+    shown = prompts if by_people else prompts[:SAMPLES]  # people see all replies
+    return found, samples(shown, replies, scores)
 
 
 # ---------------------------------------------------------------- prompts

@@ -68,12 +68,14 @@ def check_function(stage: Stage, limits: Mapping[str, Any]) -> None:
     accuracy, low, high = (
         wilson(pair_accuracy(margins) * len(margins), len(margins)) if len(margins) else [None] * 3
     )
-    known = [score for call, score in zip(calls, scores, strict=True) if call.response] or scores
+    known_scores = [
+        score for call, score in zip(calls, scores, strict=True) if call.response
+    ] or scores
     metrics = {
         "accuracy": accuracy, "accuracy_low": low, "accuracy_high": high, "ece": None,
         **limits,
         "margin_mean": float(margins.mean()) if len(margins) else None,
-        "score_mean": mean(known), "score_std": pstdev(known),
+        "score_mean": mean(known_scores), "score_std": pstdev(known_scores),
         "test_pairs": len(margins), "tried": len(scores),
         "seconds_per_reply": seconds / len(scores),
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Scores of a reward function for the episodes of the loop (training/ppo.py) and of an evaluation.
+"""Scores of a reward function for the episodes of the loop (training/ppo.py).
 
 Shapes: B responses.
 """
@@ -46,7 +46,7 @@ class EpisodeRewards(NamedTuple):
         return torch.tensor(
             map_across_ranks(
                 lambda work: work(0),
-                lambda _, __, own: self.function.scores(own),
+                lambda _, __, share: self.function.scores(share),
                 responses,
                 calls,
             )

@@ -8,6 +8,7 @@ imports the standard library alone, so that it starts in a fraction of a second.
 import json
 import math
 import os
+import resource
 import runpy
 import sys
 import traceback
@@ -21,10 +22,7 @@ MOST_PRINTED_BYTES = 16 * 2**20
 
 def main(script: str, name: str, root: str, calls: str, results: str) -> None:
     sys.path[0] = root  # the function's own imports are those of its project
-    if sys.platform != "win32":
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_PRINTED_BYTES, MOST_PRINTED_BYTES))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_PRINTED_BYTES, MOST_PRINTED_BYTES))
     with os.fdopen(int(results), "w", encoding="utf-8") as answers:
 
         def answer(result: dict[str, Any]) -> None:

@@ -31,7 +31,9 @@ def example(prompt: str, chosen: str = "a", rejected: str = "b") -> Example:
 
 
 def dataset(use: str, *examples: Example) -> dict[str, list[Row]]:
-    return make_dataset(use, examples, (0.5,), TOKENIZER, with_room(TOKENIZER, examples, 10**6)[0])
+    return make_dataset(
+        use, examples, (0.5, 0.0, 0.0), TOKENIZER, with_room(TOKENIZER, examples, 10**6)[0]
+    )
 
 
 def contents(rows: dict[str, list[Row]]) -> list[dict]:
