@@ -117,6 +117,11 @@ class Params(_WithMethods):
         return "reward function" if self.trained_reward is None else "reward model"
 
     @property
+    def reward_score_name(self) -> str:
+        """The score of the replies, in words."""
+        return f"{self.reward_name.replace(' ', '-')} score"
+
+    @property
     def start_from_sft(self) -> tuple[str, ...]:
         """The sections whose adapters start from the SFT model: as copies of its adapter, if it has
         one.

@@ -158,9 +158,10 @@ def curves_section(findings: Findings) -> Markup:
     record = RECORDS[method]
     panels = DPO if not record.samples else PPO if record.has_critic else WITHOUT_CRITIC
     row = "update" if record.samples else "step"
+    trains_a_reward_model = findings.params.trained_reward is not None
     stages: list[tuple[str, str, tuple[Panel, ...], str]] = [
         ("sft", "Supervised fine-tuning", SFT, "step"),
-        ("reward", "Reward model", REWARD, "step"),
+        *([("reward", "Reward model", REWARD, "step")] if trains_a_reward_model else []),
         (method, method.upper(), panels, row),
     ]
     if findings.params.distill is not None:

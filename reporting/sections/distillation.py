@@ -44,7 +44,7 @@ def _quality(findings: Findings) -> Iterator[list[str]]:
         yield ["Quality kept", kept, "100%"]
     judge = "gold" if value("evaluate", "gold_student") is not None else "reward"
     yield [
-        "Gold score" if judge == "gold" else "Reward-model score",
+        "Gold score" if judge == "gold" else findings.params.reward_score_name.capitalize(),
         *(decimal(value("evaluate", f"{judge}_{model}")) for model in ("student", "aligned")),
     ]
     wins = _interval(findings, "win_rate_student")

@@ -15,7 +15,7 @@ from reporting.parts import badge, card, grid, missing, paragraph, section, tabl
 NAMES = {"base": "Base", "sft": "SFT", "aligned": "Aligned", "student": "Student"}
 QUANTITIES = {
     "gold": "Gold score",
-    "reward": "Reward-model score",
+    "reward": "Reward score",
     "length": "Reply length (tokens)",
     "eos_rate": "Replies that end",
     "distinct_1": "Distinct words",
@@ -86,7 +86,7 @@ def frontier_section(findings: Findings) -> Markup:
         updates,
         f"Score against KL over {len(updates)} updates. {description}",
         "KL (nats per reply)",
-        "reward-model score",
+        findings.params.reward_score_name,
     )
     rows = [[name, str(update), decimal(kl), decimal(score)] for name, (update, kl, score) in
             (("First", first), ("Highest score", best), ("Last", last))]  # fmt: skip
@@ -141,13 +141,21 @@ def models(findings: Findings) -> list[str]:
     return [name for name in NAMES if name != "student" or f"reward_{name}" in metrics]
 
 
+def quantity(stem: str, findings: Findings) -> str:
+    """The name of a metric of metrics/evaluate.json."""
+    if stem == "reward":
+        return findings.params.reward_score_name.capitalize()
+    return QUANTITIES.get(stem, stem)
+
+
 def _scores(kind: str, findings: Findings) -> Markup:
     """The mean score of each model, one dot each."""
-    name = QUANTITIES[kind]
+    name = quantity(kind, findings)
     values = {model: findings.value("evaluate", f"{kind}_{model}") for model in models(findings)}
     if all(value is None for value in values.values()):
         absent = (
-            "This data has no gold score: only the reward model and people can judge the replies."
+            f"This data has no gold score: only the {findings.params.reward_name} and people can "
+            "judge the replies."
         )
         return card(name, missing(absent if kind == "gold" else "Not measured."))
     rows = []
@@ -288,7 +296,7 @@ def _comparison(findings: Findings) -> Markup:
     asked = models(findings)
     rows = [
         [
-            QUANTITIES.get(stem, stem),
+            quantity(stem, findings),
             *(_shown(stem, findings.value("evaluate", f"{stem}_{model}")) for model in asked),
         ]
         for stem in _stems(findings)
