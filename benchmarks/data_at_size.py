@@ -2,6 +2,7 @@
 memory, and do the others start on many rows with no more memory than on few?
 
     python -m benchmarks.data_at_size --rows 200000 --json
+    python -m benchmarks.data_at_size --rows 1000000 --row-bytes 2100 --stages data
 
 It writes a file of generated preference pairs, prepares a quarter, a half and all of them with
 `python -m training.data`, and takes two steps of SFT and of the reward model on each.
@@ -13,6 +14,7 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +34,14 @@ def sentence(rng: random.Random, words: int) -> str:
     return " ".join(rng.choices(WORDS, k=words)) + "."
 
 
-def write_pairs(path: Path, rows: int) -> None:
-    rng = random.Random(1)
+def write_pairs(path: Path, rows: int, row_bytes: int) -> None:
+    rng, words = random.Random(1), row_bytes // 15
     with path.open("w", encoding="utf-8") as file:
         for number in range(rows):
             row = {
-                "prompt": f"{sentence(rng, 8)} number {number}?",
-                "chosen": sentence(rng, rng.randint(5, 20)),
-                "rejected": sentence(rng, rng.randint(5, 20)),
+                "prompt": f"{sentence(rng, words)} number {number}?",
+                "chosen": sentence(rng, rng.randint(words // 2, 2 * words)),
+                "rejected": sentence(rng, rng.randint(words // 2, 2 * words)),
             }
             file.write(json.dumps(row) + "\n")
 
@@ -53,10 +55,10 @@ def measured(folder: Path, stage: str) -> dict[str, float]:
     return {"seconds": seconds, "mib": max(row.peak_bytes for row in rows) / 2**20}
 
 
-def at_size(folder: Path, rows: int) -> dict[str, Any]:
+def at_size(folder: Path, rows: int, row_bytes: int, names: Sequence[str]) -> dict[str, Any]:
     """The stages on so many pairs."""
     folder.mkdir()
-    write_pairs(folder / "pairs.jsonl", rows)
+    write_pairs(folder / "pairs.jsonl", rows, row_bytes)
     short = {"max_steps": STEPS, "checkpoint_every_steps": 10**6}
     changes = {
         "data": {
@@ -65,10 +67,11 @@ def at_size(folder: Path, rows: int) -> dict[str, Any]:
         },
         "sft": short,
         "reward": short,
+        "model": {"context_length": 32 + row_bytes // 2},
     }
     params = validate(compose(read(ROOT / "recipes/demo.yaml"), changes), "the benchmark")
     write(params, folder / "params.yaml")
-    stages = {stage: measured(folder, stage) for stage in ("data", "sft", "reward")}
+    stages = {stage: measured(folder, stage) for stage in names}
     return {"rows": rows, "stages": stages}
 
 
@@ -77,12 +80,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--row-bytes", type=int, default=180, help="of the file, about")
+    parser.add_argument("--stages", nargs="+", default=["data", "sft", "reward"])
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     sizes = []
     with tempfile.TemporaryDirectory() as folder:
         for part in PARTS:
-            sizes.append(at_size(Path(folder) / str(part), round(options.rows * part)))
+            rows = round(options.rows * part)
+            sizes.append(at_size(Path(folder) / str(part), rows, options.row_bytes, options.stages))
             stages = sizes[-1]["stages"]
             line = ", ".join(
                 f"{s} {m['seconds']:.1f} s {m['mib']:.0f} MiB" for s, m in stages.items()

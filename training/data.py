@@ -16,38 +16,19 @@ from config.errors import ParamsError
 from config.schema import Params
 from config.sections.data import HelpdeskSource
 from training.evaluation.intervals import Proportion
-from training.modeling.tokenizer import (
-    SMALLEST_VOCABULARY,
-    SPECIAL_TOKENS,
-    encode_prompts,
-    encode_responses,
-    pretrained_tokenizer,
-    special_tokens,
-)
+from training.modeling.tokenizer import SMALLEST_VOCABULARY, encode_prompts, encode_responses
 from training.preparation import helpdesk
-from training.preparation.cleaning import TextRules
-from training.preparation.examples import (
-    QUARANTINE_OF_FAILED_ATTEMPT,
-    Need,
-    examples_for,
-    parse,
-    read_sources,
-    refuse_if_too_many,
-    vote_pairs,
-)
-from training.preparation.formats import Example, Parsed
-from training.preparation.rows import (
-    USES,
-    Datasets,
-    each,
-    in_one_form,
-    make_dataset,
+from training.preparation.cleaning import KEPT_QUARANTINE, Quarantine
+from training.preparation.examples import read_sources
+from training.preparation.prepared import (
+    Accepted,
+    Passes,
+    base_tokenizer,
     refuse_empty_splits,
-    with_room,
-    write_prepared,
+    refuse_if_too_many,
+    text_rules,
 )
 from training.preparation.sources import local_files
-from training.preparation.splits import SPLITS
 from training.preparation.summary import (
     baselines,
     duplicate_metrics,
@@ -55,7 +36,6 @@ from training.preparation.summary import (
     gold_metrics,
     label_balance,
     length_histogram,
-    reply_pairs,
     row_counts,
     side_by_side,
     source_metrics,
@@ -76,80 +56,62 @@ UNLIMITED_VOCABULARY = 1 << 16
 
 
 def data(stage: Stage) -> None:
-    params, root = stage.params, stage.root
-    # 1. read every source
-    with stage.meter.phase("read", 0) as work:
-        needs = read_sources(params, root)
-        work.add(sequences=sum(len(need.table.rows) for need in needs))
-    stage.stop_if_requested()
-    # 2. check every row
-    with stage.meter.phase("clean", 0) as work:
-        base = (
-            None
-            if params.model.path is None
-            else pretrained_tokenizer(params.model, params.data.prompt_template)
-        )
-        parsed = clean(needs, base, params, root)
-        refusals = [refusal for part in parsed for refusal in part.refusals]
-        work.add(sequences=sum(part.rows_read for part in parsed))
-    stage.stop_if_requested()
-    # 3. the tokenizer, the prompts that leave no room for a response, and the three datasets
-    with stage.meter.phase("tokenise", 0) as work:
-        examples = [example for part in parsed for example in part.examples]
-        tokenizer = base or tokenizer_of_world(needs, parsed, params)
-        tokens, without_room = with_room(tokenizer, examples, params.model.context_length)
-        refusals += without_room
-        refuse_if_too_many(refusals, parsed, params.data, root)
-        by_use = {
-            use: [example for example in examples_for(use, needs, parsed) if example in tokens]
-            for use in USES
-        }
-        datasets = {
-            use: make_dataset(
-                use,
-                by_use[use],
-                params.data.fractions,
-                tokenizer,
-                tokens,
+    params, root, settings = stage.params, stage.root, stage.params.data
+    base = base_tokenizer(params)
+    with replacing(root / "data/prepared") as folder:
+        quarantine = Quarantine(folder / "quarantine.jsonl")
+        passes = Passes(quarantine, settings, stage.stop_if_requested)
+        # 1. read and check every row of every source
+        with stage.meter.phase("read", 0) as work:
+            accepted = passes.read(read_sources(params, root), text_rules(params, base))
+            rows_read = sum(source.rows_read for source in accepted)
+            work.add(sequences=rows_read)
+            refuse_if_too_many(accepted, quarantine, settings, root)
+        for source in accepted:
+            for warning in source.reading.warnings:
+                logger.warning("%s", warning)
+        # 2. the tokenizer, and the three datasets
+        with stage.meter.phase("tokenise", 0) as work:
+            tokenizer = base or tokenizer_of_world(accepted, params)
+            datasets = passes.write(accepted, tokenizer, params.model.context_length)
+            lengths = [split.sequence_tokens() for _, _, split in datasets.each()]
+            work.add(sum(int(tokens.sum()) for tokens in lengths), sum(map(len, lengths)))
+            refuse_if_too_many(accepted, quarantine, settings, root)
+            refuse_empty_splits(datasets, settings.test_fraction)
+        stage.stop_if_requested()
+        # 3. baselines for the reward model, and summary statistics
+        with stage.meter.phase("summarise", 0):
+            trivial, histogram = baselines(datasets), length_histogram(datasets)
+            votes = sum(len(source.digests["preference"]) for source in accepted
+                        if not source.need.teaches_tokens)  # fmt: skip
+            metrics = {
+                **source_metrics(accepted, quarantine),
+                **duplicate_metrics(datasets),
+                **row_counts(datasets),
+                **token_lengths(datasets),
+                **label_balance(datasets),
+                **flat(trivial, "baseline"),
+                "vote_pairs": votes,
+                **gold_metrics(datasets, settings, labels_known=not votes),
+                "vocab_size": len(tokenizer),
+            }
+            shown = side_by_side(
+                example
+                for source in accepted
+                if "preference" in source.need.uses
+                for example in source
             )
-            for use in USES
-        }
-        refuse_empty_splits(datasets, params.data.test_fraction)
-        sequences = [
-            length for *_, rows in each(datasets) for row in rows for length in row.sequence_tokens
-        ]
-        work.add(sum(sequences), len(sequences))
-    stage.stop_if_requested()
-    # 4. baselines for the reward model, and summary statistics
-    with stage.meter.phase("summarise", 0):
-        pairs = {split: reply_pairs(datasets["preference"][split]) for split in SPLITS}
-        trivial = baselines(pairs)
-        votes = vote_pairs(needs, parsed)
-        metrics = {
-            **source_metrics(parsed, refusals),
-            **duplicate_metrics(by_use, datasets),
-            **row_counts(datasets),
-            **token_lengths(datasets),
-            **label_balance(
-                pairs,
-                [pair.chosen_first for example in by_use["preference"] for pair in example.pairs],
-            ),
-            **flat(trivial, "baseline"),
-            "vote_pairs": votes,
-            **gold_metrics(datasets, params.data, labels_known=not votes),
-            "vocab_size": len(tokenizer),
-        }
-    stage.stop_if_requested()
-    stage.check_params()
-    # 5. put everything in place
-    with stage.meter.phase("write", 0):
-        write_prepared(root / "data/prepared", datasets, refusals)
-        with replacing(root / "data/tokenizer") as folder:
-            tokenizer.save_pretrained(folder)
-        write_plots(root / "plots", datasets, trivial)
-        write_json(root / "metrics/data.json", metrics)
-        (root / QUARANTINE_OF_FAILED_ATTEMPT).unlink(missing_ok=True)
-    if not params.data.reads_elsewhere():
+        for source in accepted:
+            source.remove()
+        stage.stop_if_requested()
+        stage.check_params()
+    # 4. put the rest in place
+    with replacing(root / "data/tokenizer") as folder:
+        tokenizer.save_pretrained(folder)
+    write_plots(root / "plots", histogram, trivial)
+    write_json(root / "metrics/data.json", metrics)
+    (root / KEPT_QUARANTINE).unlink(missing_ok=True)
+    if not settings.reads_elsewhere():
         stage.finish(
             "data/prepared",
             "data/tokenizer",
@@ -157,56 +119,29 @@ def data(stage: Stage) -> None:
             "plots/data_lengths.csv",
             "plots/data_baselines.csv",
         )
-    for line in side_by_side(by_use["preference"]):
+    for line in shown:
         logger.info("%s", line)
-    counts = ", ".join(f"{len(rows)} {name}/{split}" for name, split, rows in each(datasets))
-    logger.info("%d of %d rows refused; prepared %s", len(refusals), metrics["rows_read"], counts)
+    counts = ", ".join(f"{split.rows} {use}/{name}" for use, name, split in datasets.each())
+    logger.info("%d of %d rows refused; prepared %s", quarantine.total, rows_read, counts)
 
 
-def clean(
-    needs: Sequence[Need], base: PreTrainedTokenizerBase | None, params: Params, root: Path
-) -> list[Parsed]:
-    """The examples of every table, with prompts of one form, and the rows that were refused.
-
-    Raises DataError if too many are refused, or if conversations and plain prompts are mixed.
-    """
-    special = SPECIAL_TOKENS if base is None else special_tokens(base)
-    rules = TextRules(params.data.max_prompt_chars, params.data.max_response_chars, special)
-    parsed = [parse(need, rules) for need in needs]
-    for warning in (warning for part in parsed for warning in part.warnings):
-        logger.warning("%s", warning)
-    refusals = [refusal for part in parsed for refusal in part.refusals]
-    refuse_if_too_many(refusals, parsed, params.data, root)
-    formed = in_one_form(
-        [part.examples for part in parsed], [not need.teaches_tokens for need in needs]
-    )
-    return [part._replace(examples=found) for part, found in zip(parsed, formed, strict=True)]
-
-
-def tokenizer_of_world(
-    needs: Sequence[Need], parsed: Sequence[Parsed], params: Params
-) -> PreTrainedTokenizerBase:
-    """A tokenizer trained on the tables meant for it. Raises ParamsError if its vocabulary is too
+def tokenizer_of_world(accepted: Sequence[Accepted], params: Params) -> PreTrainedTokenizerBase:
+    """A tokenizer trained on the sources meant for it. Raises ParamsError if its vocabulary is too
     small for a generated world.
     """
-    teaching = [
-        example
-        for need, part in zip(needs, parsed, strict=True)
-        if need.teaches_tokens
-        for example in part.examples
-    ]
+    teaching = [source for source in accepted if source.need.teaches_tokens]
     tokenizer = train_tokenizer(teaching, params)
     refuse_too_large_world(tokenizer, teaching, params)
     return tokenizer
 
 
-def write_plots(folder: Path, datasets: Datasets, trivial: Mapping[str, Proportion | None]) -> None:
+def write_plots(
+    folder: Path,
+    histogram: Sequence[tuple[str, str, int, int]],
+    trivial: Mapping[str, Proportion | None],
+) -> None:
     """Sequence lengths, and the accuracy of trivial predictors."""
-    write_csv(
-        folder / "data_lengths.csv",
-        ("dataset", "split", "tokens", "sequences"),
-        length_histogram(datasets),
-    )
+    write_csv(folder / "data_lengths.csv", ("dataset", "split", "tokens", "sequences"), histogram)
     write_csv(
         folder / "data_baselines.csv",
         ("baseline", "accuracy", "low", "high"),
@@ -215,7 +150,7 @@ def write_plots(folder: Path, datasets: Datasets, trivial: Mapping[str, Proporti
 
 
 def refuse_too_large_world(
-    tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], params: Params
+    tokenizer: PreTrainedTokenizerBase, teaching: Sequence[Accepted], params: Params
 ) -> None:
     """Check that a generated world has a token for each word, and room for its best replies.
 
@@ -227,7 +162,7 @@ def refuse_too_large_world(
     world = world_of(source)
     entries = shape.vocab_size - SMALLEST_VOCABULARY
     if entries < len(world.words):
-        enough = len(train_tokenizer(examples, params, UNLIMITED_VOCABULARY))
+        enough = len(train_tokenizer(teaching, params, UNLIMITED_VOCABULARY))
         raise ParamsError(
             f"model.random.vocab_size={shape.vocab_size} leaves {max(entries, 0)} entries beside "
             f"bytes and special tokens for the {len(world.words)} words of data.source: {enough} "
@@ -236,7 +171,7 @@ def refuse_too_large_world(
         )
     context, longest = params.model.context_length, longest_exchange(tokenizer, world)
     if longest > context:
-        complete = train_tokenizer(examples, params, UNLIMITED_VOCABULARY)
+        complete = train_tokenizer(teaching, params, UNLIMITED_VOCABULARY)
         or_vocabulary = (
             f", and so would model.random.vocab_size={len(complete)}"
             if longest_exchange(complete, world) <= context

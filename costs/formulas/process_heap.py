@@ -20,10 +20,6 @@ rows, tokenizer, small objects.
 """
 TRAINER_RUNTIME_BYTES = 60 * 2**20
 """The same with TRL's trainers, over 21 configurations."""
-ROW_BYTES_PER_TOKEN = 16.0
-"""Of a Trainer's rows, which stay in memory: 32-bit ids, their columns, and the heap that building
-them left; 68 MiB for 4.6 million tokens of pairs.
-"""
 HEAP_WASTE = 0.35
 """Bytes that lie in the C library's heap as holes, for each byte of tensors there when it is
 fullest: a block aligned by torch needs a little more than the hole that one of its size left.
@@ -46,9 +42,8 @@ def with_process(setting: Setting, moments: Sequence[Moment]) -> list[Moment]:
     """The moments of a stage with the role `process`, whose workspace is all memory outside of
     tensors.
     """
-    runtime: float = RUNTIME_BYTES
-    if setting.stage in TRAINER_STAGES:
-        runtime = TRAINER_RUNTIME_BYTES + ROW_BYTES_PER_TOKEN * setting.workload.texts_tokens
+    trainer = setting.stage in TRAINER_STAGES
+    runtime = TRAINER_RUNTIME_BYTES if trainer else RUNTIME_BYTES
     fixed, shares = imports_bytes(setting) + runtime, heap_shares(setting)
     held = heap_bytes(shares, moments)
     beyond = [held[phase_of(m)] - in_heap(shares, m) for m in moments]

@@ -146,8 +146,6 @@ class Workload:
     """
     held_out: float = 0.0
     """Sequences that are evaluated once after training."""
-    texts_tokens: float = 0.0
-    """Tokens of the texts that are read and tokenised at the start."""
     attention_places: float = 1.0
     """Places that attention has for each token that passes through the model: above 1 where the
     tokens that two sequences begin with pass once, as attention sees them in both.

@@ -13,15 +13,11 @@ from costs.formulas.process_heap import TRAINER_STAGES
 from costs.formulas.setting import EVALUATED, Setting
 from costs.formulas.sharding import sharding_of
 from costs.formulas.time import Seconds, duration
-from costs.planning.machine import pace_of, timed, timed_stage
+from costs.planning.machine import pace_of, timed
 
 STAGES = (*TRAINER_STAGES, *LOOPS, "evaluate", "contest", "serve")
 DISK_BYTES_PER_SECOND = 1.0e9
 """Reading or writing weights: a common local SSD."""
-TOKENISE_SECONDS = 2.6e-6
-"""Reading, tokenising and batching one token of text: 0.9 s for 9,600 demonstrations of 36 tokens
-on one core.
-"""
 
 
 class Phase(NamedTuple):
@@ -77,12 +73,10 @@ def start_phase(setting: Setting) -> Phase:
             for role in (setting.rlhf.reward, setting.rlhf.value, setting.rlhf.teacher)
             if role
         )
-    pace = pace_of(timed_stage(setting.hardware, "data"), "tokenise")
-    reading = setting.workload.texts_tokens * TOKENISE_SECONDS * pace
     return Phase(
         "start",
         Work(bytes_moved=loaded),
-        process_seconds(setting) + reading + loaded / DISK_BYTES_PER_SECOND,
+        process_seconds(setting) + loaded / DISK_BYTES_PER_SECOND,
         "fixed",
     )
 

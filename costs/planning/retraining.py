@@ -78,7 +78,7 @@ def plan_examination(params: Params, aim: Target) -> StagePlan:
         aim.price,
         [
             Phase("start", Work(bytes_moved=loaded), started, "fixed"),
-            *(Phase(name, Work(), data[name], "fixed") for name in ("read", "clean", "tokenise")),
+            *(Phase(name, Work(), data[name], "fixed") for name in ("read", "tokenise")),
             Phase("compare", Work(), both * COMPARE_SECONDS, "fixed"),
             Phase("score", once.times(passes), each.seconds * passes, each.bound),
         ],

@@ -137,13 +137,11 @@ def _sft(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
         params, dict(section), section.micro_batch_size, section.batch_size, aim.gpus
     )
     levers = replace(levers, loss="fused")
-    texts = (rows.sft + rows.sft_held_out) * rows.sft_tokens
     work = Workload(
         floor(min(rows.longest_sft, section.max_length)),
         min(rows.sft_tokens, section.max_length),
         _steps(rows.sft, section),
         held_out=rows.sft_held_out + validated(params, section, rows.sft, rows.sft_held_out),
-        texts_tokens=texts,
         masked=True,
     )
     return Setting("sft", model, levers, work, aim.hardware, engine("ours"), aim.gpus)
@@ -158,14 +156,12 @@ def _reward(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setti
     )
     held_out = 2 * (rows.preference_held_out + min(NORMALISATION_PAIRS, rows.preference))
     held_out += 2 * validated(params, section, rows.preference, rows.preference_held_out)
-    texts = 2 * (rows.preference + rows.preference_held_out) * rows.preference_tokens
     longest, mean, places = pair_lengths(rows, section.max_length, levers.attention)
     work = Workload(
         longest,
         mean,
         _steps(rows.preference, section),
         held_out=held_out,
-        texts_tokens=texts,
         read_tokens=1 / mean,
         attention_places=places,
     )
@@ -212,7 +208,6 @@ def _sampling(
         response,
         mean_response,
         decoded_tokens(rows, response),
-        texts_tokens=rows.prompts * rows.prompt_tokens,
         micro_batch_tokens=1.0 * section.micro_batch_tokens,
     )
     return Setting(section.method, model, levers, work, aim.hardware, engine("ours"), aim.gpus)
@@ -282,7 +277,6 @@ def _dpo(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
         mean,
         _steps(rows.preference, section),
         held_out=held_out,
-        texts_tokens=every * rows.preference_tokens,
         reference_sequences=every,
         loss_tokens=in_replies,
         read_tokens=in_replies,

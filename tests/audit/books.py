@@ -45,13 +45,13 @@ CHANGES = {
 }
 BEGIN = {FIRST: 1_795_510_800.0, SECOND: 1_795_600_800.0, THIRD: 1_795_690_800.0}
 PHASES = {
-    "data": ("start", "read", "clean", "tokenise", "write"),
+    "data": ("start", "read", "tokenise", "summarise"),
     "sft": ("start", "train", "save", "evaluate"),
     "reward": ("start", "train", "evaluate", "save"),
     "ppo": ("start", "rollout", "score", "reference", "value", "advantage", "update", "save"),
     "evaluate": ("start", "generate", "score"),
 }
-NO_TOKENS = ("start", "read", "write", "save", "advantage")
+NO_TOKENS = ("start", "read", "summarise", "save", "advantage")
 COUNTS = {
     "data": (
         "rows_read", "rows_kept", "rows_quarantined", "ties_dropped", "sft_duplicates",

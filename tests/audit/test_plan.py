@@ -133,7 +133,7 @@ MOVES = [
     ("sft.micro_batch_size=16", {"sft": TIME | MEMORY}),  # more passes are launched
     ("reward.activation_checkpointing=true", {"reward": TIME | MEMORY}),
     ("ppo.layout=shared_trunk", {"ppo": TIME | MEMORY}),
-    ("data.source.sft_rows=24000", {"data": TIME, "sft": TIME | MEMORY}),
+    ("data.source.sft_rows=24000", {"data": TIME, "sft": TIME}),
     ("where.ppo.processes=4", {name: TIME | MEMORY if name == "ppo" else COST for name in LOCAL}),
 ]  # fmt: skip
 

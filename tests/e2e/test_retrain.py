@@ -25,7 +25,7 @@ from tasks.servers.processes import start, stop
 from tests.conftest import ROOT
 from tests.support.stage_server import forked_stages
 from training.preparation.cleaning import same_prompt_key
-from training.preparation.helpdesk import generate, read_case, reply
+from training.preparation.helpdesk import prompts, read_case, reply
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2400)]
 
@@ -122,10 +122,10 @@ def vote(project: Project, count: int, seed: int, prefer_careless: bool) -> None
         temperature=0.1,
         quality=0.6,
     )
-    rng, prompts = random.Random(seed), [row["prompt"] for row in generate(source, seed).prompts]
+    rng, asked = random.Random(seed), [row["prompt"] for row in prompts(source, seed)]
     votes: list[Vote] = []
     while len(votes) < count:
-        prompt = prompts.pop()
+        prompt = asked.pop()
         careful, careless = (reply(read_case(prompt), quality, rng) for quality in (1.0, 0.3))
         if careful == careless:
             continue

@@ -1,14 +1,47 @@
 """Rows read by a layout, without a file."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-from training.preparation.cleaning import TextRules
+from training.preparation.cleaning import Refusal, TextRules
 from training.preparation.columns import check_columns, column_names, recognised
-from training.preparation.examples import parse_table
-from training.preparation.formats import Parsed
+from training.preparation.examples import Reading
+from training.preparation.formats import Example
 from training.preparation.sources import SourceRow, Table
 
 RULES = TextRules(200, 100, ("<eos>",))
+
+
+class Parsed(NamedTuple):
+    """Everything that a table gives."""
+
+    rows_read: int
+    examples: list[Example]
+    refusals: list[Refusal]
+    ties: int
+    replies_unranked: int
+    trees: int
+    warnings: tuple[str, ...]
+
+
+def parse_table(
+    table: Table,
+    form: str,
+    columns: Mapping[str, str],
+    vote: str | None = None,
+    rules: TextRules = RULES,
+) -> Parsed:
+    reading = Reading(table, form, columns, vote, rules)
+    items = list(reading)
+    return Parsed(
+        reading.rows_read,
+        [item for item in items if isinstance(item, Example)],
+        [item for item in items if isinstance(item, Refusal)],
+        reading.ties,
+        reading.replies_unranked,
+        reading.trees,
+        tuple(reading.warnings),
+    )
 
 
 def table_of(*rows: Any) -> Table:

@@ -43,7 +43,7 @@ def write_exports(folder: Path) -> None:
         params = validate(content, "the params of a calibration")
         assert isinstance(params.data.source, HelpdeskSource)
         source = params.data.source.model_copy(update={"sft_rows": 500, "preference_rows": 10})
-        texts = [row["completion"] for row in helpdesk.generate(source, params.seed).sft]
+        texts = [row["completion"] for row in helpdesk.demonstrations(source, params.seed)]
         tokenizer = trained_tokenizer(texts, VOCABULARY)
         model = base_model(params.model, tokenizer, params.seed)
         out = folder / name

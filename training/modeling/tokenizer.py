@@ -10,8 +10,9 @@ import datetime
 import json
 import logging
 import re
+from array import array
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from itertools import compress
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,6 +22,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from config.errors import ModelError
 from config.sections.model import Model
+from training.modeling.duplicates import digest, first_occurrences
 
 logger = logging.getLogger(__name__)
 
@@ -48,24 +50,21 @@ PLAIN_CHAT_TEMPLATE = (
 
 
 def trained_tokenizer(
-    responses: Iterable[str],
+    texts: Iterable[str],
     vocab_size: int,
     prompt_template: str = PLAIN_TEMPLATE,
-    prompts: Iterable[Prompt] = (),
 ) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of at most `vocab_size` entries learnt from responses and rendered prompts,
-    each text once.
+    """A byte-level BPE of at most `vocab_size` entries learnt from replies and prompts as
+    `rendering` gives them, each text once. `texts` is iterated twice.
 
     Deterministic, without unknown tokens. Too few merges give a smaller vocabulary.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    templates = _wrapped(tokenizer, prompt_template)
-    rendered = (render_prompt(templates, prompt).removeprefix(BOS) for prompt in prompts)
-    texts = dict.fromkeys(chain(rendered, responses))
+    unique = first_occurrences(array("Q", map(digest, texts)))
     tokenizer.train_from_iterator(
-        texts,
+        compress(texts, unique),
         trainers.BpeTrainer(
             vocab_size=vocab_size,
             min_frequency=2,
@@ -86,6 +85,12 @@ def trained_tokenizer(
             size,
         )
     return _wrapped(tokenizer, prompt_template)
+
+
+def rendering(prompt_template: str = PLAIN_TEMPLATE) -> Callable[[Prompt], str]:
+    """How a trained tokenizer renders prompts, without the token at their start."""
+    templates = _wrapped(Tokenizer(models.BPE()), prompt_template)
+    return lambda prompt: render_prompt(templates, prompt).removeprefix(BOS)
 
 
 def _wrapped(tokenizer: Tokenizer, prompt_template: str) -> PreTrainedTokenizerFast:
@@ -390,16 +395,15 @@ def token_counts(
 def _encode(
     tokenizer: PreTrainedTokenizerBase, texts: list[str], split_special_tokens: bool = False
 ) -> list[list[int]]:
-    found: list[list[int]] = []
-    known: dict[int, int] = {}  # one object per id, not per token
+    rows: list[list[int]] = []
     for start in range(0, len(texts), ENCODED_AT_ONCE):
         encoded = tokenizer(
             texts[start : start + ENCODED_AT_ONCE], add_special_tokens=False,
             return_attention_mask=False, return_token_type_ids=False,
             split_special_tokens=split_special_tokens, verbose=False,
         )  # fmt: skip
-        found += [[known.setdefault(each, each) for each in row] for row in encoded["input_ids"]]
-    return found
+        rows += encoded["input_ids"]
+    return rows
 
 
 def _starts_with_bos(tokenizer: PreTrainedTokenizerBase) -> bool:

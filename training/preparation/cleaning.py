@@ -1,19 +1,20 @@
-"""Checks of texts, equality of texts, and quarantine of refused rows.
+"""Checks of texts, digests of texts, and quarantine of refused rows.
 
 No row is dropped silently: each refused one becomes a Refusal, and all Refusals go to a quarantine
 file.
 """
 
 import json
+import shutil
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from config.errors import DataError
-from training.modeling.tokenizer import Prompt, prompt_text, trimmed
+from training.modeling.tokenizer import Prompt, trimmed
 from training.process.artifacts import replacing
 
 
@@ -116,31 +117,74 @@ def same_prompt_key(prompt: Prompt) -> str:
     """Key under which equal prompts coincide: a conversation of one user message is the same as its
     plain text.
     """
-    if not isinstance(prompt, str) and len(prompt) == 1 and prompt[0]["role"] == "user":
-        prompt = prompt[0]["content"]
-    return prompt_text(prompt)
-
-
-def contradictory_pairs(pairs: Iterable[tuple[str, str, str]]) -> int:
-    """Number of (prompt, chosen, rejected) whose opposite also occurs; both are counted."""
-    seen = set(pairs)
-    return sum((prompt, rejected, chosen) in seen for prompt, chosen, rejected in seen)
+    if isinstance(prompt, str):
+        return prompt
+    if len(prompt) == 1 and prompt[0]["role"] == "user":
+        return prompt[0]["content"]
+    return json.dumps(prompt)
 
 
 # ---------------------------------------------------------------- quarantine
 
 
-def write_quarantine(target: Path, refusals: Sequence[Refusal]) -> None:
-    """One JSON object a line: reason, detail, source, unit, number, column, and the original
-    row.
+class Quarantine:
+    """A file that refused rows are written to as they come, one JSON object a line: reason, detail,
+    source, unit, number, column, and the original row.
     """
-    # backslashreplace writes a lone surrogate as JSON's escape of it
-    with (
-        replacing(target) as temporary,
-        temporary.open("w", encoding="utf-8", errors="backslashreplace") as file,
-    ):
-        for refusal in refusals:
-            file.write(_quarantine_line(refusal) + "\n")
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.counts: Counter[str] = Counter()
+        """Refused rows by reason."""
+        self.first: dict[str, Refusal] = {}
+        """The first refusal for each reason."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+    @property
+    def total(self) -> int:
+        return self.counts.total()
+
+    def add(self, refusals: Iterable[Refusal]) -> None:
+        # backslashreplace writes a lone surrogate as JSON's escape of it
+        with self.path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            for refusal in refusals:
+                self.counts[refusal.reason] += 1
+                self.first.setdefault(refusal.reason, refusal)
+                file.write(_quarantine_line(refusal) + "\n")
+
+    def refuse_if_too_many(self, rows_read: int, limit: float, kept: Path) -> None:
+        """Fail if more than the fraction `limit` of the rows was refused; the file is then copied
+        to `kept`.
+
+        Raises DataError with the three most frequent reasons, each with its count and first place.
+        """
+        refused = self.total
+        if refused <= limit * rows_read and refused < rows_read:
+            return
+        named = "; ".join(
+            f"{count} {reason} (first: {self.first[reason].origin}: {self.first[reason].detail})"
+            for reason, count in self.counts.most_common(3)
+        )
+        share = refused / rows_read
+        some_left = refused < rows_read
+        allowed = (
+            f"data.max_quarantine_fraction={limit} allows {limit:.1%}"
+            if some_left
+            else "none is left to train on"
+        )
+        remedy = (
+            "Fix the source, or raise the limit in params.yaml"
+            if some_left
+            else "Fix the source, or data.source in params.yaml"
+        )
+        with replacing(kept) as temporary:
+            shutil.copyfile(self.path, temporary)
+        raise DataError(
+            f"{refused} of {rows_read} rows ({share:.1%}) were refused, {allowed}: {named}. All "
+            f"of them are in {KEPT_QUARANTINE}. "
+            f"{remedy}; data/prepared is unchanged."
+        )
 
 
 def _quarantine_line(refusal: Refusal) -> str:
@@ -165,41 +209,5 @@ def _quarantine_line(refusal: Refusal) -> str:
         )
 
 
-def reasons(refusals: Iterable[Refusal]) -> Counter[str]:
-    """Count of each reason, most frequent first."""
-    return Counter(dict(Counter(refusal.reason for refusal in refusals).most_common()))
-
-
-def check_quarantine_fraction(
-    refusals: Sequence[Refusal], rows_read: int, limit: float, quarantine: str
-) -> None:
-    """Fail if too large a share was refused; `quarantine` is the file of refused rows, for the
-    message.
-
-    Raises DataError with the three most frequent reasons, each with its count and first place.
-    """
-    if len(refusals) <= limit * rows_read and len(refusals) < rows_read:
-        return
-    first: Mapping[str, Refusal] = {refusal.reason: refusal for refusal in reversed(refusals)}
-    counts = reasons(refusals).most_common(3)
-    named = "; ".join(
-        f"{count} {reason} (first: {first[reason].origin}: {first[reason].detail})"
-        for reason, count in counts
-    )
-    share = len(refusals) / rows_read
-    some_left = len(refusals) < rows_read
-    allowed = (
-        f"data.max_quarantine_fraction={limit} allows {limit:.1%}"
-        if some_left
-        else "none is left to train on"
-    )
-    remedy = (
-        "Fix the source, or raise the limit in params.yaml"
-        if some_left
-        else "Fix the source, or data.source in params.yaml"
-    )
-    raise DataError(
-        f"{len(refusals)} of {rows_read} rows ({share:.1%}) were refused, {allowed}: {named}. All "
-        f"of them are in {quarantine}. "
-        f"{remedy}; data/prepared is unchanged."
-    )
+KEPT_QUARANTINE = "runs/data/quarantine.jsonl"
+"""Where the refused rows of a failed attempt are."""

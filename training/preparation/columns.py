@@ -89,17 +89,15 @@ class NoLayout(DataError):
         """Its first row."""
 
 
-def names_of(table: Table) -> list[str]:
+def names_of(rows: Iterable[Any]) -> list[str]:
+    """The columns of some rows, in their order."""
+    objects = (row for row in rows if isinstance(row, dict))
+    return list(dict.fromkeys(name for row in objects for name in row if name is not None))
+
+
+def columns_of(table: Table) -> list[str]:
     """The columns of a table, in their order."""
-    return list(
-        dict.fromkeys(
-            name
-            for row in table.rows
-            if isinstance(row.content, dict)
-            for name in row.content
-            if name is not None
-        )
-    )
+    return names_of(row.content for row in table.rows)
 
 
 def column_names(form: str, given: Mapping[str, str], setting: str) -> dict[str, str]:
@@ -136,14 +134,40 @@ def check_columns(table: Table, form: str, columns: Mapping[str, str], setting: 
 
     Raises DataError with the first missing column and the existing ones.
     """
-    if any(isinstance(row.content, str) for row in table.rows) and form == "prompts":
+    rows = table.first(LOOKED_AT)
+    if form == "prompts" and any(isinstance(row, str) for row in rows):
         return
-    present = names_of(table)
+    first = next((row for row in rows if isinstance(row, dict)), {})
+    present = names_of(rows)
+    if _missing(form, columns, present, first) is not None:
+        present = columns_of(table)
+    missing = _missing(form, columns, present, first)
+    if missing is not None:
+        ours, theirs = missing
+        there = ", ".join(present) if present else "none: its rows are not objects"
+        raise DataError(
+            f"{table.place} has no column {theirs!r}, which format {form} needs as {ours}; "
+            f"columns present: {there}. "
+            f"Set {setting}.columns.{ours.split()[0]} or {setting}.format in params.yaml."
+        )
     asked = columns.get("prompt")
-    one = next((row.content for row in table.rows if isinstance(row.content, dict)), {})
-    whole = asked not in present and (  # the replies hold it
+    prompts = [row[asked] for row in rows if isinstance(row, dict) and asked in row]
+    ids = [each for each in prompts if _is_id(each)]
+    if asked is not None and 2 * len(ids) > len(prompts):
+        raise DataError(
+            f"{table.place}: the prompts in column {asked!r} are numbers or ids, such as "
+            f"{str(ids[0])[:40]!r}. Name the column of the texts: {setting}.columns.prompt, or "
+            "--column prompt=COLUMN."
+        )
+
+
+def _missing(
+    form: str, columns: Mapping[str, str], present: Sequence[str], first: Mapping[str, Any]
+) -> tuple[str, str] | None:
+    """The first column of ours that is needed and whose name in the source is not there."""
+    whole = columns.get("prompt") not in present and (  # the replies hold it
         form == "pairs"
-        or (form == "votes" and is_conversation(one.get(columns["response1"])))
+        or (form == "votes" and is_conversation(first.get(columns["response1"])))
         or (form == "instructions" and bool(set(MESSAGES) & set(present)))
     )
     unneeded = {"annotators", *ONE_VOTE, *BEFORE, *({"prompt", "completion"} if whole else ())}
@@ -155,26 +179,7 @@ def check_columns(table: Table, form: str, columns: Mapping[str, str], setting: 
     one_vote = {columns.get(name, name) for name in ONE_VOTE}
     if form == "votes" and not one_vote <= set(present):
         needed |= {f"annotators ({name})": name for name in annotator_columns(columns)}
-    for ours, theirs in needed.items():
-        if theirs not in present:
-            there = ", ".join(present) if present else "none: its rows are not objects"
-            raise DataError(
-                f"{table.place} has no column {theirs!r}, which format {form} needs as {ours}; "
-                f"columns present: {there}. "
-                f"Set {setting}.columns.{ours.split()[0]} or {setting}.format in params.yaml."
-            )
-    prompts = [
-        row.content[asked]
-        for row in table.rows[:LOOKED_AT]
-        if isinstance(row.content, dict) and asked in row.content
-    ]
-    ids = [each for each in prompts if _is_id(each)]
-    if asked is not None and 2 * len(ids) > len(prompts):
-        raise DataError(
-            f"{table.place}: the prompts in column {asked!r} are numbers or ids, such as "
-            f"{str(ids[0])[:40]!r}. Name the column of the texts: {setting}.columns.prompt, or "
-            "--column prompt=COLUMN."
-        )
+    return next(((ours, theirs) for ours, theirs in needed.items() if theirs not in present), None)
 
 
 def _is_id(value: Any) -> bool:
@@ -198,14 +203,14 @@ def recognised(table: Table, form: str | None, columns: Mapping[str, str]) -> Re
 
     Raises NoLayout with the existing columns and what each format needs.
     """
-    rows = [row.content for row in table.rows]
+    rows = table.first(LOOKED_AT)
     if form is None and not columns:
-        if any(isinstance(row, str) for row in rows[:LOOKED_AT]):
+        if any(isinstance(row, str) for row in rows):
             return Recognised("prompts", {})
         if (found := published(rows)) is not None:
             return Recognised(found.form, found.columns, found.vote, found.name)
-    present = names_of(table)
-    some = [row for row in rows[:LOOKED_AT] if isinstance(row, dict)]
+    present = columns_of(table)
+    some = [row for row in rows if isinstance(row, dict)]
     first = next(iter(rows), None)
     candidates = GUESSED if form is None else [form] if form in GUESSED else []
     for candidate in candidates:

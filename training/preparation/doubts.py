@@ -1,13 +1,14 @@
 """What may be wrong with a table as a whole, though each of its rows can be read."""
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
 from training.preparation.conversations import RENDERED
 from training.preparation.formats import Example
-from training.preparation.sources import Table
+from training.preparation.sources import SourceRow
 
 FEWEST_WINNERS = 20
 """Votes from which on one side that never wins is a doubt."""
@@ -21,45 +22,58 @@ SCORES = [
 """Columns with a score of the chosen, and of the rejected reply."""
 
 
-def doubts(table: Table, examples: Sequence[Example]) -> tuple[str, ...]:
-    """A line for each, with a count and a first place."""
-    return tuple(filter(None, (_contradicted(table), _rendered(examples), _one_sided(examples))))
+class Doubts:
+    """Counts what is doubtful in the rows of a table as they come."""
 
+    def __init__(self, unit: str) -> None:
+        self._unit = unit
+        self._rows = self._examples = 0
+        self._contradicted: dict[tuple[str, str], list[int]] = {}
+        """Two columns of scores -> number of rows that contradict them, and the first such row."""
+        self._rendered: list[Any] = [0, None]
+        self._first_shown: Counter[bool] = Counter()
+        """Of pairs whose order is known, whether the preferred reply was shown first."""
 
-def _contradicted(table: Table) -> str | None:
-    for chosen, rejected in SCORES:
-        found = [
-            row.number
-            for row in table.rows
-            if isinstance(row.content, dict)
-            and chosen in row.content
-            and _below(row.content[chosen], row.content.get(rejected))
-        ]
-        if found:
-            return (
-                f"{chosen} is below {rejected} in {len(found):,} of {len(table.rows):,} rows "
-                f"(first: {table.unit} {found[0]}): the labels contradict the scores"
+    def row(self, row: SourceRow) -> None:
+        self._rows += 1
+        if not isinstance(row.content, dict):
+            return
+        for columns in SCORES:
+            chosen, rejected = columns
+            if chosen in row.content and _below(row.content[chosen], row.content.get(rejected)):
+                self._contradicted.setdefault(columns, [0, row.number])[0] += 1
+
+    def example(self, example: Example) -> None:
+        self._examples += 1
+        if isinstance(example.prompt, str) and _is_rendered(example.prompt):
+            self._rendered = [self._rendered[0] + 1, self._rendered[1] or example.origin]
+        self._first_shown.update(
+            pair.chosen_first for pair in example.pairs if pair.chosen_first is not None
+        )
+
+    def lines(self) -> Iterator[str]:
+        """A line for each doubt, with a count and a first place."""
+        if columns := next((columns for columns in SCORES if columns in self._contradicted), None):
+            count, first = self._contradicted[columns]
+            yield (
+                f"{columns[0]} is below {columns[1]} in {count:,} of {self._rows:,} rows "
+                f"(first: {self._unit} {first}): the labels contradict the scores"
             )
-    return None
+        count, origin = self._rendered
+        if count:
+            yield (
+                f"{count:,} of {self._examples:,} prompts look like a transcript or a rendered "
+                f"template (first: {origin}): they would be rendered once more"
+            )
+        shown = self._first_shown.total()
+        if shown >= FEWEST_WINNERS and len(self._first_shown) == 1:
+            which = "second" if self._first_shown[True] else "first"
+            yield f"the {which} reply never wins in {shown:,} votes: is `vote` read the right way?"
 
 
 def _below(first: Any, second: Any) -> bool:
     numbers = (int, float)
     return isinstance(first, numbers) and isinstance(second, numbers) and first < second
-
-
-def _rendered(examples: Sequence[Example]) -> str | None:
-    found = [
-        example
-        for example in examples
-        if isinstance(example.prompt, str) and _is_rendered(example.prompt)
-    ]
-    if not found:
-        return None
-    return (
-        f"{len(found):,} of {len(examples):,} prompts look like a transcript or a rendered "
-        f"template (first: {found[0].origin}): they would be rendered once more"
-    )
 
 
 _SPEAKERS = [re.compile(rf"(?:\A|\n)\s*(?:{names}):", re.IGNORECASE)
@@ -70,12 +84,3 @@ def _is_rendered(prompt: str) -> bool:
     return RENDERED.search(prompt) is not None or all(
         speaker.search(prompt) for speaker in _SPEAKERS
     )
-
-
-def _one_sided(examples: Sequence[Example]) -> str | None:
-    known = [pair.chosen_first for each in examples for pair in each.pairs]
-    shown = [first for first in known if first is not None]
-    if len(shown) < FEWEST_WINNERS or len(set(shown)) > 1:
-        return None
-    which = ("first", "second")[shown[0]]
-    return f"the {which} reply never wins in {len(shown):,} votes: is `vote` read the right way?"

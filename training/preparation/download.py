@@ -5,6 +5,7 @@ Redirects and host names that resolve to such an address are refused too; the ad
 one connected to.
 """
 
+import errno
 import http.client
 import ipaddress
 import socket
@@ -20,7 +21,7 @@ from config.urls import unreadable, with_secrets, without_secrets
 
 TIMEOUT_SECONDS = 60
 MAX_BYTES = 4 * 2**30
-"""Most bytes per source: it is held in memory."""
+"""Most bytes per source."""
 CHUNK_BYTES = 2**20
 MAX_REASON_CHARS = 300
 METADATA = tuple(
@@ -46,26 +47,28 @@ class Refused(Exception):
     """A refused request or answer; the text says why."""
 
 
-def download(url: str, setting: str, max_bytes: int | None = None) -> bytes:
-    """The content of a URL: http(s) by the standard library, stores (s3, gs, hf ...) by fsspec and
-    its plugins.
+def download(url: str, setting: str, target: IO[bytes], max_bytes: int | None = None) -> None:
+    """Write the content of a URL to a file: http(s) by the standard library, stores (s3, gs, hf
+    ...) by fsspec and its plugins.
 
     `setting` names the source in messages, such as data.source. Raises DataError, EnvironmentFault
     if it names a variable that is not set.
     """
     most = MAX_BYTES if max_bytes is None else max_bytes
-    target = with_secrets(url)
-    reason = unreadable(target)
+    place = with_secrets(url)
+    reason = unreadable(place)
     if reason is not None:
         raise DataError(f"{setting}.path={url} {reason}, in params.yaml.")
     try:
-        if urllib.parse.urlsplit(target).scheme.lower() in ("http", "https"):
-            with _opener().open(target, timeout=TIMEOUT_SECONDS) as response:
-                return _read(response, most, int(response.headers.get("Content-Length") or 0))
+        if urllib.parse.urlsplit(place).scheme.lower() in ("http", "https"):
+            with _opener().open(place, timeout=TIMEOUT_SECONDS) as response:
+                _copy(response, target, most, int(response.headers.get("Content-Length") or 0))
+            return
         import fsspec  # type: ignore[import-untyped]
 
-        with fsspec.open(target, "rb") as file:
-            return _read(file, most, 0)
+        with fsspec.open(place, "rb") as file:
+            _copy(file, target, most, 0)
+        return
     except EnvironmentFault:
         raise
     except urllib.error.HTTPError as error:
@@ -75,7 +78,9 @@ def download(url: str, setting: str, max_bytes: int | None = None) -> bytes:
             if error.code >= HTTPStatus.BAD_REQUEST
             else ", to where nothing is read"
         )
-    except Exception as error:  # noqa: BLE001  every transport has exceptions of its own
+    except Exception as error:  # every transport has exceptions of its own
+        if getattr(error, "errno", None) == errno.ENOSPC:
+            raise
         reason = str(error) or type(error).__name__
     reason = " ".join(without_secrets(reason).split()).rstrip(".")[:MAX_REASON_CHARS]
     raise DataError(
@@ -83,16 +88,15 @@ def download(url: str, setting: str, max_bytes: int | None = None) -> bytes:
     )
 
 
-def _read(file: IO[bytes], most: int, announced: int) -> bytes:
-    chunks: list[bytes] = []
+def _copy(file: IO[bytes], target: IO[bytes], most: int, announced: int) -> None:
     size = 0
     while max(size, announced) <= most:
         chunk = file.read(CHUNK_BYTES)
         if not chunk:
             if size < announced:
                 raise Refused(f"it ended after {size} of {announced} bytes")
-            return b"".join(chunks)
-        chunks.append(chunk)
+            return
+        target.write(chunk)
         size += len(chunk)
     raise Refused(
         f"it is larger than {most} bytes, the most that is read from a URL (MAX_BYTES in "

@@ -1,16 +1,13 @@
-"""From configured sources to examples: which table serves which dataset, how it is parsed, and how
-many rows may be refused.
-"""
+"""From configured sources to examples: which table serves which dataset, and how it is parsed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from config.errors import DataError, ParamsError
+from config.errors import ParamsError
 from config.schema import Params
 from config.sections.data import (
     NO_PREFERENCES,
-    Data,
     FileSource,
     HelpdeskSource,
     HubSource,
@@ -18,24 +15,14 @@ from config.sections.data import (
     Source,
 )
 from training.preparation import helpdesk
-from training.preparation.cleaning import (
-    Origin,
-    Refusal,
-    Refused,
-    TextRules,
-    check_quarantine_fraction,
-    write_quarantine,
-)
+from training.preparation.cleaning import Origin, Refusal, Refused, TextRules
 from training.preparation.columns import COLUMNS, check_columns, column_names
-from training.preparation.doubts import doubts
-from training.preparation.formats import Example, Parsed, example_of
+from training.preparation.doubts import Doubts
+from training.preparation.formats import USES, Example, example_of
 from training.preparation.layouts import FORMATS, PYTHON
-from training.preparation.rows import USES
-from training.preparation.sources import SourceRow, Table, read_file, read_hub, read_python
+from training.preparation.sources import Rows, SourceRow, Table, read_file, read_hub, read_python
 from training.preparation.trees import parse_tree
 from training.preparation.votes import read_vote_lines
-
-QUARANTINE_OF_FAILED_ATTEMPT = "runs/data/quarantine.jsonl"
 
 
 class Need(NamedTuple):
@@ -50,7 +37,12 @@ class Need(NamedTuple):
     refused: tuple[Refusal, ...] = ()
     """Lines that are not rows."""
     teaches_tokens: bool = True
-    """Whether a trained tokenizer learns from its examples."""
+    """Whether a trained tokenizer learns from its examples; not from votes, which are added to what
+    the other sources give.
+    """
+
+    def reading(self, rules: TextRules) -> "Reading":
+        return Reading(self.table, self.form, self.columns, self.vote, rules)
 
 
 HELPDESK_FORMATS = {"sft": "instructions", "preference": "pairs", "prompts": "prompts"}
@@ -108,8 +100,7 @@ def _needs(
     source: Source, setting: str, uses: tuple[str, ...], seed: int, root: Path
 ) -> list[Need]:
     if isinstance(source, HelpdeskSource):
-        world = helpdesk.generate(source, seed)._asdict()
-        return [_helpdesk_need(use, world[use], setting, seed) for use in uses]
+        return [_helpdesk_need(use, source, setting, seed) for use in uses]
     if isinstance(source, PythonSource):
         return [Need(read_python(source, root, setting), PYTHON, {}, uses)]
     if source.format in NO_PREFERENCES:  # config.schema has checked that none are needed
@@ -132,90 +123,78 @@ def _needs(
     return [Need(table, source.format, columns, uses, source.vote)]
 
 
-def _helpdesk_need(use: str, rows: Sequence[Mapping[str, str]], setting: str, seed: int) -> Need:
+def _helpdesk_need(use: str, source: HelpdeskSource, setting: str, seed: int) -> Need:
+    rows = helpdesk.ROWS[use]
     table = Table(
         f"{setting} helpdesk (seed {seed}), {use}",
         "row",
-        [SourceRow(i, row) for i, row in enumerate(rows, start=1)],
+        Rows(lambda: enumerate(rows(source, seed), start=1), f"{setting} has no rows for {use}."),
     )
     form = HELPDESK_FORMATS[use]
     return Need(table, form, column_names(form, {}, setting), (use,))
 
 
-def parse_table(
-    table: Table, form: str, columns: Mapping[str, str], vote: str | None, rules: TextRules
-) -> Parsed:
-    """The examples of a table and the rows that were refused, whatever its layout.
-
-    Raises DataError if it has winners that can be read in two ways.
+class Reading:
+    """The examples of a table and its refused rows, one after another. The counts are complete once
+    all have been read.
     """
-    gives, reader = FORMATS[form]
-    names = columns or COLUMNS.get(gives, {})
-    examples: list[Example] = []
-    refusals: list[Refusal] = []
-    rows_read = unranked = trees = 0
-    for row, made in reader(table, names, vote):
+
+    def __init__(
+        self,
+        table: Table,
+        form: str,
+        columns: Mapping[str, str],
+        vote: str | None,
+        rules: TextRules,
+    ) -> None:
+        self._table, self._vote, self._rules = table, vote, rules
+        self._gives, self._reader = FORMATS[form]
+        self._columns = columns or COLUMNS.get(self._gives, {})
+        self._doubts = Doubts(table.unit)
+        self.rows_read = 0
+        """Rows, or messages of trees: the units that can be refused."""
+        self.ties = 0
+        """Votes without a majority: their prompts are kept."""
+        self.replies_unranked = 0
+        """Unranked replies in trees, which give no pairs."""
+        self.trees = 0
+
+    @property
+    def warnings(self) -> list[str]:
+        """What may be wrong with the rows as a whole, a line each."""
+        return list(self._doubts.lines())
+
+    def __iter__(self) -> Iterator[Example | Refusal]:
+        """Raises DataError if the table cannot be read to its end, or has winners that can be read
+        in two ways.
+        """
+        before = None
+        for row, content in self._reader(self._table, self._columns, self._vote):
+            if row is not before:
+                self._doubts.row(row)
+            before = row
+            for item in self._items(row, content):
+                if isinstance(item, Example):
+                    self._doubts.example(item)
+                yield item
+
+    def _items(self, row: SourceRow, content: Mapping[str, Any] | Refused) -> list[Any]:
+        table = self._table
         try:
-            if isinstance(made, Refused):
-                raise made
-            if gives == "trees":
-                part = parse_tree(table, row, made["prompt"], names, rules)
-                examples += part.examples
-                refusals += part.refusals
-                rows_read += part.rows_read - 1
-                unranked += part.replies_unranked
-                trees += 1
-            else:
-                origin = Origin(table.place, table.unit, row.number, "", row.content)
-                examples.append(example_of(made, names, rules, origin))
+            if isinstance(content, Refused):
+                raise content
+            if self._gives == "trees":
+                tree = parse_tree(table, row, content["prompt"], self._columns, self._rules)
+                self.rows_read += tree.messages
+                self.replies_unranked += tree.unranked
+                self.trees += 1
+                return [*tree.examples, *tree.refusals]
+            self.rows_read += 1
+            origin = Origin(table.place, table.unit, row.number, "", row.content)
+            example = example_of(content, self._columns, self._rules, origin)
+            self.ties += self._gives == "votes" and not example.pairs
+            return [example]
         except Refused as refused:
+            self.rows_read += content is refused
             origin = Origin(table.place, table.unit, row.number, refused.column, row.content)
-            refusals.append(Refusal(refused.reason, refused.detail, origin))
-        rows_read += 1
-    ties = sum(not example.pairs for example in examples) if gives == "votes" else 0
-    return Parsed(rows_read, examples, refusals, ties, unranked, trees, doubts(table, examples))
-
-
-def parse(need: Need, rules: TextRules) -> Parsed:
-    """The same for a table already read, with its lines that are not rows."""
-    found = parse_table(need.table, need.form, need.columns, need.vote, rules)
-    return found._replace(
-        rows_read=found.rows_read + len(need.refused), refusals=[*need.refused, *found.refusals]
-    )
-
-
-def examples_for(use: str, needs: Sequence[Need], parsed: Sequence[Parsed]) -> list[Example]:
-    return [
-        example
-        for need, part in zip(needs, parsed, strict=True)
-        if use in need.uses
-        for example in part.examples
-    ]
-
-
-def vote_pairs(needs: Sequence[Need], parsed: Sequence[Parsed]) -> int:
-    """Pairs added by data.vote_source, before removing duplicates."""
-    return sum(
-        len(example.pairs)
-        for need, part in zip(needs, parsed, strict=True)
-        if not need.teaches_tokens
-        for example in part.examples
-    )
-
-
-def refuse_if_too_many(
-    refusals: Sequence[Refusal], parsed: Sequence[Parsed], settings: Data, root: Path
-) -> None:
-    """Fail above `data.max_quarantine_fraction`; the refused rows are then in runs/data, and the
-    prepared data is kept.
-
-    Raises DataError.
-    """
-    rows_read = sum(part.rows_read for part in parsed)
-    try:
-        check_quarantine_fraction(
-            refusals, rows_read, settings.max_quarantine_fraction, QUARANTINE_OF_FAILED_ATTEMPT
-        )
-    except DataError:
-        write_quarantine(root / QUARANTINE_OF_FAILED_ATTEMPT, refusals)
-        raise
+            return [Refusal(refused.reason, refused.detail, origin)]

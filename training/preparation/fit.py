@@ -3,18 +3,15 @@ limits.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from statistics import quantiles
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from transformers import PreTrainedTokenizerBase
+import numpy as np
+from numpy.typing import NDArray
 
 from config.schema import Params
-from training.modeling.tokenizer import encode_responses, token_counts
-from training.preparation.formats import Example, Parsed
-from training.preparation.rows import in_one_form, with_room
-from training.preparation.splits import SPLITS, split_of
-from training.preparation.vocabulary import train_tokenizer
+from training.preparation.prepared import Datasets, Split
+from training.preparation.splits import SPLITS
 
 
 class Fit(NamedTuple):
@@ -48,77 +45,58 @@ class Fit(NamedTuple):
     """A data.max_quarantine_fraction that lets these rows pass, if the current one does not."""
 
 
-def fit(parsed: Parsed, base: PreTrainedTokenizerBase | None, params: Params) -> tuple[Parsed, Fit]:
-    """How one source's examples fit, and the same without those that the chat template refuses.
-    Examples whose prompt leaves no room for a reply are refused by a run, pairs that are too long
-    left out.
-
-    base  tokenizer of `model.path`; without it, one is trained on the examples, as a run does
+def fit(datasets: Datasets, refused: int, rows: int, params: Params) -> Fit:
+    """How the rows of one source fit. They were written with all the room there is, without
+    `refused` of `rows`. Examples whose prompt leaves no room for a reply are refused by a run,
+    pairs that are too long left out.
     """
-    [examples] = in_one_form([parsed.examples], [False])
-    tokenizer = base or train_tokenizer(examples, params)
-    context = params.model.context_length
-    encoded, without_room = with_room(tokenizer, examples, context)
-    prompts = {example: len(ids) for example, ids in encoded.items()}
-    del encoded
-    crowded = [each for each in without_room if each.reason == "prompt_fills_context"]
-    by_template = [each for each in without_room if each.reason == "chat_template"]
-    examples = list(prompts)
-    texts = list({text for each in examples for text in _replies(each)})
-    replies = dict(zip(texts, token_counts(encode_responses, tokenizer, texts), strict=True))
-    del texts
-    pairs = [
-        prompts[each] + max(replies[pair.chosen], replies[pair.rejected])
-        for each in examples
-        for pair in each.pairs
-    ]
-    sequences = pairs or [
-        prompts[each] + max((replies[text] for text in each.completions), default=0)
-        for each in examples
-    ]
+    context, limit = params.model.context_length, params.data.max_quarantine_fraction
+    asked = np.asarray(datasets.prompt_tokens, dtype=np.int64)
+    crowded = int((asked >= context).sum())
+    sft, preference = (_lengths(datasets.splits[use].values()) for use in ("sft", "preference"))
+    pairs = preference["prompt_ids"] + np.maximum(
+        preference["chosen_ids"], preference["rejected_ids"]
+    )
+    demonstrations = sft["prompt_ids"] + sft["completion_ids"]
     setting = "dpo" if params.align.method == "dpo" else "reward"
     max_length = getattr(params.section(setting), "max_length", context)  # a function has none
-    refused = len(parsed.refusals) + len(without_room)
-    limit = params.data.max_quarantine_fraction
-    share = refused / max(1, parsed.rows_read)
+    share = (refused + crowded) / max(1, rows)
     enough = min(1.0, math.ceil(100 * share) / 100) if share > limit else None
-    spread = _spread(list(prompts.values()))
-    demonstrations = [(prompts[each], replies[text]) for each in examples
-                      for text in each.completions]  # fmt: skip
+    spread = _spread(asked)
     longest = params.sft.max_length
-    found = Fit(
+    fault = _fault(refused + crowded, rows, limit, enough, crowded, context, spread["p95"])
+    return Fit(
         context_length=context,
         max_length=max_length,
         setting=f"{setting}.max_length",
-        refused=refused,
-        rows=parsed.rows_read,
+        refused=refused + crowded,
+        rows=rows,
         limit=limit,
-        too_long=sum(length > max_length for length in pairs),
+        too_long=int((pairs > max_length).sum()),
         pairs=len(pairs),
         sft_max_length=longest,
-        cut=sum(prompt < longest < prompt + reply for prompt, reply in demonstrations),
-        dropped=sum(prompt >= longest for prompt, _ in demonstrations),
+        cut=int(((sft["prompt_ids"] < longest) & (demonstrations > longest)).sum()),
+        dropped=int((sft["prompt_ids"] >= longest).sum()),
         demonstrations=len(demonstrations),
         prompt_tokens=spread,
-        sequence_tokens=_spread(sequences),
-        fault=_fault(refused, parsed.rows_read, limit, enough, len(crowded), context, spread["p95"])
-        or _empty(examples, params),
+        sequence_tokens=_spread(
+            pairs if len(pairs) else demonstrations if len(demonstrations) else asked
+        ),
+        fault=fault or _empty(datasets, params.data.test_fraction),
         enough=enough,
     )
-    places = {id(refusal.origin) for refusal in by_template}
-    kept = [each for each in parsed.examples if id(each.origin) not in places]
-    return parsed._replace(examples=kept, refusals=[*parsed.refusals, *by_template]), found
 
 
-def _replies(example: Example) -> list[str]:
-    return [*example.completions, *(text for pair in example.pairs for text in pair[:2])]
+def _lengths(splits: Iterable[Split]) -> dict[str, NDArray[np.int64]]:
+    """Tokens of each row of all splits, by column."""
+    lengths = [split.lengths() for split in splits]
+    return {column: np.concatenate([each[column] for each in lengths]) for column in lengths[0]}
 
 
-def _spread(lengths: Sequence[int]) -> dict[str, int]:
-    if len(lengths) < 2:
-        return {"p95": max(lengths, default=0), "max": max(lengths, default=0)}
-    p95 = math.ceil(quantiles(lengths, n=20, method="inclusive")[-1])
-    return {"p95": p95, "max": max(lengths)}
+def _spread(lengths: NDArray[np.int64]) -> dict[str, int]:
+    if not len(lengths):
+        return {"p95": 0, "max": 0}
+    return {"p95": math.ceil(np.percentile(lengths, 95)), "max": int(lengths.max())}
 
 
 def _fault(
@@ -144,14 +122,12 @@ def _fault(
     )
 
 
-def _empty(examples: Sequence[Example], params: Params) -> str | None:
+def _empty(datasets: Datasets, test_fraction: float) -> str | None:
     """Both splits need prompts."""
-    data = params.data
-    found = {split_of(each.prompt, *data.fractions) for each in examples}
-    missing = next((split for split in SPLITS if split not in found), None)
-    if missing is None:
+    empty = [name for name in SPLITS if not datasets.splits["prompts"][name].rows]
+    if not empty:
         return None
     return (
-        f"no prompt is left for the {missing} split at data.test_fraction="
-        f"{params.data.test_fraction}. Add prompts, or change data.test_fraction."
+        f"no prompt is left for the {empty[0]} split at data.test_fraction={test_fraction}. Add "
+        "prompts, or change data.test_fraction."
     )

@@ -10,13 +10,13 @@ prompts       prompt                               -> the prompt alone
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, NamedTuple
 
 from training.modeling.tokenizer import Message, Prompt, prompt_text
-from training.preparation.cleaning import Origin, Refusal, Refused, TextRules
+from training.preparation.cleaning import Origin, Refused, TextRules
 from training.preparation.conversations import turn, turns
 
 Row = Mapping[str, Any]
@@ -41,21 +41,26 @@ class Example:
     columns: Mapping[str, Any] | None = None
     """The other columns of a row of instructions or prompts, for a reward function."""
 
+    def __reduce__(self) -> tuple[type["Example"], tuple[Any, ...]]:
+        """How it is pickled: a tenth of the time of the default."""
+        return Example, (self.origin, self.prompt, self.pairs, self.completions, self.columns)
 
-class Parsed(NamedTuple):
-    """Result of parsing a source. Every row is in `examples` or in `refusals`."""
 
-    rows_read: int
-    """Rows, or messages of trees: the units that can be refused."""
-    examples: list[Example]
-    refusals: list[Refusal]
-    ties: int = 0
-    """Votes without a majority: their prompts are kept."""
-    replies_unranked: int = 0
-    """Unranked replies in trees, which give no pairs."""
-    trees: int = 0
-    warnings: tuple[str, ...] = ()
-    """What may be wrong with the rows as a whole, a line each."""
+REPLIES: Mapping[str, Callable[[Example], list[dict[str, str]]]] = {
+    "sft": lambda example: [{"completion": text} for text in example.completions],
+    "preference": lambda example: [
+        {"chosen": pair.chosen, "rejected": pair.rejected} for pair in example.pairs
+    ],
+    "prompts": lambda example: [{}],
+}
+"""Dataset -> the reply columns of each row that an example gives it."""
+
+USES = tuple(REPLIES)
+
+
+def replies_of(example: Example) -> list[str]:
+    """The texts of all replies."""
+    return [*example.completions, *(text for pair in example.pairs for text in pair[:2])]
 
 
 def example_of(row: Row, columns: Mapping[str, str], rules: TextRules, origin: Origin) -> Example:

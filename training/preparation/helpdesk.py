@@ -19,7 +19,7 @@ possible reward model is known (`bayes_accuracy`). Training never sees a gold sc
 
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from config.sections.data import HelpdeskSource, Source
@@ -37,49 +37,24 @@ class Case(NamedTuple):
     """Values to repeat, in the order of the world's facts."""
 
 
-class Rows(NamedTuple):
-    """Rows in TRL's canonical forms."""
-
-    sft: list[dict[str, str]]
-    """{prompt, completion}"""
-    preference: list[dict[str, str]]
-    """{prompt, chosen, rejected}"""
-    prompts: list[dict[str, str]]
-    """{prompt}"""
-
-
-def generate(source: HelpdeskSource, seed: int) -> Rows:
-    """The rows of the source's world. Each kind has its own random stream: more rows of one kind
+def demonstrations(source: HelpdeskSource, seed: int) -> Iterator[dict[str, str]]:
+    """{prompt, completion} rows. Each kind of row has its own random stream: more rows of one kind
     are appended and change no other.
     """
-    world = world_of(source)
-    return Rows(
-        sft=_sft_rows(source, random.Random(f"sft {seed}")),
-        preference=_preference_rows(source, random.Random(f"preference {seed}")),
-        prompts=[
-            {"prompt": _prompt(world, rng)}
-            for rng in [random.Random(f"prompts {seed}")]
-            for _ in range(source.prompt_rows)
-        ],
-    )
-
-
-def _sft_rows(source: HelpdeskSource, rng: random.Random) -> list[dict[str, str]]:
-    world, rows = world_of(source), []
+    rng, world = random.Random(f"sft {seed}"), world_of(source)
     for _ in range(source.sft_rows):
         prompt = _prompt(world, rng)
         completion = reply(read_case(prompt, world), source.quality, rng, world)
-        rows.append({"prompt": prompt, "completion": completion})
-    return rows
+        yield {"prompt": prompt, "completion": completion}
 
 
-def _preference_rows(source: HelpdeskSource, rng: random.Random) -> list[dict[str, str]]:
-    """Two different replies of independent quality, some of them damaged, labelled by Bradley-Terry
-    from their gold scores.
+def preferences(source: HelpdeskSource, seed: int) -> Iterator[dict[str, str]]:
+    """{prompt, chosen, rejected} rows: two different replies of independent quality, some of them
+    damaged, labelled by Bradley-Terry from their gold scores.
     """
-    world = world_of(source)
-    rows: list[dict[str, str]] = []
-    while len(rows) < source.preference_rows:
+    rng, world = random.Random(f"preference {seed}"), world_of(source)
+    count = 0
+    while count < source.preference_rows:
         prompt = _prompt(world, rng)
         case = read_case(prompt, world)
         first, second = (
@@ -91,8 +66,18 @@ def _preference_rows(source: HelpdeskSource, rng: random.Random) -> list[dict[st
             gold_score(prompt, first, world), gold_score(prompt, second, world), source.temperature
         )
         chosen, rejected = (first, second) if first_wins else (second, first)
-        rows.append({"prompt": prompt, "chosen": chosen, "rejected": rejected})
-    return rows
+        count += 1
+        yield {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+
+
+def prompts(source: HelpdeskSource, seed: int) -> Iterator[dict[str, str]]:
+    """{prompt} rows."""
+    rng, world = random.Random(f"prompts {seed}"), world_of(source)
+    for _ in range(source.prompt_rows):
+        yield {"prompt": _prompt(world, rng)}
+
+
+ROWS = {"sft": demonstrations, "preference": preferences, "prompts": prompts}
 
 
 def _prompt(world: World, rng: random.Random) -> str:
@@ -304,7 +289,7 @@ def preference_probability(gold_a: float, gold_b: float, temperature: float) -> 
 
 
 def bayes_accuracy(
-    pairs: Sequence[dict[str, str]], temperature: float, world: World = BY_HAND
+    pairs: Iterable[dict[str, str]], temperature: float, world: World = BY_HAND
 ) -> float:
     """Accuracy expected on these pairs of a reward model that knows the gold scores: mean of max(p,
     1 - p).

@@ -9,52 +9,45 @@ import argparse
 import json
 import logging
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from pathlib import Path
-from statistics import fmean, quantiles
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, get_args
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
 
 from config.errors import ModelError, ParamsError
 from config.load import load
 from config.schema import Params
 from config.sections.data import FileSource, PythonSource, Vote
-from training.modeling.tokenizer import (
-    SPECIAL_TOKENS,
-    pretrained_tokenizer,
-    prompt_text,
-    special_tokens,
-)
-from training.preparation.baselines import ReplyPair, bag_of_words, longer_wins
-from training.preparation.cleaning import (
-    Refusal,
-    TextRules,
-    contradictory_pairs,
-    reasons,
-    same_prompt_key,
-)
+from training.modeling.tokenizer import SMALLEST_VOCABULARY, prompt_text, trained_tokenizer
+from training.preparation.cleaning import Quarantine, TextRules
 from training.preparation.columns import (
     BEFORE,
     COLUMNS,
     NoLayout,
     check_columns,
     column_names,
-    names_of,
+    columns_of,
     recognised,
 )
-from training.preparation.examples import parse_table
-from training.preparation.fit import Fit, fit
-from training.preparation.formats import Example
+from training.preparation.examples import Need
+from training.preparation.fit import fit
+from training.preparation.formats import USES, Example
 from training.preparation.layouts import FORMATS, MESSAGES, ORDERS, PYTHON, REPLIES
+from training.preparation.prepared import Datasets, Passes, base_tokenizer, text_rules
 from training.preparation.sources import csv_delimiter, read_file, read_python
-from training.preparation.splits import SPLITS, split_of
-from training.preparation.summary import side_by_side
+from training.preparation.splits import SPLITS
+from training.preparation.summary import baselines, label_balance, side_by_side
+from training.preparation.vocabulary import train_tokenizer
 from training.preparation.votes import ANNOTATOR, VOTE
 from training.process.command import run_command
 
 FEWEST_PAIRS = 20
 """Fewest pairs to train or test on for a meaningful baseline."""
-MOST_PAIRS = 20_000
-"""Of each split, for the bag of words: more move it by less than its interval."""
 
 
 class Inspection(NamedTuple):
@@ -127,7 +120,7 @@ def inspect(
         table = read_file(source, root, "data.source")
         found = recognised(table, form, columns)
         form, vote, name = found.form, vote or found.vote, found.name
-        usual, present = COLUMNS.get(form, {}), names_of(table)
+        usual, present = COLUMNS.get(form, {}), columns_of(table)
         given = {
             ours: theirs
             for ours, theirs in found.columns.items()
@@ -137,59 +130,77 @@ def inspect(
         check_columns(table, form, readable, "data.source")
         update = {"format": form, "columns": given, "vote": vote}
         source = source.model_copy(update=update)
+    unknown: str | None = None
+    base: PreTrainedTokenizerBase | None = None
     try:
-        base = (
-            None
-            if params.model.path is None
-            else pretrained_tokenizer(params.model, params.data.prompt_template)
-        )
-        unknown = None
+        base = base_tokenizer(params)
     except ModelError as error:
-        base, unknown = None, str(error)
-    special = SPECIAL_TOKENS if params.model.path is None else special_tokens(base) if base else ()
-    rules = TextRules(params.data.max_prompt_chars, params.data.max_response_chars, special)
-    parsed = parse_table(table, form, readable, vote, rules)
-    fits: Fit | str = unknown or "no row can be read."
-    if parsed.examples and unknown is None:
-        parsed, fits = fit(parsed, base, params)  # ModelError: a run would fail in the same way
-    pairs = _unique_pairs(parsed.examples)
-    all_columns = form not in COLUMNS or form == "trees"
-    return Inspection(
-        file=path,
-        format=form,
-        layout=name,
-        delimiter=_delimiter(root / path),
-        columns=given,
-        unread=[] if all_columns else _unread(names_of(table), form, readable),
-        rows=parsed.rows_read,
-        refused=_refused(parsed.refusals),
-        warnings=list(parsed.warnings),
-        prompts=len({same_prompt_key(example.prompt) for example in parsed.examples}),
-        test_prompts=_held_out(parsed.examples, params),
-        pairs=sum(len(example.pairs) for example in parsed.examples),
-        demonstrations=sum(len(example.completions) for example in parsed.examples),
-        ties=parsed.ties,
-        duplicates=_duplicates(parsed.examples),
-        contradictory_pairs=contradictory_pairs(pairs),
-        words=_words(parsed.examples),
-        chosen_longer=longer_wins([ReplyPair(*pair[1:]) for pair in pairs]).value
-        if pairs
-        else None,
-        chosen_first=_chosen_first(parsed.examples),
-        baselines=_baselines(parsed.examples, params),
-        samples=[_as_seen(example, params) for example in parsed.examples[:3]],
-        side_by_side=side_by_side(parsed.examples),
-        source=source.model_dump(mode="json"),
-        fit=fits._asdict() if isinstance(fits, Fit) else None,
-        fit_unknown=fits if isinstance(fits, str) else None,
+        unknown = str(error)
+    rules = (
+        text_rules(params, base)
+        if unknown is None
+        else TextRules(params.data.max_prompt_chars, params.data.max_response_chars, ())
     )
+    without_judge = {"judge_fraction": 0.0, "validation_fraction": 0.0}
+    with TemporaryDirectory() as folder:
+        quarantine = Quarantine(Path(folder) / "quarantine.jsonl")
+        passes = Passes(quarantine, params.data.model_copy(update=without_judge))
+        accepted = passes.read([Need(table, form, readable, USES, vote)], rules)
+        [examples] = accepted
+        tokenizer = (
+            base
+            or (trained_tokenizer([], SMALLEST_VOCABULARY) if unknown else None)
+            or train_tokenizer(accepted, params)
+        )
+        # ModelError: a run would fail in the same way
+        datasets = passes.write(accepted, tokenizer, sys.maxsize)
+        fits = fit(datasets, quarantine.total, examples.rows_read, params)
+        prompts = [datasets.splits["prompts"][name].rows for name in SPLITS]
+        rows = {use: sum(split.rows for split in splits.values())
+                for use, splits in datasets.splits.items()}  # fmt: skip
+        pairs, demonstrations = (rows[use] + datasets.duplicates[use] for use in USES[1::-1])
+        kind = "preference" if pairs else "sft" if demonstrations else "prompts"
+        balance = label_balance(datasets)
+        return Inspection(
+            file=path,
+            format=form,
+            layout=name,
+            delimiter=_delimiter(root / path),
+            columns=given,
+            unread=[]
+            if form not in COLUMNS or form == "trees"
+            else _unread(columns_of(table), form, readable),
+            rows=examples.rows_read,
+            refused={
+                reason: {"rows": count, "first": str(first.origin), "detail": first.detail}
+                for reason, count in quarantine.counts.most_common()
+                for first in [quarantine.first[reason]]
+            },
+            warnings=examples.reading.warnings,
+            prompts=sum(prompts),
+            test_prompts=prompts[SPLITS.index("test")],
+            pairs=pairs,
+            demonstrations=demonstrations,
+            ties=examples.reading.ties,
+            duplicates=datasets.duplicates[kind],
+            contradictory_pairs=datasets.contradictory_pairs(),
+            words=_words(examples),
+            chosen_longer=balance["chosen_longer"],
+            chosen_first=balance["chosen_first"],
+            baselines=_baselines(datasets),
+            samples=[_as_seen(example, params) for example in islice(examples, 3)],
+            side_by_side=side_by_side(examples),
+            source=source.model_dump(mode="json"),
+            fit=fits._asdict() if unknown is None and examples.accepted else None,
+            fit_unknown=unknown or (None if examples.accepted else "no row can be read."),
+        )
 
 
 def _delimiter(path: Path) -> str | None:
     if path.suffix.lower() != ".csv" or not path.is_file():  # not of a compressed one
         return None
     with path.open(encoding="utf-8-sig") as file:
-        return csv_delimiter(file.read(100_000))
+        return csv_delimiter(file)
 
 
 def _unread(present: Iterable[str], form: str, columns: Mapping[str, str]) -> list[str]:
@@ -204,72 +215,16 @@ def _unread(present: Iterable[str], form: str, columns: Mapping[str, str]) -> li
 # ---------------------------------------------------------------- rows
 
 
-def _refused(refusals: Sequence[Refusal]) -> dict[str, dict[str, Any]]:
-    first = {refusal.reason: refusal for refusal in reversed(refusals)}
-    return {
-        reason: {
-            "rows": count,
-            "first": str(first[reason].origin),
-            "detail": first[reason].detail,
-        }
-        for reason, count in reasons(refusals).items()
-    }
-
-
-def _held_out(examples: Iterable[Example], params: Params) -> int:
-    """Distinct prompts held out for tests."""
-    fraction = params.data.test_fraction
-    prompts = {
-        same_prompt_key(example.prompt)
-        for example in examples
-        if split_of(example.prompt, fraction) == "test"
-    }
-    return len(prompts)
-
-
-def _unique_pairs(examples: Iterable[Example]) -> list[tuple[str, str, str]]:
-    return list(
-        dict.fromkeys(
-            (
-                same_prompt_key(example.prompt),
-                pair.chosen,
-                pair.rejected,
-            )
-            for example in examples
-            for pair in example.pairs
-        )
-    )
-
-
-def _duplicates(examples: Sequence[Example]) -> int:
-    def keys(example: Example) -> list[tuple[str, ...]]:
-        replies: list[tuple[str, ...]] = [pair[:2] for pair in example.pairs]
-        replies = replies or [(text,) for text in example.completions]
-        prompt = same_prompt_key(example.prompt)
-        return [(prompt, *texts) for texts in replies] or [(prompt,)]
-
-    found = [key for example in examples for key in keys(example)]
-    return len(found) - len(set(found))
-
-
-def _words(examples: Sequence[Example]) -> dict[str, dict[str, float]]:
-    texts = {
-        "prompt": [prompt_text(example.prompt) for example in examples],
-        "reply": [
-            text
-            for example in examples
-            for text in (
-                [text for pair in example.pairs for text in pair[:2]] or example.completions
-            )
-        ],
-    }
-    lengths = {name: [len(text.split()) for text in found] for name, found in texts.items()}
+def _words(examples: Iterable[Example]) -> dict[str, dict[str, float]]:
+    lengths = {"prompt": array("i"), "reply": array("i")}
+    for example in examples:
+        lengths["prompt"].append(len(prompt_text(example.prompt).split()))
+        of_pairs = [text for pair in example.pairs for text in pair[:2]]
+        lengths["reply"].extend(len(text.split()) for text in of_pairs or example.completions)
     return {
         name: {
-            "mean": fmean(counts),
-            "p95": quantiles(counts, n=20, method="inclusive")[-1]
-            if len(counts) > 1
-            else counts[0],
+            "mean": float(np.mean(counts)),
+            "p95": float(np.percentile(counts, 95)),
             "max": max(counts),
         }
         for name, counts in lengths.items()
@@ -277,28 +232,11 @@ def _words(examples: Sequence[Example]) -> dict[str, dict[str, float]]:
     }
 
 
-def _chosen_first(examples: Iterable[Example]) -> float | None:
-    shown = [
-        pair.chosen_first
-        for example in examples
-        for pair in example.pairs
-        if pair.chosen_first is not None
-    ]
-    return fmean(shown) if shown else None
-
-
-def _baselines(examples: Sequence[Example], params: Params) -> dict[str, list[float]]:
+def _baselines(datasets: Datasets) -> dict[str, list[float]]:
     """Baselines of the reward model on held-out prompts."""
-    pairs: dict[str, list[ReplyPair]] = {"train": [], "test": []}
-    for example in examples:
-        split = split_of(example.prompt, params.data.test_fraction)
-        pairs[split] += [ReplyPair(pair.chosen, pair.rejected) for pair in example.pairs]
-    if min(map(len, pairs.values())) < FEWEST_PAIRS:
+    if min(datasets.splits["preference"][name].rows for name in SPLITS) < FEWEST_PAIRS:
         return {}
-    return {
-        "longer_wins": list(longer_wins(pairs["test"])),
-        "bow": list(bag_of_words(*(pairs[split][:MOST_PAIRS] for split in SPLITS))),
-    }
+    return {name: list(found) for name, found in baselines(datasets).items() if found}
 
 
 def _as_seen(example: Example, params: Params) -> tuple[str, str]:

@@ -180,14 +180,13 @@ def _demonstration(row: Row, columns: Columns) -> Iterator[Row]:
 
 
 def _prompts(table: Table, columns: Columns, vote: str | None = None) -> Iterator[Read]:
-    bare = [
-        row._replace(content={columns["prompt"]: row.content})
-        if isinstance(row.content, str)
-        else row
-        for row in table.rows
-    ]
-    change = by_row(lambda row, columns: [{"prompt": prompt_of(row, columns)}])
-    return change(table._replace(rows=bare), columns, vote)
+    """A row may be a bare text."""
+    for row in table.rows:
+        bare = {columns["prompt"]: row.content} if isinstance(row.content, str) else row.content
+        try:
+            yield row, {"prompt": prompt_of(_object(bare), columns)}
+        except Refused as refused:
+            yield row, refused
 
 
 def _votes(table: Table, columns: Columns, vote: str | None = None) -> Iterator[Read]:
@@ -202,15 +201,15 @@ def _votes(table: Table, columns: Columns, vote: str | None = None) -> Iterator[
     def replies(row: Row) -> list[Any]:
         return [cell(row, name) for name in names]
 
-    found = [
+    all_votes = (
         (value, replies(row.content))
         for row in table.rows
         if isinstance(row.content, dict) and {*names, *voters} <= row.content.keys()
         for name in voters
         for value in said(row.content, name)
-    ]
+    )
     convention = vote or (
-        "index1" if own else convention_of(found, names, table.place, ", ".join(voters))
+        "index1" if own else convention_of(all_votes, names, table.place, ", ".join(voters))
     )
 
     def change(row: Row, columns: Columns) -> Iterator[Row]:
@@ -519,9 +518,9 @@ LOOKED_AT = 1000
 """Rows that a layout is recognised by."""
 
 
-def published(rows: Sequence[Any]) -> Layout | None:
+def published(rows: Iterable[Any]) -> Layout | None:
     """The published layout that most of these rows are in."""
-    some = [row for row in rows[:LOOKED_AT] if isinstance(row, dict)]
+    some = [row for row in rows if isinstance(row, dict)]
 
     def fits(layout: Layout, row: Row) -> bool:
         return layout.needs.keys() <= row.keys() and all(

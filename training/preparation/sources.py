@@ -1,28 +1,33 @@
-"""Reads rows from files, URLs and the hub: every row with its position, every broken file as one
-DataError.
+"""Reads rows from files, URLs and the hub one after another: every row with its position, every
+broken file as one DataError.
 
-Only the file format is checked here; rows are checked by training/preparation/formats.py.
+Only the file format is checked here; rows are checked by training/preparation/formats.py. Of a
+.json file and of a file read by a function of one's own, all rows may be in memory at once.
 """
 
 import codecs
 import csv
-import hashlib
 import io
 import json
-import logging
+import os
 import runpy
+import shutil
+import tempfile
 import traceback
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple, NoReturn
 
 from config.errors import DataError, EnvironmentFault
 from config.schema import Params
 from config.sections.data import FileSource, HubSource, PythonSource
 from training.preparation.download import download
 
-logger = logging.getLogger(__name__)
+ROWS_AT_ONCE = 1000
+"""Rows of a columnar file that are objects at once."""
 
 
 class SourceRow(NamedTuple):
@@ -39,7 +44,28 @@ class Table(NamedTuple):
     """Path, URL or dataset id, for messages."""
     unit: str
     """Unit of `SourceRow.number`: `line` or `row`."""
-    rows: list[SourceRow]
+    rows: Iterable[SourceRow]
+    """Can be iterated several times. Raises DataError at the first broken row, and at the end if
+    there was none.
+    """
+
+    def first(self, count: int) -> list[Any]:
+        """The contents of the first rows."""
+        return [row.content for row in islice(self.rows, count)]
+
+
+class Rows:
+    """Rows that are read anew each time they are iterated."""
+
+    def __init__(self, read: Callable[[], Iterable[tuple[int, Any]]], empty: str) -> None:
+        self._read, self._empty = read, empty
+
+    def __iter__(self) -> Iterator[SourceRow]:
+        number = 0
+        for number, content in self._read():
+            yield SourceRow(number, content)
+        if not number:
+            raise DataError(self._empty)
 
 
 def local_files(params: Params) -> list[str]:
@@ -54,7 +80,7 @@ def read_file(source: FileSource, root: Path, setting: str) -> Table:
     such as data.source.
 
     Raises DataError if the file is missing, empty, truncated, not UTF-8, or not of the type of its
-    extension.
+    extension; of its rows, when they are read.
     """
     path = source.path
     if suffix_of(path) not in READERS:
@@ -63,23 +89,20 @@ def read_file(source: FileSource, root: Path, setting: str) -> Table:
             f"with {' or '.join(COMPRESSIONS)}, which says how to read it. "
             "Rename or convert the file, or fix the path in params.yaml."
         )
-    content = unpacked(read_bytes(path, root, setting), path)
-    if not content.strip():
+    content = open_source(path, root, setting)
+    if content.is_blank():
         raise DataError(
-            f"{source.path} is empty: no rows to train on. Fetch the file again, or fix "
+            f"{path} is empty: no rows to train on. Fetch the file again, or fix "
             f"{setting}.path in params.yaml."
         )
-    logger.info(
-        "%s: %d bytes, sha256 %s", source.path, len(content), hashlib.sha256(content).hexdigest()
-    )
     unit, reader = READERS[suffix_of(path)]
-    table = Table(path, unit, list(reader(content, path)))
-    if not table.rows:
-        raise DataError(
-            f"{source.path} has no rows. Fetch the file again, or fix {setting}.path in "
-            "params.yaml."
-        )
-    return table
+
+    def read() -> Iterator[tuple[int, Any]]:
+        with content.opened() as file:
+            yield from reader(file, path)
+
+    empty = f"{path} has no rows. Fetch the file again, or fix {setting}.path in params.yaml."
+    return Table(path, unit, Rows(read, empty))
 
 
 def rows_in(path: Path) -> Iterator[Any]:
@@ -97,24 +120,41 @@ def read_python(source: PythonSource, root: Path, setting: str) -> Table:
     Raises DataError with the function's own words and line if it cannot be run.
     """
     script, _, name = source.path.rpartition(":")
-    read_bytes(script, root, setting)
+    open_source(script, root, setting)
+
+    def read() -> Iterator[tuple[int, Any]]:
+        with _faults_of(root / script, f"{setting}: {script}"):
+            function = runpy.run_path(str(root / script)).get(name)
+            if not callable(function):
+                raise DataError(f"{setting}.path={source.path}: {script} has no function {name}.")
+            rows = iter(function(*(root / path for path in source.files)))
+        number = 0
+        while True:
+            with _faults_of(root / script, f"{setting}: {script}"):
+                try:
+                    row = next(rows)
+                except StopIteration:
+                    return
+            yield (number := number + 1), row
+
+    empty = f"{setting}.path={source.path}: {name} yields no rows. Fix the reader."
+    return Table(source.path, "row", Rows(read, empty))
+
+
+@contextmanager
+def _faults_of(script: Path, place: str) -> Iterator[None]:
+    """What the user's function raises becomes a DataError, with the line of the script."""
     try:
-        function = runpy.run_path(str(root / script)).get(name)
-        if not callable(function):
-            raise DataError(f"{setting}.path={source.path}: {script} has no function {name}.")
-        made = list(function(*(root / path for path in source.files)))
+        yield
     except DataError:
         raise
     except BaseException as error:
         line = next((frame.lineno for frame in reversed(traceback.extract_tb(error.__traceback__))
-                     if frame.filename == str(root / script)), None)  # fmt: skip
+                     if frame.filename == str(script)), None)  # fmt: skip
         raise DataError(
-            f"{setting}: {script}{f' line {line}' if line else ''} raised "
-            f"{type(error).__name__}: {one_line(error)}. Fix the reader."
+            f"{place}{f' line {line}' if line else ''} raised {type(error).__name__}: "
+            f"{one_line(error)}. Fix the reader."
         ) from error
-    if not made:
-        raise DataError(f"{setting}.path={source.path}: {name} yields no rows. Fix the reader.")
-    return Table(source.path, "row", [SourceRow(i, row) for i, row in enumerate(made, start=1)])
 
 
 def read_hub(source: HubSource, setting: str) -> Table:
@@ -128,39 +168,72 @@ def read_hub(source: HubSource, setting: str) -> Table:
     try:
         loaded = datasets.load_dataset(
             source.path, name=source.config, revision=source.revision, split=source.split
-        )
-        rows = loaded.to_list()
+        ).with_format("arrow")
     except Exception as error:  # the library and the network raise almost any exception
         raise DataError(
             f"{setting}: dataset {source.path} (config={source.config}, "
             f"revision={source.revision}, split={source.split}) "
             f"cannot be loaded: {one_line(error)}. Fix {setting} in params.yaml."
         ) from error
-    if not rows:
-        raise DataError(
-            f"{setting}: split {source.split} of dataset {source.path} has no rows. Name another "
-            "split in params.yaml."
-        )
-    return Table(
-        f"{source.path}@{source.revision}/{source.split}",
-        "row",
-        [SourceRow(i, row) for i, row in enumerate(rows, start=1)],
+    empty = (
+        f"{setting}: split {source.split} of dataset {source.path} has no rows. Name another "
+        "split in params.yaml."
     )
+    place = f"{source.path}@{source.revision}/{source.split}"
+    return Table(place, "row", Rows(lambda: _objects(loaded.iter(ROWS_AT_ONCE)), empty))
+
+
+def _objects(batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    """The rows of Arrow tables, numbered."""
+    yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
 
 
 # ---------------------------------------------------------------- bytes
 
 
-def read_bytes(path: str, root: Path, setting: str) -> bytes:
-    """The content of a local file (relative to `root`) or URL. Raises DataError or EnvironmentFault
-    if it cannot be read.
+class Content:
+    """The bytes of a source: a local file, or an unnamed temporary one, which is gone with the
+    process. One reader at a time.
     """
-    return download(path, setting) if "://" in path else _local(root / path, setting)
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.file = path.open("rb") if path else tempfile.TemporaryFile()  # noqa: SIM115
+
+    def __del__(self) -> None:
+        if hasattr(self, "file"):
+            self.file.close()
+
+    @contextmanager
+    def opened(self) -> Iterator[IO[bytes]]:
+        """The file from its start."""
+        self.file.flush()
+        with os.fdopen(os.dup(self.file.fileno()), "rb") as file:
+            file.seek(0)
+            yield file
+
+    def is_blank(self) -> bool:
+        with self.opened() as file:
+            return not any(part.strip() for part in iter(lambda: file.read(2**20), b""))
 
 
-def _local(path: Path, setting: str) -> bytes:
+def open_source(path: str, root: Path, setting: str) -> Content:
+    """The content of a local file (relative to `root`) or URL, decompressed. Raises DataError or
+    EnvironmentFault if it cannot be read.
+    """
+    content = _downloaded(path, setting) if "://" in path else _local(root / path, setting)
+    kind = next((kind for kind in COMPRESSIONS if path.lower().endswith(kind)), None)
+    return content if kind is None else _unpacked(content, kind, path)
+
+
+def _downloaded(url: str, setting: str) -> Content:
+    content = Content()
+    download(url, setting, content.file)
+    return content
+
+
+def _local(path: Path, setting: str) -> Content:
     try:
-        return path.read_bytes()
+        return Content(path)
     except FileNotFoundError:
         raise DataError(
             f"{path} does not exist. Put the file there, or fix {setting}.path in params.yaml."
@@ -174,6 +247,24 @@ def _local(path: Path, setting: str) -> bytes:
             f"{path} may not be read by this user. Give it read permission, or fix {setting}.path "
             "in params.yaml."
         ) from None
+
+
+def _unpacked(content: Content, kind: str, path: str) -> Content:
+    """A decompressed copy. Raises DataError if the file is cut or damaged."""
+    import pyarrow  # type: ignore[import-untyped]
+
+    whole = Content()
+    try:
+        with content.opened() as file:
+            codec = {".gz": "gzip", ".zst": "zstd"}[kind]
+            shutil.copyfileobj(pyarrow.CompressedInputStream(file, codec), whole.file)
+    except OSError as error:
+        if error.errno is not None:  # of the disk
+            raise
+        raise DataError(
+            f"{path} is not a complete {kind} file ({one_line(error)}). Fetch it again."
+        ) from None
+    return whole
 
 
 def one_line(error: BaseException) -> str:
@@ -190,34 +281,18 @@ def suffix_of(path: str) -> str:
     return name.suffix.lower()
 
 
-def unpacked(content: bytes, path: str) -> bytes:
-    """The content of a file, decompressed if its name ends so. Raises DataError if it is cut or
-    damaged.
-    """
-    kind = next((kind for kind in COMPRESSIONS if path.lower().endswith(kind)), None)
-    if kind is None:
-        return content
-    import pyarrow  # type: ignore[import-untyped]
-
-    try:
-        return bytes(pyarrow.CompressedInputStream(
-            pyarrow.BufferReader(content), {".gz": "gzip", ".zst": "zstd"}[kind]
-        ).read())  # fmt: skip
-    except OSError as error:
-        raise DataError(
-            f"{path} is not a complete {kind} file ({one_line(error)}). Fetch it again."
-        ) from None
-
-
-def _text(content: bytes, place: str) -> str:
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise DataError(
-            f"{place} line {line}: byte 0x{content[error.start]:02x} is not UTF-8. Convert the "
-            "file, for example with iconv -t UTF-8."
-        ) from None
+def _refuse_bytes(file: IO[bytes], place: str) -> NoReturn:
+    """Raise DataError for the first line that is not UTF-8."""
+    file.seek(0)
+    for number, line in enumerate(file, start=1):
+        try:
+            line.decode()
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{place} line {number}: byte 0x{line[error.start]:02x} is not UTF-8. Convert the "
+                "file, for example with iconv -t UTF-8."
+            ) from None
+    raise AssertionError(f"{place} is UTF-8")
 
 
 # ---------------------------------------------------------------- readers
@@ -233,29 +308,33 @@ def parse_json(text: str) -> Any:
         raise json.JSONDecodeError("it nests too deeply, 990 levels at most", text, 0) from None
 
 
-def _jsonl(content: bytes, place: str) -> Iterator[SourceRow]:
-    stream = io.BytesIO(content.removeprefix(codecs.BOM_UTF8))  # parted by line feeds alone
-    for number, line in enumerate(stream, start=1):
-        if not line.strip():
+def _jsonl(file: IO[bytes], place: str) -> Iterator[tuple[int, Any]]:
+    for number, line in enumerate(file, start=1):  # parted by line feeds alone
+        text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+        if not text.strip():
             continue
         try:
-            yield SourceRow(number, parse_json(line.decode()))
+            row = parse_json(text.decode())
         except UnicodeDecodeError:
-            _text(content, place)  # raises, with the byte
+            _refuse_bytes(file, place)
         except ValueError as error:
             cut = (
                 "it is the last, so the file looks cut: fetch it again"
-                if number > 1 and not stream.read().strip()
+                if number > 1 and not any(rest.strip() for rest in file)
                 else "each line must be one JSON value: fix it"
             )
             raise DataError(
                 f"{place} line {number} is not JSON ({_json_fault(error)}); {cut}, or give the "
                 "file the ending of its real kind."
             ) from None
+        yield number, row
 
 
-def _json(content: bytes, place: str) -> Iterator[SourceRow]:
-    text = _text(content, place)
+def _json(file: IO[bytes], place: str) -> Iterator[tuple[int, Any]]:
+    try:
+        text = file.read().decode("utf-8-sig")
+    except UnicodeDecodeError:
+        _refuse_bytes(file, place)
     try:
         rows = parse_json(text)
     except ValueError as error:
@@ -276,23 +355,32 @@ def _json(content: bytes, place: str) -> Iterator[SourceRow]:
             f"{place} holds one {type(rows).__name__}, a list of rows is needed. Convert the file "
             "to a list, or to JSON lines (.jsonl)."
         )
-    yield from (SourceRow(number, row) for number, row in enumerate(rows, start=1))
+    yield from enumerate(rows, start=1)
 
 
 def _json_fault(error: ValueError) -> str:
     return f"{getattr(error, 'msg', error)} at column {getattr(error, 'colno', 1)}"
 
 
-def csv_delimiter(text: str) -> str:
+def csv_delimiter(lines: Iterable[str]) -> str:
     """The field separator: a comma, unless the header has none but a semicolon, tab or bar."""
-    header = next((line for line in text.splitlines() if line.strip()), "")
+    header = next((line for line in lines if line.strip()), "")
     return next((mark for mark in ",;\t|" if mark in header), ",")
 
 
-def _csv(content: bytes, place: str) -> Iterator[SourceRow]:
+def _csv(file: IO[bytes], place: str) -> Iterator[tuple[int, Any]]:
     csv.field_size_limit(2**31 - 1)  # long replies are valid
-    text = _text(content, place)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=csv_delimiter(text), strict=True)
+    with io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
+        try:
+            yield from _csv_rows(text, place)
+        except UnicodeDecodeError:
+            _refuse_bytes(file, place)
+
+
+def _csv_rows(text: IO[str], place: str) -> Iterator[tuple[int, Any]]:
+    delimiter = csv_delimiter(text)
+    text.seek(0)
+    reader = csv.reader(text, delimiter=delimiter, strict=True)
     header: list[str] = []
     begin = 1
     try:
@@ -303,7 +391,7 @@ def _csv(content: bytes, place: str) -> Iterator[SourceRow]:
                 row: dict[str | None, Any] = dict(zip(header, fields, strict=False))
                 if len(fields) != len(header):
                     row[None] = f"{len(fields)} fields under a header of {len(header)}"
-                yield SourceRow(begin, row)
+                yield begin, row
             begin = reader.line_num + 1
     except csv.Error as error:
         raise DataError(
@@ -323,23 +411,24 @@ def _csv_header(fields: list[str], place: str) -> list[str]:
     return header
 
 
-def _parquet(content: bytes, place: str) -> Iterator[SourceRow]:
+def _parquet(file: IO[bytes], place: str) -> Iterator[tuple[int, Any]]:
     import pyarrow
     import pyarrow.parquet  # type: ignore[import-untyped]
 
     try:
-        rows = pyarrow.parquet.read_table(io.BytesIO(content)).to_pylist()
+        batches = pyarrow.parquet.ParquetFile(file).iter_batches(ROWS_AT_ONCE)
+        yield from _objects(batches)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise DataError(
             f"{place} is not a complete Parquet file ({one_line(error)}). Fetch it again, or give "
             "it the ending of its real kind."
         ) from error
-    yield from (SourceRow(number, row) for number, row in enumerate(rows, start=1))
 
 
-READERS: dict[str, tuple[str, Callable[[bytes, str], Iterator[SourceRow]]]] = {
+READERS: dict[str, tuple[str, Callable[[IO[bytes], str], Iterator[tuple[int, Any]]]]] = {
     ".jsonl": ("line", _jsonl),
     ".json": ("row", _json),
     ".csv": ("line", _csv),
     ".parquet": ("row", _parquet),
 }
+"""Ending -> the unit of its numbers, and its reader: a number and a content for each row."""

@@ -1,74 +1,59 @@
 """Statistics of the data stage: metrics/data.json and plots/data_*.csv."""
 
 import textwrap
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import Any
 
 import numpy as np
 
+from config import jsonl
 from config.sections.data import Data, HelpdeskSource
-from training.evaluation.intervals import Proportion
+from training.evaluation.intervals import Proportion, wilson
 from training.modeling.tokenizer import prompt_text, response_text
 from training.preparation import helpdesk
-from training.preparation.baselines import ReplyPair, bag_of_words, longer_wins
-from training.preparation.cleaning import (
-    Refusal,
-    contradictory_pairs,
-    reasons,
-    same_prompt_key,
-)
-from training.preparation.formats import Example, Parsed
-from training.preparation.rows import REPLIES, USES, Datasets, Row, each
+from training.preparation.baselines import ReplyPair, bag_of_words
+from training.preparation.cleaning import Quarantine
+from training.preparation.formats import Example
+from training.preparation.prepared import Accepted, Datasets, Split
 from training.preparation.splits import SPLITS
 from training.preparation.worlds import world_of
 
+MOST_PAIRS = 20_000
+"""Pairs of each split for the bag of words: more move it by less than its interval."""
 HISTOGRAM_BINS = 30
 
 
-def source_metrics(parsed: Sequence[Parsed], refusals: Sequence[Refusal]) -> dict[str, Any]:
+def source_metrics(accepted: Sequence[Accepted], quarantine: Quarantine) -> dict[str, Any]:
     """Rows (messages, of trees) read, kept, and refused by reason."""
-    rows_read = sum(part.rows_read for part in parsed)
+    rows_read, refused = sum(source.rows_read for source in accepted), quarantine.total
+    readings = [source.reading for source in accepted]
     return {
         "rows_read": rows_read,
-        "rows_kept": rows_read - len(refusals),
-        "rows_quarantined": len(refusals),
-        "quarantine_fraction": len(refusals) / rows_read,
-        **{f"quarantined_{reason}": count for reason, count in reasons(refusals).items()},
-        "trees_read": sum(part.trees for part in parsed),
-        "ties_dropped": sum(part.ties for part in parsed),
-        "replies_unranked": sum(part.replies_unranked for part in parsed),
+        "rows_kept": rows_read - refused,
+        "rows_quarantined": refused,
+        "quarantine_fraction": refused / rows_read,
+        **{f"quarantined_{reason}": n for reason, n in quarantine.counts.most_common()},
+        "trees_read": sum(reading.trees for reading in readings),
+        "ties_dropped": sum(reading.ties for reading in readings),
+        "replies_unranked": sum(reading.replies_unranked for reading in readings),
     }
 
 
-def duplicate_metrics(
-    by_use: Mapping[str, Sequence[Example]], datasets: Datasets
-) -> dict[str, int]:
+def duplicate_metrics(datasets: Datasets) -> dict[str, int]:
     """Exact duplicates dropped per dataset, and contradicting pairs, which are kept."""
-    made = {use: sum(len(REPLIES[use](example)) for example in by_use[use]) for use in USES}
-    keys = [
-        (same_prompt_key(example.prompt), pair.chosen, pair.rejected)
-        for example in by_use["preference"]
-        for pair in example.pairs
-    ]
     return {
-        **{
-            f"{use}_duplicates": made[use] - sum(len(rows) for rows in datasets[use].values())
-            for use in USES
-        },
-        "contradictory_pairs": contradictory_pairs(keys),
+        **{f"{use}_duplicates": count for use, count in datasets.duplicates.items()},
+        "contradictory_pairs": datasets.contradictory_pairs(),
     }
 
 
 def row_counts(datasets: Datasets) -> dict[str, int]:
     """`<dataset>_<split>_rows` and `_unique_prompts`."""
     counts = {}
-    for name, split, rows in each(datasets):
-        counts[f"{name}_{split}_rows"] = len(rows)
-        counts[f"{name}_{split}_unique_prompts"] = len(
-            {same_prompt_key(row.content["prompt"]) for row in rows}
-        )
+    for use, name, split in datasets.each():
+        counts[f"{use}_{name}_rows"] = split.rows
+        counts[f"{use}_{name}_unique_prompts"] = len(np.unique(split.prompts))
     return counts
 
 
@@ -77,19 +62,19 @@ def token_lengths(datasets: Datasets) -> dict[str, float]:
     of pairs also `_pair_tokens_mean` and `_max`, with the common prefix counted once.
     """
     lengths: dict[str, float] = {}
-    for name, split, rows in each(datasets):
-        tokens = _sequence_tokens(rows) if rows else np.zeros(1)
+    for use, name, split in datasets.each():
+        tokens = split.sequence_tokens() if split.rows else np.zeros(1)
         lengths |= {
-            f"{name}_{split}_tokens_mean": float(tokens.mean()),
-            f"{name}_{split}_tokens_p50": float(np.percentile(tokens, 50)),
-            f"{name}_{split}_tokens_p95": float(np.percentile(tokens, 95)),
-            f"{name}_{split}_tokens_max": int(tokens.max()),
+            f"{use}_{name}_tokens_mean": float(tokens.mean()),
+            f"{use}_{name}_tokens_p50": float(np.percentile(tokens, 50)),
+            f"{use}_{name}_tokens_p95": float(np.percentile(tokens, 95)),
+            f"{use}_{name}_tokens_max": int(tokens.max()),
         }
-        pairs = [row.pair_tokens for row in rows if row.pair_tokens is not None]
+        pairs = split.pair_tokens
         if pairs:
             lengths |= {
-                f"{name}_{split}_pair_tokens_mean": sum(pairs) / len(pairs),
-                f"{name}_{split}_pair_tokens_max": max(pairs),
+                f"{use}_{name}_pair_tokens_mean": sum(pairs) / len(pairs),
+                f"{use}_{name}_pair_tokens_max": max(pairs),
             }
     return lengths
 
@@ -98,42 +83,44 @@ def length_histogram(datasets: Datasets) -> list[tuple[str, str, int, int]]:
     """(dataset, split, tokens at the lower edge of the bin, sequences in it), the same bins for
     every dataset.
     """
-    everything = np.concatenate([_sequence_tokens(rows) for _, _, rows in each(datasets)])
-    width = -(-(int(everything.max()) + 1) // HISTOGRAM_BINS)
+    lengths = [(use, name, split.sequence_tokens()) for use, name, split in datasets.each()]
+    longest = max(int(tokens.max(initial=0)) for _, _, tokens in lengths)
+    width = -(-(longest + 1) // HISTOGRAM_BINS)
     table = []
-    for name, split, rows in each(datasets):
-        if not rows:
-            continue
-        bins = Counter((_sequence_tokens(rows) // width * width).tolist())
-        table += [(name, split, tokens, bins[tokens]) for tokens in range(0, max(bins) + 1, width)]
+    for use, name, tokens in lengths:
+        counts = np.bincount(tokens // width)
+        table += [(use, name, i * width, int(count)) for i, count in enumerate(counts)]
     return table
 
 
-def _sequence_tokens(rows: Sequence[Row]) -> np.ndarray:
-    return np.array([tokens for row in rows for tokens in row.sequence_tokens])
-
-
-def baselines(pairs: Mapping[str, Sequence[ReplyPair]]) -> dict[str, Proportion | None]:
+def baselines(datasets: Datasets) -> dict[str, Proportion | None]:
     """The trivial predictors, on the test pairs; None without any."""
-    if not pairs["test"]:
+    train, test = (datasets.splits["preference"][name] for name in SPLITS)
+    if not test.rows:
         return {"longer_wins": None, "bow": None}
     return {
-        "longer_wins": longer_wins(pairs["test"]),
-        "bow": bag_of_words(pairs["train"], pairs["test"]),
+        "longer_wins": wilson(test.longer_wins, test.rows),
+        "bow": bag_of_words(some_pairs(train), some_pairs(test)),
     }
 
 
-def label_balance(
-    pairs: Mapping[str, Sequence[ReplyPair]], chosen_first: Sequence[bool | None]
-) -> dict[str, float | None]:
-    """Share of pairs whose preferred reply is the longer one, over all splits, and share whose
+def some_pairs(split: Split) -> list[ReplyPair]:
+    """The bare texts of at most MOST_PAIRS preference rows, evenly spaced."""
+    step = -(-split.rows // MOST_PAIRS) or 1
+    rows = jsonl.plain(split.path, step)
+    return [ReplyPair(*(response_text(row[side]) for side in ReplyPair._fields)) for row in rows]
+
+
+def label_balance(datasets: Datasets) -> dict[str, float | None]:
+    """Share of pairs whose preferred reply is the longer one, over train and test, and share whose
     preferred reply was shown first, if known.
     """
-    everything = [pair for split in SPLITS for pair in pairs[split]]
-    known = [first for first in chosen_first if first is not None]
+    splits = [datasets.splits["preference"][name] for name in SPLITS]
+    pairs, known = sum(split.rows for split in splits), datasets.known_orders
+    longer = sum(split.longer_wins for split in splits)
     return {
-        "chosen_longer": longer_wins(everything).value if everything else None,
-        "chosen_first": sum(known) / len(known) if known else None,
+        "chosen_longer": longer / pairs if pairs else None,
+        "chosen_first": datasets.chosen_first / known if known else None,
     }
 
 
@@ -146,14 +133,6 @@ def flat(proportions: Mapping[str, Proportion | None], prefix: str) -> dict[str,
     }
 
 
-def reply_pairs(rows: Iterable[Row]) -> list[ReplyPair]:
-    """The bare texts of preference rows."""
-    return [
-        ReplyPair(response_text(row.content["chosen"]), response_text(row.content["rejected"]))
-        for row in rows
-    ]
-
-
 def gold_metrics(datasets: Datasets, settings: Data, labels_known: bool) -> dict[str, float | None]:
     """In a helpdesk world: the best possible accuracy on the test pairs, and the demonstrations'
     mean gold score.
@@ -163,14 +142,15 @@ def gold_metrics(datasets: Datasets, settings: Data, labels_known: bool) -> dict
     metrics: dict[str, float | None] = {"bayes_accuracy": None, "gold_sft_mean": None}
     if isinstance(settings.source, HelpdeskSource):
         if labels_known:
-            pairs = [row.content for row in datasets["preference"]["test"]]
             metrics["bayes_accuracy"] = helpdesk.bayes_accuracy(
-                pairs, settings.source.temperature, world_of(settings.source)
+                jsonl.plain(datasets.splits["preference"]["test"].path),
+                settings.source.temperature,
+                world_of(settings.source),
             )
         if settings.sft_source is None or isinstance(settings.sft_source, HelpdeskSource):
-            demonstrations = [row.content for row in datasets["sft"]["train"]]
             metrics["gold_sft_mean"] = helpdesk.mean_gold(
-                demonstrations, world_of(settings.sft_source or settings.source)
+                jsonl.plain(datasets.splits["sft"]["train"].path),
+                world_of(settings.sft_source or settings.source),
             )
     return metrics
 
@@ -179,9 +159,9 @@ def side_by_side(examples: Iterable[Example], count: int = 2) -> list[str]:
     """The first pairs, in lines of at most 80 characters: the prompt, and below it the chosen reply
     beside the rejected one.
     """
-    found = [(each.prompt, pair) for each in examples for pair in each.pairs[:1]][:count]
+    firsts = ((example.prompt, pair) for example in examples for pair in example.pairs[:1])
     lines = []
-    for prompt, pair in found:
+    for prompt, pair in islice(firsts, count):
         lines += ["prompt", *_wrapped(prompt_text(prompt), 78)]
         sides = [_wrapped(text, COLUMN) for text in pair[:2]]
         lines.append(f"{'chosen':<{COLUMN}}| rejected")

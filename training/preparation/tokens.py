@@ -8,8 +8,8 @@ preference  prompt_ids, chosen_ids, rejected_ids
 prompts     prompt_ids
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from config.errors import DataError
 
-ROWS_AT_ONCE = 10_000
-"""Rows of a record batch: what is held before it is written."""
+ROWS_AT_ONCE, TOKENS_AT_ONCE = 10_000, 2_000_000
+"""Rows of a record batch, or tokens of its last column: what is held before it is written."""
 COLUMNS = {
     "sft": ("prompt_ids", "completion_ids"),
     "preference": ("prompt_ids", "chosen_ids", "rejected_ids"),
@@ -33,19 +33,39 @@ U = TypeVar("U")
 Ids = list[int]
 
 
-def write_tokens(
-    path: Path, columns: Sequence[str], rows: Iterable[Sequence[Sequence[int]]]
-) -> None:
-    """Write rows of token ids, a list for each of `columns`."""
-    schema = pa.schema([(name, pa.list_(pa.int32())) for name in columns])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
-        ahead = iter(rows)
-        while part := list(islice(ahead, ROWS_AT_ONCE)):
-            lists = [
-                pa.array(list(column), pa.list_(pa.int32())) for column in zip(*part, strict=True)
-            ]
-            writer.write(pa.record_batch(lists, schema=schema))
+class TokenWriter:
+    """Writes rows of token ids, a list for each of some columns."""
+
+    def __init__(self, path: Path, columns: Sequence[str]) -> None:
+        self._schema = pa.schema([(name, pa.list_(pa.int32())) for name in columns])
+        self._file = pa.OSFile(str(path), "wb")
+        self._writer = pa.ipc.new_file(self._file, self._schema)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._ids = [array("i") for _ in self._schema]
+        self._ends = [array("i", [0]) for _ in self._schema]
+
+    def add(self, row: Sequence[Sequence[int]]) -> None:
+        for ids, ends, added in zip(self._ids, self._ends, row, strict=True):
+            ids.extend(added)
+            ends.append(len(ids))
+        if len(ends) > ROWS_AT_ONCE or len(ids) > TOKENS_AT_ONCE:
+            self._write()
+
+    def _write(self) -> None:
+        columns = [
+            pa.ListArray.from_arrays(np.asarray(ends), np.asarray(ids))
+            for ids, ends in zip(self._ids, self._ends, strict=True)
+        ]
+        self._writer.write(pa.record_batch(columns, schema=self._schema))
+        self._begin()
+
+    def close(self) -> None:
+        if len(self._ends[0]) > 1:
+            self._write()
+        self._writer.close()
+        self._file.close()
 
 
 class TokenTable:

@@ -8,11 +8,11 @@ refused message removes those below it.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from training.modeling.tokenizer import Message
 from training.preparation.cleaning import Origin, Refusal, Refused, TextRules
-from training.preparation.formats import Example, Parsed, message, pairs_of
+from training.preparation.formats import Example, message, pairs_of
 from training.preparation.sources import SourceRow, Table
 
 LONGEST_NAMED_WAY = 20
@@ -148,14 +148,24 @@ class _Walk:
         return list(kept.values())
 
 
+class Tree(NamedTuple):
+    """What a tree gives."""
+
+    messages: int
+    examples: list[Example]
+    refusals: list[Refusal]
+    unranked: int
+    """Replies without a rank, which give no pairs."""
+
+
 def parse_tree(
     table: Table, row: SourceRow, root: Any, columns: Mapping[str, str], rules: TextRules
-) -> Parsed:
+) -> Tree:
     """The examples of the tree below the message `root`, and the messages that were refused."""
     walk = _Walk(table, row, root, columns, rules)
     walk.read()
     examples = list(walk.examples())
-    return Parsed(walk.messages, examples, walk.refusals, replies_unranked=walk.unranked, trees=1)
+    return Tree(walk.messages, examples, walk.refusals, walk.unranked)
 
 
 def _rank(value: Any, column: str) -> int | None:

@@ -7,13 +7,13 @@ prompt, response1, response2, annotator, vote  ->  prompt, response1, response2,
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from config.sections.data import FileSource
 from training.preparation.cleaning import Origin, Refusal, Refused
-from training.preparation.sources import SourceRow, Table, parse_json, read_bytes, read_file
+from training.preparation.sources import SourceRow, Table, open_source, parse_json, read_file
 
 logger = logging.getLogger(__name__)
 
@@ -70,10 +70,14 @@ def in_own_layout(table: Table, columns: Mapping[str, str]) -> bool:
 
 def _one_a_line(table: Table, columns: Mapping[str, str]) -> bool:
     """Whether some row has an annotator and a vote, and none a column of votes per annotator."""
-    present = {name for row in table.rows if isinstance(row.content, dict) for name in row.content}
     per_annotator = set(annotator_columns(columns))
-    one = {columns.get(ANNOTATOR, ANNOTATOR), columns.get(VOTE, VOTE)}
-    return one <= present and not per_annotator & present
+    missing = {columns.get(ANNOTATOR, ANNOTATOR), columns.get(VOTE, VOTE)}
+    for row in table.rows:
+        if isinstance(row.content, dict):
+            if per_annotator & row.content.keys():
+                return False
+            missing -= row.content.keys()
+    return not missing
 
 
 def _with_tuple(row: SourceRow) -> SourceRow:
@@ -102,7 +106,9 @@ def read_vote_lines(source: FileSource, root: Path, setting: str) -> tuple[Table
     if not source.path.endswith(".jsonl"):
         return read_file(source, root, setting), []
     rows, refusals = [], []
-    for number, line in _lines(read_bytes(source.path, root, setting)):
+    with open_source(source.path, root, setting).opened() as file:
+        lines = [(i, line.rstrip(b"\n")) for i, line in enumerate(file, start=1) if line.strip()]
+    for number, line in lines:
         try:
             rows.append(SourceRow(number, _row(line, source.format)))
         except Refused as refused:
@@ -115,12 +121,6 @@ def read_vote_lines(source: FileSource, root: Path, setting: str) -> tuple[Table
                 )
             )
     return Table(source.path, "line", rows), refusals
-
-
-def _lines(content: bytes) -> Iterator[tuple[int, bytes]]:
-    yield from (
-        (number, line) for number, line in enumerate(content.split(b"\n"), start=1) if line.strip()
-    )
 
 
 def _row(line: bytes, form: str) -> Any:

@@ -11,7 +11,8 @@ negative-first, positive-first
 
 import math
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from config.errors import DataError
@@ -83,37 +84,52 @@ def _number(value: Any) -> float | None:
 
 
 def convention_of(
-    votes: Sequence[tuple[Any, Sequence[Any]]], columns: Replies, place: str, column: str
+    votes: Iterable[tuple[Any, Sequence[Any]]], columns: Replies, place: str, column: str
 ) -> str:
     """The convention of a column of winners, from all its values, each with the two replies of its
     row; what is no vote in any is left to be refused.
 
     Raises DataError where the values can be read in two ways, with both readings of one of them.
     """
-    for convention in NAMED[:2]:
-        known = [_winner(value, convention, columns, replies) for value, replies in votes]
-        if any(known) and 2 * sum(each is not None for each in known) > len(known):
-            return convention
+    count = 0
+    known: Counter[str] = Counter()
+    """Convention that values show by themselves -> values that are a vote in it."""
+    decided: set[str] = set()
+    """Those in which some vote is not a tie."""
+    words: set[str | None] = set()
     numbers: set[float] = set()
-    for value, _ in votes:
+    shown: tuple[Any, Sequence[Any]] | None = None
+    """The first vote that is not zero, or the first of all."""
+    for value, replies in votes:
+        count += 1
+        for convention in NAMED[:2]:
+            said = _winner(value, convention, columns, replies)
+            known[convention] += said is not None
+            decided |= {convention} if said else set()
         word, number = _word(value), _number(value)
+        words.add(word)
+        if shown is None or (_number(shown[0]) in (None, 0.0) and number not in (None, 0.0)):
+            shown = value, replies
         if number is None and word in ("0", "1", "2"):
             number = float(word) if word != "0" else -math.inf  # model_0 is a model, not a tie
         if number is not None:
             numbers.add(number)
-    if not numbers:
+    for convention in NAMED[:2]:
+        if convention in decided and 2 * known[convention] > count:
+            return convention
+    if not numbers or shown is None:
         return "words"
     if -math.inf in numbers and not numbers - {-math.inf, 1.0}:
         return "index0"
     numbers = {max(number, 0.0) if number == -math.inf else number for number in numbers}
-    words = {_word(value) for value, _ in votes} & {"first", "second"}
-    if numbers in ({1.0, 2.0}, {2.0}) or (words and numbers == {0.0}):
+    sides = words & {"first", "second"}
+    if numbers in ({1.0, 2.0}, {2.0}) or (sides and numbers == {0.0}):
         return "index1"
-    raise DataError(_two_readings(votes, columns, numbers, place, column))
+    raise DataError(_two_readings(shown, columns, numbers, place, column))
 
 
 def _two_readings(
-    votes: Sequence[tuple[Any, Sequence[Any]]],
+    vote: tuple[Any, Sequence[Any]],
     columns: Replies,
     numbers: set[float],
     place: str,
@@ -121,7 +137,7 @@ def _two_readings(
 ) -> str:
     signed = min(numbers) < 0 or max(numbers) > 2 or any(number % 1 for number in numbers)
     ways = CONVENTIONS[2:] if signed else CONVENTIONS[:2]
-    value, replies = next((each for each in votes if _number(each[0]) not in (None, 0.0)), votes[0])
+    value, replies = vote
     won = {way: _winner(value, way, columns, replies) for way in ways}
     shown = "; ".join(
         f"--vote {way}: {value!r} is {_cut(replies[said - 1]) if said else 'a tie'}"

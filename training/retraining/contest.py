@@ -38,10 +38,10 @@ from training.judging.verdict import judged
 from training.modeling.tokenizer import Prompt, prompt_text
 from training.preparation.cleaning import TextRules, same_prompt_key
 from training.preparation.columns import check_columns, column_names
-from training.preparation.examples import parse_table
+from training.preparation.examples import Reading
+from training.preparation.formats import USES, Example
 from training.preparation.helpdesk import gold_score, known_world
 from training.preparation.prompts import fitting_prompts
-from training.preparation.rows import USES
 from training.preparation.sources import read_file
 from training.preparation.worlds import World
 from training.process.artifacts import write_json, write_jsonl
@@ -182,13 +182,13 @@ def safety_prompts(source: FileSource, root: Path, params: Params) -> list[Promp
     )
     check_columns(table, source.format, columns, setting)
     rules = TextRules(params.data.max_prompt_chars, params.data.max_response_chars, ())
-    parsed = parse_table(table, source.format, columns, source.vote, rules)
-    found = [example.prompt for example in parsed.examples]
-    if not found:
+    reading = Reading(table, source.format, columns, source.vote, rules)
+    prompts = [item.prompt for item in reading if isinstance(item, Example)]
+    if not prompts:
         raise DataError(
             f"{source.path} has no usable prompt. Fix the file, or {setting} in params.yaml."
         )
-    return found
+    return prompts
 
 
 # ---------------------------------------------------------------- replies and scores

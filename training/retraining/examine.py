@@ -8,6 +8,7 @@ reward model on the new pairs
 import argparse
 import json
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,22 +22,11 @@ from config.work import EXAMINED_PAIRS
 from config.workspace.retraining import Examination, LengthDrift, Share
 from training.evaluation.intervals import wilson
 from training.inference.trained_models import TrainedModels, pair_margins
-from training.modeling.tokenizer import (
-    SPECIAL_TOKENS,
-    Prompt,
-    encode_prompts,
-    prompt_text,
-    special_tokens,
-    token_counts,
-)
-from training.preparation.cleaning import TextRules, same_prompt_key
-from training.preparation.examples import (
-    examples_for,
-    parse,
-    read_sources,
-    refuse_if_too_many,
-)
-from training.preparation.rows import USES, each, make_dataset, with_room
+from training.modeling.tokenizer import Prompt, encode_prompts, prompt_text, token_counts
+from training.preparation.cleaning import Quarantine, same_prompt_key
+from training.preparation.examples import read_sources
+from training.preparation.formats import USES
+from training.preparation.prepared import Passes, refuse_if_too_many, text_rules
 from training.process.artifacts import write_json
 from training.retraining.drift import critical_distance, length_distance, unseen_words
 from training.retraining.helper import run_helper
@@ -50,8 +40,9 @@ def examine(root: Path, params: Params, champion: TrainedModels) -> Examination:
     data stage does.
     """
     confidence = params.evaluate.confidence
-    now, refused = prepared_now(root, params, champion.tokenizer)
-    before = prepared_before(champion.folder)
+    with tempfile.TemporaryDirectory() as folder:
+        now, refused = prepared_now(root, params, champion.tokenizer, Path(folder))
+    before = contents(champion.folder / "data/prepared")
     names = dict.fromkeys([*now, *before])  # only one of them may have a split for a judge
     added = {name: _without(now.get(name, ()), before.get(name, ())) for name in names}
     removed = {name: _without(before.get(name, ()), now.get(name, ())) for name in names}
@@ -70,38 +61,24 @@ def examine(root: Path, params: Params, champion: TrainedModels) -> Examination:
 
 
 def prepared_now(
-    root: Path, params: Params, tokenizer: PreTrainedTokenizerBase
+    root: Path, params: Params, tokenizer: PreTrainedTokenizerBase, folder: Path
 ) -> tuple[Contents, int]:
     """Rows that the data stage would write, and the number it would refuse."""
-    needs = read_sources(params, root)
-    special = SPECIAL_TOKENS if params.model.path is None else special_tokens(tokenizer)
-    rules = TextRules(params.data.max_prompt_chars, params.data.max_response_chars, special)
-    parsed = [parse(need, rules) for need in needs]
-    refusals = [refusal for part in parsed for refusal in part.refusals]
-    refuse_if_too_many(refusals, parsed, params.data, root)
-    examples = [example for part in parsed for example in part.examples]
-    tokens, _ = with_room(tokenizer, examples, params.model.context_length)
-    by_use = {
-        use: [example for example in examples_for(use, needs, parsed) if example in tokens]
-        for use in USES
-    }
-    data = params.data
-    datasets = {
-        use: make_dataset(use, by_use[use], data.fractions, tokenizer, tokens) for use in USES
-    }
-    contents = {
-        f"{name}/{split}": [row.content for row in rows] for name, split, rows in each(datasets)
-    }
-    return contents, len(refusals) + len(examples) - len(tokens)
+    quarantine = Quarantine(folder / "quarantine.jsonl")
+    passes = Passes(quarantine, params.data)
+    base = None if params.model.path is None else tokenizer
+    accepted = passes.read(read_sources(params, root), text_rules(params, base))
+    refuse_if_too_many(accepted, quarantine, params.data, root)
+    passes.write(accepted, tokenizer, params.model.context_length)
+    return contents(folder), quarantine.total
 
 
-def prepared_before(champion: Path) -> Contents:
-    """The champion's prepared data."""
-    folder = champion / "data/prepared"
+def contents(prepared: Path) -> Contents:
+    """The rows of a folder of prepared data."""
     return {
         f"{use}/{path.stem}": list(jsonl.plain(path))
         for use in USES
-        for path in sorted((folder / use).glob("*.jsonl"))
+        for path in sorted((prepared / use).glob("*.jsonl"))
     }
 
 

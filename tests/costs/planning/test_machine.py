@@ -69,15 +69,6 @@ def test_a_phase_takes_its_pace_and_a_start_what_it_took_here() -> None:
     assert theirs["start"] - mine["start"] == pytest.approx(12.0 - 4.0)
 
 
-def test_texts_are_read_at_the_pace_of_the_data_stage() -> None:
-    slow = stage("data", parameters=1.0, paces={"tokenise": 3.0}, bytes={})
-    both = (*machine().stages, slow)
-    usual, slower = (
-        seconds(planned(machine(stages=own), "reward"))["start"] - 4.0 for own in (both[:-1], both)
-    )
-    assert slower == pytest.approx(3 * usual, rel=0.01)
-
-
 def test_memory_beyond_the_formulas_is_added_and_no_part_is_lost() -> None:
     here, formulas = planned(machine(), "ppo"), planned(machine(stages=()), "ppo")
     assert here.peak_bytes_per_gpu - formulas.peak_bytes_per_gpu == pytest.approx(10 * 2**20)

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.worlds import drawn_shape
 from config.sections.data import HelpdeskSource
 from costs.planning.rows import world_tokens
-from training.preparation.helpdesk import generate
+from tests.support.helpdesk_rows import generate
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -290,9 +290,14 @@ def test_a_model_with_a_smaller_vocabulary_than_the_tokenizer_is_refused(
     folder: Path, load: Callable
 ) -> None:
     larger = trained_tokenizer(
-        [*BY_HAND.remedies.values(), *BY_HAND.items, *BY_HAND.upset, *BY_HAND.calm],
+        [
+            *BY_HAND.remedies.values(),
+            *BY_HAND.items,
+            *BY_HAND.upset,
+            *BY_HAND.calm,
+            *BY_HAND.greetings,
+        ],
         380,
-        prompts=BY_HAND.greetings * 2,
     )
     assert len(larger) > len(tokenizer())
     with pytest.raises(

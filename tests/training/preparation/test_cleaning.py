@@ -9,14 +9,11 @@ from hypothesis import strategies as st
 from config.errors import DataError
 from training.preparation.cleaning import (
     Origin,
+    Quarantine,
     Refusal,
     Refused,
     TextRules,
-    check_quarantine_fraction,
-    contradictory_pairs,
-    reasons,
     same_prompt_key,
-    write_quarantine,
 )
 
 RULES = TextRules(max_prompt_chars=20, max_response_chars=10, special_tokens=("<eos>",))
@@ -86,18 +83,9 @@ def test_a_conversation_of_one_user_message_is_the_same_prompt_as_its_text() -> 
     )
 
 
-def test_both_of_two_opposite_pairs_are_counted_once() -> None:
-    assert (
-        contradictory_pairs(
-            [("p", "a", "b"), ("p", "b", "a"), ("p", "a", "b"), ("q", "b", "a"), ("p", "a", "c")]
-        )
-        == 2
-    )
-
-
 def test_the_quarantine_file_tells_reason_place_column_and_the_original_row(tmp_path: Path) -> None:
     origin = Origin("rows.csv", "line", 7, "chosen", {"chosen": "half \ud800 é", "n": 1})
-    write_quarantine(tmp_path / "q.jsonl", [Refusal("not_unicode", "why", origin)])
+    Quarantine(tmp_path / "q.jsonl").add([Refusal("not_unicode", "why", origin)])
     row = json.loads((tmp_path / "q.jsonl").read_bytes())
     assert row == {
         "reason": "not_unicode",
@@ -114,39 +102,39 @@ def test_a_row_nested_too_deep_to_be_copied_is_still_reported(tmp_path: Path) ->
     deep: Any = []
     for _ in range(50_000):
         deep = [deep]
-    write_quarantine(
-        tmp_path / "q.jsonl",
-        [Refusal("wrong_type", "why", Origin("rows.jsonl", "line", 3, "", deep))],
-    )
+    refusal = Refusal("wrong_type", "why", Origin("rows.jsonl", "line", 3, "", deep))
+    Quarantine(tmp_path / "q.jsonl").add([refusal])
     row = json.loads((tmp_path / "q.jsonl").read_text())
     assert (row["reason"], row["number"], row["original"]) == ("wrong_type", 3, None)
 
 
-def test_reasons_are_counted_most_frequent_first() -> None:
-    assert list(reasons(refusals("empty", "role", "role")).items()) == [("role", 2), ("empty", 1)]
+def quarantine(folder: Path, *reasons: str) -> Quarantine:
+    quarantine = Quarantine(folder / "q.jsonl")
+    quarantine.add(refusals(*reasons))
+    return quarantine
 
 
-def test_as_many_refused_rows_as_the_fraction_allows_pass() -> None:
-    check_quarantine_fraction(refusals(*["empty"] * 5), 100, 0.05, "q.jsonl")
-    check_quarantine_fraction([], 100, 0.0, "q.jsonl")
+def test_as_many_refused_rows_as_the_fraction_allows_pass(tmp_path: Path) -> None:
+    quarantine(tmp_path, *["empty"] * 5).refuse_if_too_many(100, 0.05, tmp_path / "kept")
+    quarantine(tmp_path).refuse_if_too_many(100, 0.0, tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()
 
 
-def test_one_refused_row_too_many_fails_with_the_top_reasons_and_their_first_places() -> None:
+def test_one_refused_row_too_many_fails_with_the_top_reasons_and_their_first_places(
+    tmp_path: Path,
+) -> None:
+    full = quarantine(tmp_path, "role", "empty", "empty", "empty", "role", "rank", "deleted")
     with pytest.raises(DataError) as failure:
-        check_quarantine_fraction(
-            refusals("role", "empty", "empty", "empty", "role", "rank", "deleted"),
-            100,
-            0.05,
-            "runs/q.jsonl",
-        )
+        full.refuse_if_too_many(100, 0.05, tmp_path / "kept")
     message = str(failure.value)
     assert "3 empty (first: rows.jsonl line 1, chosen" in message
     assert "2 role (first: rows.jsonl line 0, chosen" in message
     assert "7 of 100" in message
-    assert "runs/q.jsonl" in message
+    assert "runs/data/quarantine.jsonl" in message
     assert "\n" not in message
+    assert (tmp_path / "kept").read_bytes() == (tmp_path / "q.jsonl").read_bytes()
 
 
-def test_refusing_every_row_fails_whatever_the_fraction() -> None:
+def test_refusing_every_row_fails_whatever_the_fraction(tmp_path: Path) -> None:
     with pytest.raises(DataError):
-        check_quarantine_fraction(refusals("empty", "empty"), 2, 1.0, "q.jsonl")
+        quarantine(tmp_path, "empty", "empty").refuse_if_too_many(2, 1.0, tmp_path / "kept")

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from config.errors import ParamsError
 from config.sections.data import HelpdeskSource
+from tests.support.helpdesk_rows import generate
 from training.preparation.helpdesk import (
     Case,
     bayes_accuracy,
     criteria,
     exchanges,
-    generate,
     gold_score,
     mean_gold,
     preference_probability,

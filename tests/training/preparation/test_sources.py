@@ -2,6 +2,7 @@ import csv
 import functools
 import gzip
 import http.server
+import io
 import json
 import socket
 import threading
@@ -33,7 +34,7 @@ def read(path: Path | str, root: Path = Path()) -> Table:
 def refusal(path: Path | str) -> str:
     """The one-line message a broken file gives."""
     with pytest.raises(DataError) as failure:
-        read(path)
+        list(read(path).rows)
     assert "\n" not in str(failure.value)
     assert str(path) in str(failure.value)
     return str(failure.value)
@@ -153,7 +154,7 @@ def test_a_reader_that_fails_is_one_line_with_its_own(
     tmp_path: Path, text: str, words: str
 ) -> None:
     with pytest.raises(DataError) as refused:
-        read_python(python_source(tmp_path, text), tmp_path, "data.source")
+        list(read_python(python_source(tmp_path, text), tmp_path, "data.source").rows)
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -174,7 +175,7 @@ def test_rows_nested_deeper_than_the_parser_goes_are_one_line(tmp_path: Path, na
         with pytest.raises(
             DataError, match=r"line 1 is not JSON \(it nests too deeply, 990 levels"
         ):
-            read(path)
+            list(read(path).rows)
 
 
 # ---------------------------------------------------------------- broken files
@@ -369,10 +370,12 @@ def test_a_source_larger_than_allowed_is_refused_told_so_or_not(
 ) -> None:
     write(tmp_path / "a.jsonl", json.dumps(ROWS[0]))
     size = (tmp_path / "a.jsonl").stat().st_size
-    assert download(f"{site}/a.jsonl", "data.source", size) == (tmp_path / "a.jsonl").read_bytes()
+    content = io.BytesIO()
+    download(f"{site}/a.jsonl", "data.source", content, size)
+    assert content.getvalue() == (tmp_path / "a.jsonl").read_bytes()
     for name in ("a.jsonl", "endless.jsonl"):
         with pytest.raises(DataError, match=f"larger than {size - 1} bytes.*MAX_BYTES"):
-            download(f"{site}/{name}", "data.source", size - 1)
+            download(f"{site}/{name}", "data.source", io.BytesIO(), size - 1)
 
 
 def test_a_secret_of_the_environment_is_sent_and_never_shown(

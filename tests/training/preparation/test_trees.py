@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.parsed_rows import read_as
+from tests.support.parsed_rows import Parsed, read_as
 from training.preparation.cleaning import TextRules
-from training.preparation.formats import Parsed
 
 RULES = TextRules(1000, 500, ())
 OASST = Path(__file__).parents[3] / "data/samples/oasst-trees/trees.jsonl"

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from config.sections.data import FileSource
-from tests.support.parsed_rows import read_as
+from tests.support.parsed_rows import Parsed, read_as
 from training.preparation.columns import column_names
-from training.preparation.formats import Parsed
 from training.preparation.sources import SourceRow, Table
 from training.preparation.votes import gather, read_vote_lines
 
