@@ -282,19 +282,19 @@ def _measurement(
         prompt_lengths,
         response_lengths,
         golds,
-        gold_of(policy, workspace, params),
+        gold_of(policy, workspace.folder, params),
     )
 
 
 @torch.no_grad()
-def gold_of(policy: Path, workspace: Workspace, params: Params) -> float:
+def gold_of(policy: Path, folder: Path, params: Params) -> float:
     """Mean gold score of a policy's sampled responses to the first GOLD_PROMPTS held-out prompts,
     the same random numbers for all.
     """
-    tokenizer = load_tokenizer(workspace.folder / "data/tokenizer")
-    prompts = [
-        row["prompt"] for row in jsonl.plain(workspace.folder / "data/prepared/prompts/test.jsonl")
-    ][:GOLD_PROMPTS]
+    tokenizer = load_tokenizer(folder / "data/tokenizer")
+    prompts = [row["prompt"] for row in jsonl.plain(folder / "data/prepared/prompts/test.jsonl")][
+        :GOLD_PROMPTS
+    ]
     model = (
         load_policy(policy, params.model, tokenizer)
         .to("cuda" if torch.cuda.is_available() else "cpu")
