@@ -127,12 +127,12 @@ def eager_bytes(
     levers: Levers,
     sequences: float,
     tokens: float,
-    each: float = EAGER_FORWARD,
+    bytes_per_score: float = EAGER_FORWARD,
 ) -> float:
     """Traffic of the scores of eager attention in one pass; 0 for fused kernels."""
     if levers.attention != "eager":
         return 0.0
-    return shape.layers * shape.heads * sequences * tokens**2 * each
+    return shape.layers * shape.heads * sequences * tokens**2 * bytes_per_score
 
 
 def gather_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
@@ -286,8 +286,12 @@ def decode_step(
     routed = 0.0
     if shape.experts:
         # beside those of one token, which `held_weight_bytes` counts
-        one = shape.experts_per_token / shape.experts
-        others = (experts_read(shape, sequences) - one) / (1 - one) if one < 1 else 0.0
+        expert_share = shape.experts_per_token / shape.experts
+        others = (
+            (experts_read(shape, sequences) - expert_share) / (1 - expert_share)
+            if expert_share < 1
+            else 0.0
+        )
         unmet = shape.layers * (shape.layer_matrix_parameters - shape.active_layer_parameters)
         routed = unmet * others * (QUANT_BYTES.get(levers.quantisation or "", b))
     return Work(

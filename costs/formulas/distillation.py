@@ -47,24 +47,24 @@ def teacher_levers(setting: Setting) -> Levers:
 def distill_phases(setting: Setting) -> list[PhaseRow]:
     """(phase, work, seconds, bound) over all updates, on one device."""
     loop, teacher, held = roles_of(setting), teacher_of(setting), teacher_levers(setting)
-    each = loop.batch / setting.gpus
-    found = []
+    sequences = loop.batch / setting.gpus
+    phases = []
     for name, shape, levers, share in (
         ("student_rollout", setting.model, setting.levers, loop.student_share),
         ("teacher_rollout", teacher, held, 1 - loop.student_share),
     ):
         if share > 0:
-            found.append(_rollout(setting, name, shape, levers, share * each))
+            phases.append(_rollout(setting, name, shape, levers, share * sequences))
     if loop.taught_share > 0:
         counted = replace(
             setting,
             workload=replace(setting.workload, steps=setting.workload.steps * loop.taught_share),
         )
-        found.append(scored(counted, "teacher_logprobs", teacher, False, each))
-    name, work, seconds, bound = update_phase(setting, each)
-    head = _teacher_head(setting, teacher, held, each)
+        phases.append(scored(counted, "teacher_logprobs", teacher, False, sequences))
+    name, work, seconds, bound = update_phase(setting, sequences)
+    head = _teacher_head(setting, teacher, held, sequences)
     return [
-        *found,
+        *phases,
         (name, work + head, seconds + duration(head, setting).seconds, bound),
     ]
 
@@ -128,8 +128,8 @@ def distill_moments(setting: Setting) -> list[Moment]:
         },
         "teacher": frozen_role(setting, teacher, held),
     }
-    each = loop.batch / setting.gpus
-    found = []
+    sequences = loop.batch / setting.gpus
+    moments = []
     for name, role, shape, levers, share in (
         ("student_rollout", "policy", setting.model, setting.levers, loop.student_share),
         ("teacher_rollout", "teacher", teacher, held, 1 - loop.student_share),
@@ -139,15 +139,15 @@ def distill_moments(setting: Setting) -> list[Moment]:
                 setting,
                 shape,
                 levers,
-                max(1.0, min(loop.rollout_batch, each)),
+                max(1.0, min(loop.rollout_batch, sequences)),
                 work.prompt_tokens + work.response_tokens,
                 work.prompt_tokens,
             )
             parts["workspace"] += gathered_bytes(setting, shape, levers)
-            found.append(Moment(name, plus(resident, role, parts)))
-    longest = packed_sequences(setting, each)
+            moments.append(Moment(name, plus(resident, role, parts)))
+    longest = packed_sequences(setting, sequences)
     passing = scoring(setting, teacher, held, longest, work.max_tokens, vocabulary=False)
     passing["workspace"] += gathered_bytes(setting, teacher, held)
-    found.append(Moment("teacher_logprobs", plus(resident, "teacher", passing)))
+    moments.append(Moment("teacher_logprobs", plus(resident, "teacher", passing)))
     kept = {"activations": teacher_hidden_bytes(setting)}
-    return found + update_moments(setting, plus(resident, "teacher", kept))
+    return moments + update_moments(setting, plus(resident, "teacher", kept))

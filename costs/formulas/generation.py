@@ -29,14 +29,14 @@ def generation(
     steps = work.decoded_tokens or 1.0 * work.response_tokens
     going = sequences * work.response_mean / max(1.0, steps)
     step = decode_step(setting, shape, levers, max(1.0, going), work.prompt_tokens + steps / 2)
-    first, each = duration(prefill, setting), decode_duration(step, setting)
+    first, later = duration(prefill, setting), decode_duration(step, setting)
     return [
         ("prefill", prefill.times(batches), first.seconds * batches, first.bound),
         (
             "decode",
             step.times(batches * steps),
-            each.seconds * batches * steps,
-            each.bound,
+            later.seconds * batches * steps,
+            later.bound,
         ),
     ]
 

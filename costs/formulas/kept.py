@@ -101,8 +101,8 @@ def recomputed_bytes(
         return total * (rebuilt + active)
     # the only layer is the last one
     kept = layer_kept(shape, levers, setting.engine, tokens, setting.mask_tensor)
-    each = active + kept.get("feed_forward", 0.0) * (levers.checkpointing == "full")
-    return total * (rebuilt + active) - spared_tokens(setting, shape, levers, total) * each
+    layer_bytes = active + kept.get("feed_forward", 0.0) * (levers.checkpointing == "full")
+    return total * (rebuilt + active) - spared_tokens(setting, shape, levers, total) * layer_bytes
 
 
 def workspace(setting: Setting, shape: ModelShape, levers: Levers) -> float:

@@ -63,9 +63,9 @@ def ppo_phases(setting: Setting) -> list[PhaseRow]:
     all updates, on one device.
     """
     loop = roles_of(setting)
-    each = loop.batch / setting.gpus
-    side_by_side = min(loop.rollout_batch, each)
-    batches = setting.workload.steps * each / side_by_side
+    sequences = loop.batch / setting.gpus
+    side_by_side = min(loop.rollout_batch, sequences)
+    batches = setting.workload.steps * sequences / side_by_side
     generated = generation(setting, setting.model, setting.levers, batches, side_by_side)
     rollout = (
         "rollout",
@@ -80,10 +80,16 @@ def ppo_phases(setting: Setting) -> list[PhaseRow]:
     again = loop.rescored / setting.gpus
     rescored = [scored(setting, "logprobs", setting.model, True, again)] if again else []
     passes = [
-        scored(setting, name, shape, vocabulary, each)
+        scored(setting, name, shape, vocabulary, sequences)
         for name, shape, vocabulary in frozen_passes(setting)
     ]
-    return [rollout, *rescored, *passes, _advantage(setting, each), update_phase(setting, each)]
+    return [
+        rollout,
+        *rescored,
+        *passes,
+        _advantage(setting, sequences),
+        update_phase(setting, sequences),
+    ]
 
 
 def frozen_passes(setting: Setting) -> list[tuple[str, ModelShape, bool]]:
@@ -180,8 +186,8 @@ def _advantage(setting: Setting, sequences: float) -> PhaseRow:
 def update_phase(setting: Setting, sequences: float) -> PhaseRow:
     """ppo_epochs over the rollout: policy and, in its own model, value."""
     loop, work, levers = roles_of(setting), setting.workload, setting.levers
-    own = setting.engine.packs
-    each, micro = update_passes(setting, sequences / loop.mini_batches)
+    packs = setting.engine.packs
+    micro_batches, micro = update_passes(setting, sequences / loop.mini_batches)
     tokens = _tokens_in(setting, every_token=False)
     read = min(1.0, work.response_mean / tokens)
     counted = replace(
@@ -189,10 +195,10 @@ def update_phase(setting: Setting, sequences: float) -> PhaseRow:
         workload=replace(
             work,
             loss_tokens=1.0 if setting.engine.whole_logits else read,
-            read_tokens=read if own else 1.0,
+            read_tokens=read if packs else 1.0,
         ),
     )
-    passes = work.steps * loop.ppo_epochs * loop.mini_batches * each
+    passes = work.steps * loop.ppo_epochs * loop.mini_batches * micro_batches
     optimizer_steps = work.steps * loop.ppo_epochs * loop.mini_batches
     total, seconds, bound = Work(), 0.0, "compute"
     trained: list[tuple[ModelShape, Levers, bool]] = [(setting.model, levers, True)]

@@ -44,7 +44,7 @@ def ppo_moments(setting: Setting) -> list[Moment]:
     )
     frozen = replace(setting.levers, tuning="frozen", weights_fp32=False)
     rollout["workspace"] += gathered_bytes(setting, setting.model, setting.levers)
-    found = [Moment("rollout", plus(resident, "policy", rollout))]
+    moments = [Moment("rollout", plus(resident, "policy", rollout))]
     again = [("logprobs", setting.model, True)] if loop.rescored else []
     longest = packed_sequences(setting, loop.batch / setting.gpus)
     for name, shape, vocabulary in [*again, *frozen_passes(setting)]:
@@ -55,8 +55,8 @@ def ppo_moments(setting: Setting) -> list[Moment]:
         passing = scoring(setting, shape, setting.levers, rows, work.max_tokens, vocabulary)
         held = {"policy": setting.levers, "value": value_levers(setting)}.get(role, frozen)
         passing["workspace"] += gathered_bytes(setting, shape, held)
-        found.append(Moment(name, plus(resident, role, passing)))
-    return found + update_moments(setting, resident)
+        moments.append(Moment(name, plus(resident, role, passing)))
+    return moments + update_moments(setting, resident)
 
 
 def resident_roles(setting: Setting) -> Roles:
@@ -65,8 +65,8 @@ def resident_roles(setting: Setting) -> Roles:
     roles: Roles = {"policy": _states(setting, shape, levers)}
     base = frozen_role(setting, shape, levers)["weights"]
     if loop.ref and (levers.tuning != "lora" or loop.ref_levers is not None):
-        own = 0.0 if levers.tuning == "lora" else base
-        roles["ref"] = {"weights": own + adapter_bytes(setting, shape, loop.ref_levers)}
+        adapted = 0.0 if levers.tuning == "lora" else base
+        roles["ref"] = {"weights": adapted + adapter_bytes(setting, shape, loop.ref_levers)}
     if loop.layout == "shared_base":
         roles["reward"] = {"weights": adapter_bytes(setting, shape, loop.reward_levers or levers)}
         if has_value(setting):
@@ -77,8 +77,10 @@ def resident_roles(setting: Setting) -> Roles:
             }
         return roles
     if loop.reward is not None:
-        own = frozen_role(setting, loop.reward, levers)["weights"]
-        roles["reward"] = {"weights": own + adapter_bytes(setting, loop.reward, loop.reward_levers)}
+        adapted = frozen_role(setting, loop.reward, levers)["weights"]
+        roles["reward"] = {
+            "weights": adapted + adapter_bytes(setting, loop.reward, loop.reward_levers)
+        }
     value = own_value(setting)
     if value is not None:
         roles["value"] = _states(setting, value, value_levers(setting))
@@ -107,20 +109,20 @@ def update_moments(setting: Setting, resident: Roles) -> list[Moment]:
     The value model's forward pass comes last, so its backward pass comes first, and its activations
     go first.
     """
-    micro, own = update_micro_batch(setting), setting.engine.packs
+    micro, packs = update_micro_batch(setting), setting.engine.packs
     passes, _ = update_passes(setting, mini_batch(setting))
     counted = setting.with_levers(micro_batch=micro, accumulation=max(1, floor(passes)))
     work = setting.workload
     loss_tokens = min(1.0, work.response_mean / max(1.0, work.mean_tokens))
     if setting.engine.whole_logits or (setting.loss.host and setting.hardware.is_cpu):
         loss_tokens = 1.0  # without Triton TRL's fused head reads every position
-    longest = packed_sequences(setting, mini_batch(setting)) * work.max_tokens if own else None
+    longest = packed_sequences(setting, mini_batch(setting)) * work.max_tokens if packs else None
     counted = replace(
         counted,
         workload=replace(
             work,
             loss_tokens=loss_tokens,
-            read_tokens=loss_tokens if own else 1.0,
+            read_tokens=loss_tokens if packs else 1.0,
             micro_batch_tokens=longest,
         ),
     )
@@ -133,29 +135,29 @@ def update_moments(setting: Setting, resident: Roles) -> list[Moment]:
     held = replace(
         value_levers(setting), micro_batch=micro, accumulation=counted.levers.accumulation
     )
-    of_value = _work_parts(
+    value_parts = _work_parts(
         training_moments(counted, value, held, phase="update", role="value", vocabulary=False),
         "value",
     )
     if roles_of(setting).layout == "shared_base":  # the policy has the base
-        for parts in of_value.values():
+        for parts in value_parts.values():
             del parts["weights"]
     kept = {part: policy["update:loss"][part] for part in ("activations", "weights")}
     # weights gathered for both stay until the single backward pass ends
     outside = waiting_gradients(setting, value, held)
-    gradients = {"gradients": of_value["update:step"].get("gradients", 0.0) + outside}
-    if "weights" in of_value["update:backward_end"]:
-        gradients["weights"] = of_value["update:backward_end"]["weights"]
+    gradients = {"gradients": value_parts["update:step"].get("gradients", 0.0) + outside}
+    if "weights" in value_parts["update:backward_end"]:
+        gradients["weights"] = value_parts["update:backward_end"]["weights"]
     waiting = {
         "gradients": policy["update:step"].get("gradients", 0.0)
         if counted.levers.accumulation > 1
         else 0.0
     }
-    found = [
+    moments = [
         Moment(phase, plus(plus(resident, "value", parts), "policy", kept | waiting))
-        for phase, parts in of_value.items()
+        for phase, parts in value_parts.items()
     ]
-    return found + [
+    return moments + [
         Moment(phase, plus(plus(resident, "policy", parts), "value", gradients))
         for phase, parts in policy.items()
     ]

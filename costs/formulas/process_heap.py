@@ -92,7 +92,7 @@ def activations_in_heap(setting: Setting) -> float:
     if levers.checkpointing == "full":
         return float(tokens * layer_inputs(levers, shape) < MAPPED_BYTES)
     scores = shape.heads * longest * levers.dtype_bytes
-    each = {
+    token_bytes = {
         "norms": shape.width * 4,
         "attention": scores
         if levers.attention == "eager"
@@ -104,7 +104,7 @@ def activations_in_heap(setting: Setting) -> float:
     small = sum(
         size
         for part, size in kept.items()
-        if tokens * each.get(part, shape.width * levers.dtype_bytes) < MAPPED_BYTES
+        if tokens * token_bytes.get(part, shape.width * levers.dtype_bytes) < MAPPED_BYTES
     )
     return small / sum(kept.values()) if kept else 1.0
 

@@ -53,9 +53,9 @@ def token_price(usage: Usage, usd_per_hour: float, basis: CostBasis) -> TokenPri
     )
 
 
-def price_of(found: Benchmark, load: Load, basis: CostBasis = "allocation") -> TokenPrice:
+def price_of(benchmark: Benchmark, load: Load, basis: CostBasis = "allocation") -> TokenPrice:
     """The price of a load that was benchmarked."""
-    return token_price(load.usage, found.usd_per_hour, basis)
+    return token_price(load.usage, benchmark.usd_per_hour, basis)
 
 
 def split_method(usage: Usage) -> str:

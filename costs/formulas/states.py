@@ -117,8 +117,8 @@ def weights_in_backward(setting: Setting, shape: ModelShape, levers: Levers) -> 
     held, copies = weights(setting, shape, levers), autocast_copies(setting, shape, levers)
     if not copies or levers.checkpointing != "full":
         return held
-    one = shape.layer_matrix_parameters * levers.dtype_bytes
-    return held - copies + min(copies, one)
+    layer = shape.layer_matrix_parameters * levers.dtype_bytes
+    return held - copies + min(copies, layer)
 
 
 def weights_after_backward(setting: Setting, shape: ModelShape, levers: Levers) -> float:

@@ -110,10 +110,10 @@ def logits_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     tokens = (
         setting.workload.micro_batch_tokens or levers.micro_batch * setting.workload.max_tokens
     ) * setting.workload.loss_tokens
-    each = setting.loss.bytes_per_token(
+    token_bytes = setting.loss.bytes_per_token(
         shape.vocab, tokens, levers.dtype_bytes, setting.engine.compiled, setting.accelerator_bytes
     )
-    return tokens * each
+    return tokens * token_bytes
 
 
 def head_gradient(shape: ModelShape, levers: Levers) -> float:

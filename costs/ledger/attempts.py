@@ -146,17 +146,17 @@ def _lost_seconds(attempt: Attempt) -> dict[int, float]:
 
 
 def _until_done(attempts: Iterable[Attempt]) -> list[Attempt]:
-    taken = []
+    rows = []
     for attempt in attempts:
-        taken.append(attempt)
+        rows.append(attempt)
         if attempt.done:
             break
-    return taken
+    return rows
 
 
 def _attempt(events: list[AttemptRow], usage: list[UsageRow]) -> Attempt:
     """One attempt from its rows; at least one of the lists is not empty."""
-    known: AttemptRow | UsageRow = events[0] if events else usage[0]
+    first: AttemptRow | UsageRow = events[0] if events else usage[0]
     end = next((row for row in events if row.event == "end"), None)
     begin = min([row.time for row in events] + [row.time - row.seconds for row in usage])
     last = max([row.time for row in events] + [row.time for row in usage])
@@ -164,16 +164,16 @@ def _attempt(events: list[AttemptRow], usage: list[UsageRow]) -> Attempt:
     lasted = last - begin if lived is None else lived
     missing = lasted - sum(row.seconds for row in usage)
     if end is None and missing > 0:
-        usage = [*usage, _unaccounted(known, usage, last, missing)]
+        usage = [*usage, _unaccounted(first, usage, last, missing)]
     return Attempt(
-        number=known.attempt,
-        run_id=known.run_id,
+        number=first.attempt,
+        run_id=first.run_id,
         fingerprint=next((row.fingerprint for row in events if row.fingerprint), ""),
         resumed_step=max((row.step for row in events if row.event == "resume"), default=0),
         exit_code=end.exit_code if end else None,
         message=end.message if end else "",
-        device=known.device or (usage[0].device if usage else ""),
-        world_size=known.world_size,
+        device=first.device or (usage[0].device if usage else ""),
+        world_size=first.world_size,
         begin=begin,
         last=last,
         usage=tuple(usage),
@@ -182,19 +182,19 @@ def _attempt(events: list[AttemptRow], usage: list[UsageRow]) -> Attempt:
 
 
 def _unaccounted(
-    known: AttemptRow | UsageRow, usage: list[UsageRow], time: float, seconds: float
+    row: AttemptRow | UsageRow, usage: list[UsageRow], time: float, seconds: float
 ) -> UsageRow:
     """The missing last row of a killed process: its time outside of every phase."""
     return UsageRow(
         time=time,
-        run_id=known.run_id,
-        attempt=known.attempt,
+        run_id=row.run_id,
+        attempt=row.attempt,
         step=max((row.step for row in usage), default=0),
         phase="other",
         seconds=seconds,
         tokens=0,
         sequences=0,
         peak_bytes=0,
-        device=known.device,
-        world_size=known.world_size,
+        device=row.device,
+        world_size=row.world_size,
     )

@@ -51,16 +51,16 @@ class Limit(NamedTuple):
 
 def limits(budget: Budget) -> list[Limit]:
     """Every limit that is set."""
-    of_run = [
+    run_limits = [
         ("budget.max_usd", budget.max_usd, "USD"),
         ("budget.max_hours", budget.max_hours, "h"),
     ]
-    found = [Limit(key, value, unit, None) for key, value, unit in of_run if value is not None]
-    found += [
+    limits = [Limit(key, value, unit, None) for key, value, unit in run_limits if value is not None]
+    limits += [
         Limit(f"budget.max_usd_by_stage.{stage}", value, "USD", stage)
         for stage, value in budget.max_usd_by_stage.items()
     ]
-    return found + [
+    return limits + [
         Limit(f"budget.max_hours_by_stage.{stage}", value, "h", stage)
         for stage, value in budget.max_hours_by_stage.items()
     ]
@@ -159,11 +159,11 @@ def added(first: Mapping[str, Cost], second: Mapping[str, Cost]) -> dict[str, Co
 def chain(rows: Sequence[PipelineRow], run_id: str | None) -> list[str]:
     """The run and those it continues, newest first."""
     before = {row.run_id: row.detail.get("continues") for row in rows if row.event == "start"}
-    found: list[str] = []
-    while run_id and run_id not in found:
-        found.append(run_id)
+    run_ids: list[str] = []
+    while run_id and run_id not in run_ids:
+        run_ids.append(run_id)
         run_id = before.get(run_id)
-    return found
+    return run_ids
 
 
 def spent(attempts: Iterable[Attempt], run_ids: Sequence[str], price: StagePrice) -> Cost:
@@ -206,13 +206,13 @@ def time_left(
     """Wall seconds that the tightest limit leaves to `stage` with this many processes; None without
     a limit.
     """
-    found = []
+    remaining = []
     for limit in limits(budget):
         if limit.stage in (None, stage):
-            left = limit.value - limit.part(total(already, limit.stage))
+            rest = limit.value - limit.part(total(already, limit.stage))
             per_second = price.usd(1.0, world_size) if limit.unit == "USD" else 1 / 3600
-            found.append(TimeLeft(left / per_second, limit))
-    return min(found, default=None)
+            remaining.append(TimeLeft(rest / per_second, limit))
+    return min(remaining, default=None)
 
 
 class Pace:

@@ -35,9 +35,9 @@ def this_machine() -> str:
 
 def read_history(root: Path) -> Rows:
     """All rows of this machine, oldest first, and how many were skipped."""
-    found = jsonl.read(root / HISTORY, PlannedRow)
+    rows = jsonl.read(root / HISTORY, PlannedRow)
     machine = this_machine()
-    return Rows([row for row in found.rows if row.machine == machine], found.skipped)
+    return Rows([row for row in rows.rows if row.machine == machine], rows.skipped)
 
 
 def skipped_note(skipped: int) -> str | None:
@@ -55,14 +55,14 @@ def remember(root: Path, book: Ledger, reconciled: Reconciled) -> int:
     """Append the stages that the run of `book` made itself and that were planned, each once;
     returns how many rows that were.
     """
-    known = {(row.run_id, row.stage) for row in jsonl.read(root / HISTORY, PlannedRow).rows}
-    made = [
+    remembered = {(row.run_id, row.stage) for row in jsonl.read(root / HISTORY, PlannedRow).rows}
+    completed = [
         stage.stage
         for stage in book.stages
-        if stage.state == "done" and (book.run_id, stage.stage) not in known
+        if stage.state == "done" and (book.run_id, stage.stage) not in remembered
     ]
     rows = []
-    for stage in (stage for stage in reconciled.stages if stage.stage in made):
+    for stage in (stage for stage in reconciled.stages if stage.stage in completed):
         for phase, comparison in [*stage.phases.items(), ("", stage.total)]:
             device = stage.hardware or reconciled.hardware
             row = _row(book.run_id, device, stage.stage, phase, comparison)

@@ -183,10 +183,10 @@ def ledger(root: Path, params: Params, run_id: str | None = None) -> Ledger:
     chosen = run_id or (pipeline.rows[-1].run_id if pipeline.rows else NO_RUN_ID)
     rows: list[PipelineRow] = [row for row in pipeline.rows if row.run_id == chosen]
     if not rows and chosen != NO_RUN_ID:
-        known = ", ".join(dict.fromkeys(row.run_id for row in reversed(pipeline.rows))) or "none"
+        run_ids = ", ".join(dict.fromkeys(row.run_id for row in reversed(pipeline.rows))) or "none"
         raise CostError(
             f"run {chosen!r} is not in {root / 'runs' / 'pipeline.jsonl'}. Name one of its runs "
-            f"(newest first): {known}."
+            f"(newest first): {run_ids}."
         )
     stages, skipped = [], pipeline.skipped
     for name in dict.fromkeys([*STAGES, *(row.stage for row in rows if row.stage)]):
@@ -237,23 +237,23 @@ def ledger(root: Path, params: Params, run_id: str | None = None) -> Ledger:
 def _stage_of_run(
     name: str, run_id: str, row: PipelineRow | None, attempts: list[Attempt], price: StagePrice
 ) -> StageCost | None:
-    own = [attempt for attempt in attempts if attempt.run_id == run_id]
-    if own:
-        return _cost(name, own, attempts, price)
+    run_attempts = [attempt for attempt in attempts if attempt.run_id == run_id]
+    if run_attempts:
+        return _cost(name, run_attempts, attempts, price)
     if row is None:
         return None
-    made = _makers(row.attempt, attempts) if row.cached and row.attempt is not None else []
-    useful = [usage for attempt, later in made for usage in split_usage(attempt, later)[0]]
+    makers = _makers(row.attempt, attempts) if row.cached and row.attempt is not None else []
+    useful = [usage for attempt, later in makers for usage in split_usage(attempt, later)[0]]
     return StageCost(
         stage=name,
         cached=row.cached,
         state="cached" if row.cached else row.state or "failed",
         message="",
-        attempt=made[-1][0].number if made else row.attempt,
+        attempt=makers[-1][0].number if makers else row.attempt,
         attempts=0,
         failed_attempts=0,
-        device=made[-1][0].device if made else "",
-        world_size=made[-1][0].world_size if made else 1,
+        device=makers[-1][0].device if makers else "",
+        world_size=makers[-1][0].world_size if makers else 1,
         usd_per_device_hour=price.usd_per_device_hour,
         seconds=0.0,
         device_seconds=0.0,
@@ -286,29 +286,31 @@ def _makers(number: int, attempts: list[Attempt]) -> list[tuple[Attempt, list[At
     return [(attempts[i], attempts[i + 1 :]) for i in chain]
 
 
-def _cost(name: str, own: list[Attempt], attempts: list[Attempt], price: StagePrice) -> StageCost:
+def _cost(
+    name: str, run_attempts: list[Attempt], attempts: list[Attempt], price: StagePrice
+) -> StageCost:
     """Sums over the attempts `own` of a stage; `attempts` are all it ever had, to know what was
     done again.
     """
-    rows = [row for attempt in own for row in attempt.usage]
+    rows = [row for attempt in run_attempts for row in attempt.usage]
     redone = [
         row
         for i, attempt in enumerate(attempts)
-        if attempt in own
+        if attempt in run_attempts
         for row in split_usage(attempt, attempts[i + 1 :])[1]
     ]
     phases = _phases(rows, price)
-    newest = own[-1]
-    done = next((attempt.number for attempt in reversed(own) if attempt.done), None)
-    made = _makers(done, attempts) if done is not None else []
+    newest = run_attempts[-1]
+    done = next((attempt.number for attempt in reversed(run_attempts) if attempt.done), None)
+    makers = _makers(done, attempts) if done is not None else []
     return StageCost(
         stage=name,
         cached=False,
         state=newest.state,
         message=newest.message,
         attempt=done,
-        attempts=len(own),
-        failed_attempts=sum(not attempt.done for attempt in own),
+        attempts=len(run_attempts),
+        failed_attempts=sum(not attempt.done for attempt in run_attempts),
         device=newest.device,
         world_size=newest.world_size,
         usd_per_device_hour=price.usd_per_device_hour,
@@ -321,23 +323,23 @@ def _cost(name: str, own: list[Attempt], attempts: list[Attempt], price: StagePr
         usd=sum((phase.usd for phase in phases), 0.0),
         waste_seconds=_seconds(redone),
         waste_usd=price.usd_of_rows(redone),
-        memory_retries=sum(len(attempt.retries) for attempt in own),
+        memory_retries=sum(len(attempt.retries) for attempt in run_attempts),
         saved_seconds=0.0,
         saved_usd=0.0,
         peak_bytes=max((phase.peak_bytes for phase in phases), default=0),
         phases=phases,
         by_attempt=tuple(
             AttemptCost(
-                each.number,
-                each.state,
-                each.resumed_step,
-                _seconds(each.usage),
-                price.usd_of_rows(each.usage),
+                attempt.number,
+                attempt.state,
+                attempt.resumed_step,
+                _seconds(attempt.usage),
+                price.usd_of_rows(attempt.usage),
             )
-            for each in own
+            for attempt in run_attempts
         ),
         made=_phases(
-            [usage for attempt, later in made for usage in split_usage(attempt, later)[0]], price
+            [usage for attempt, later in makers for usage in split_usage(attempt, later)[0]], price
         ),
     )
 

@@ -100,18 +100,19 @@ def _stage(stage: StageCost, planned: Mapping[str, Any] | None, price: float) ->
     # plans of earlier versions have no idle devices
     gpus = planned.get("rented", planned["gpus"]) if planned else 1
     plans = {phase["phase"]: phase for phase in planned["phases"]} if planned else {}
-    made = {phase.phase: phase for phase in stage.made}
-    names = dict.fromkeys([*plans, *made])
+    measured = {phase.phase: phase for phase in stage.made}
+    names = dict.fromkeys([*plans, *measured])
     phases = {
-        name: _phase(plans.get(name), made.get(name), gpus, price, bool(made)) for name in names
+        name: _phase(plans.get(name), measured.get(name), gpus, price, bool(measured))
+        for name in names
     }
     total = Comparison(
         planned_seconds=planned["seconds"] if planned else None,
-        measured_seconds=sum(phase.seconds for phase in stage.made) if made else None,
+        measured_seconds=sum(phase.seconds for phase in stage.made) if measured else None,
         planned_usd=usd_of(planned["seconds"] * gpus, price) if planned else None,
-        measured_usd=sum(phase.usd for phase in stage.made) if made else None,
+        measured_usd=sum(phase.usd for phase in stage.made) if measured else None,
         planned_peak_bytes=(planned["peak_bytes_per_gpu"] or None) if planned else None,
-        measured_peak_bytes=max(phase.peak_bytes for phase in stage.made) if made else None,
+        measured_peak_bytes=max(phase.peak_bytes for phase in stage.made) if measured else None,
     )
     hardware = str(planned.get("hardware", "")) if planned else ""
     return StageComparison(stage.stage, total, phases, hardware)
@@ -119,7 +120,7 @@ def _stage(stage: StageCost, planned: Mapping[str, Any] | None, price: float) ->
 
 def _phase(
     planned: Mapping[str, Any] | None,
-    made: PhaseCost | None,
+    cost: PhaseCost | None,
     gpus: int,
     price: float,
     measured: bool,
@@ -127,11 +128,11 @@ def _phase(
     """`measured` says that the stage was: a phase without rows then took no time."""
     return Comparison(
         planned_seconds=planned["seconds"] if planned else None,
-        measured_seconds=made.seconds if made else 0.0 if measured else None,
+        measured_seconds=cost.seconds if cost else 0.0 if measured else None,
         planned_usd=usd_of(planned["seconds"] * gpus, price) if planned else None,
-        measured_usd=made.usd if made else 0.0 if measured else None,
+        measured_usd=cost.usd if cost else 0.0 if measured else None,
         planned_peak_bytes=(planned.get("peak_bytes") or None) if planned else None,
-        measured_peak_bytes=made.peak_bytes if made else None,
+        measured_peak_bytes=cost.peak_bytes if cost else None,
     )
 
 
@@ -155,16 +156,16 @@ def as_dict(book: Ledger, reconciled: Reconciled) -> dict[str, Any]:
     """
     content = book.as_dict()
     for stage in content["stages"]:
-        found = reconciled.stage(stage["stage"])
-        if found is None:
+        comparison = reconciled.stage(stage["stage"])
+        if comparison is None:
             continue
-        stage |= found.total.as_dict()
-        known = {phase["phase"] for phase in stage["phases"]}
+        stage |= comparison.total.as_dict()
+        phases = {phase["phase"] for phase in stage["phases"]}
         nothing = {"seconds": 0.0, "tokens": 0, "sequences": 0, "usd": 0.0, "peak_bytes": 0}
         stage["phases"] = list(stage["phases"]) + [
-            {"phase": name, **nothing} for name in found.phases if name not in known
+            {"phase": name, **nothing} for name in comparison.phases if name not in phases
         ]
         for phase in stage["phases"]:
-            phase |= found.phases.get(phase["phase"], UNKNOWN).as_dict()
+            phase |= comparison.phases.get(phase["phase"], UNKNOWN).as_dict()
         del stage["made"]
     return content | reconciled.total.as_dict() | {"planned_hardware": reconciled.hardware}

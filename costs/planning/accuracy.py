@@ -67,20 +67,20 @@ def ratios(pairs: Iterable[tuple[float, float]]) -> list[float]:
     ]
 
 
-def correction(found: Sequence[float]) -> float:
+def correction(ratios: Sequence[float]) -> float:
     """The factor to use on the next plan: the geometric mean, or 1 if that did not help runs it was
     not fitted on.
     """
-    if len(found) < FEWEST_RUNS:
+    if len(ratios) < FEWEST_RUNS:
         return 1.0
-    logs = [log(ratio) for ratio in found]
+    logs = [log(ratio) for ratio in ratios]
     total, n = fsum(logs), len(logs)
     without = fsum(abs(x) for x in logs)
     left_out = fsum(abs(x - (total - x) / (n - 1)) for x in logs)
     return exp(total / n) if left_out < without else 1.0
 
 
-def spread(found: Sequence[float]) -> Spread | None:
+def spread(ratios: Sequence[float]) -> Spread | None:
     """The interval that holds LEVEL of the runs to come, None from fewer than FEWEST_RUNS.
 
     Around a fitted mean: s sqrt(1 + 1/n) t(n - 1). Around 1: the root mean square of the logs times
@@ -88,10 +88,10 @@ def spread(found: Sequence[float]) -> Spread | None:
     Source: the prediction interval of a normal sample, Geisser 1993, Predictive Inference, section
     2.2.
     """
-    n = len(found)
+    n = len(ratios)
     if n < FEWEST_RUNS:
         return None
-    logs, factor = [log(ratio) for ratio in found], correction(found)
+    logs, factor = [log(ratio) for ratio in ratios], correction(ratios)
     middle = log(factor)
     free = n - 1 if factor != 1.0 else n
     deviation = sqrt(fsum((x - middle) ** 2 for x in logs) / free) * (
@@ -108,9 +108,11 @@ def with_errors(plan: Plan, past: Iterable[PlannedRow]) -> Plan:
 
 
 def _with_error(stage: StagePlan, past: Sequence[PlannedRow]) -> StagePlan:
-    own = [row for row in past if row.stage == stage.stage and row.hardware == stage.hardware]
-    seconds = spread(ratios((row.planned_seconds, row.measured_seconds) for row in own))
-    memory = spread(ratios((row.planned_peak_bytes, row.measured_peak_bytes) for row in own))
+    stage_rows = [
+        row for row in past if row.stage == stage.stage and row.hardware == stage.hardware
+    ]
+    seconds = spread(ratios((row.planned_seconds, row.measured_seconds) for row in stage_rows))
+    memory = spread(ratios((row.planned_peak_bytes, row.measured_peak_bytes) for row in stage_rows))
     error = PlanError(_band(stage.seconds, seconds), _band(stage.peak_bytes_per_gpu, memory))
     return replace(
         stage,
@@ -127,14 +129,14 @@ def _graded(before: Interval, band: Band | None) -> Interval:
     return Interval("A", band.low, band.high, f"{band.runs} runs of this machine")
 
 
-def _band(planned: float, found: Spread | None) -> Band | None:
-    if found is None or not planned:
+def _band(planned: float, errors: Spread | None) -> Band | None:
+    if errors is None or not planned:
         return None
     return Band(
-        planned * found.low,
-        planned * found.expected,
-        planned * found.high,
-        found.runs,
-        found.error,
-        found.corrected,
+        planned * errors.low,
+        planned * errors.expected,
+        planned * errors.high,
+        errors.runs,
+        errors.error,
+        errors.corrected,
     )

@@ -32,12 +32,12 @@ def data_seconds(rows: Rows, test_fraction: float, device: Hardware) -> dict[str
     """Seconds of each phase, in the order and under the names that the stage measures, at the pace
     of the machine where it was timed.
     """
-    own = timed_stage(device, "data")
-    found = {
-        name: seconds * pace_of(own, name)
+    calibrated = timed_stage(device, "data")
+    seconds_by_phase = {
+        name: seconds * pace_of(calibrated, name)
         for name, seconds in formula_seconds(rows, test_fraction).items()
     }
-    return found | ({"start": own.start_seconds} if own else {})
+    return seconds_by_phase | ({"start": calibrated.start_seconds} if calibrated else {})
 
 
 def formula_seconds(rows: Rows, test_fraction: float) -> dict[str, float]:

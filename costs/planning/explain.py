@@ -67,53 +67,54 @@ class Explanation:
         return asdict(self)
 
 
-def explain_params(params: Params, aim: Target, stages: Sequence[str], asked: str) -> Explanation:
+def explain_params(params: Params, aim: Target, stages: Sequence[str], name: str) -> Explanation:
     """Why `asked` (a stage, STAGE.PHASE, or empty for the run) is planned as it is. Raises
     CostError for an unknown stage or phase.
     """
-    stage, _, phase = asked.partition(".")
+    stage, _, phase = name.partition(".")
     if stage and stage not in stages:
         raise CostError(
-            f"plan explain {asked}: {stage} is not a stage of this plan. "
-            f"Known: {', '.join(stages)}."
+            f"plan explain {name}: {stage} is not a stage of this plan. Known: {', '.join(stages)}."
         )
     chosen = (stage,) if stage else tuple(stages)
-    found = settings(params, aim)
+    stage_settings = settings(params, aim)
     planned = plan(params, aim, chosen).stages
     reasons = [
-        reason for each in planned for reason in _reasons(each, found.get(each.stage), phase)
+        reason
+        for stage in planned
+        for reason in _reasons(stage, stage_settings.get(stage.stage), phase)
     ]
     if phase and not reasons:
-        known = ", ".join(each.phase for each in planned[0].phases)
-        raise CostError(f"plan explain {asked}: {phase} is not a phase of {stage}. Known: {known}.")
+        phases = ", ".join(phase.phase for phase in planned[0].phases)
+        raise CostError(f"plan explain {name}: {phase} is not a phase of {stage}. Known: {phases}.")
     return Explanation(
-        asked or "the run",
-        sum(each.seconds for each in reasons),
-        sum(each.usd for each in reasons),
-        max(each.peak_bytes for each in reasons)
+        name or "the run",
+        sum(reason.seconds for reason in reasons),
+        sum(reason.usd for reason in reasons),
+        max(reason.peak_bytes for reason in reasons)
         if phase
-        else max(each.peak_bytes_per_gpu for each in planned),
+        else max(stage.peak_bytes_per_gpu for stage in planned),
         tuple(reasons),
         {role: dict(parts) for role, parts in planned[0].memory.items()} if stage else {},
     )
 
 
 def _reasons(planned: StagePlan, setting: Setting | None, phase: str) -> list[PhaseReason]:
-    works = {each.name: each.work for each in phases(setting)} if setting else {}
+    works = {phase.name: phase.work for phase in phases(setting)} if setting else {}
     return [
         PhaseReason(
             planned.stage,
-            each.phase,
-            each.seconds,
-            each.usd,
-            each.peak_bytes,
-            each.bound,
-            tuple(resources(works[each.phase], setting, each.phase))
-            if setting and each.phase in works  # a judge is in none of the stage's own
+            planned_phase.phase,
+            planned_phase.seconds,
+            planned_phase.usd,
+            planned_phase.peak_bytes,
+            planned_phase.bound,
+            tuple(resources(works[planned_phase.phase], setting, planned_phase.phase))
+            if setting and planned_phase.phase in works  # a judge is in none of the stage's own
             else (),
         )
-        for each in planned.phases
-        if phase in ("", each.phase)
+        for planned_phase in planned.phases
+        if phase in ("", planned_phase.phase)
     ]
 
 

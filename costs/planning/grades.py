@@ -47,13 +47,13 @@ class Grade:
 @cache
 def checked() -> Mapping[str, Mapping[str, Any]]:
     """Kind -> interval and domain."""
-    found: dict[str, Mapping[str, Any]] = {}
+    rows: dict[str, Mapping[str, Any]] = {}
     for name in CHECKED:
-        found |= yaml_content((TABLES / name).read_text(encoding="utf-8"))
-    return found
+        rows |= yaml_content((TABLES / name).read_text(encoding="utf-8"))
+    return rows
 
 
-def grade_of(kind: str, billions: float, generation: str, known: bool = True) -> Grade:
+def grade_of(kind: str, billions: float, generation: str, timed: bool = True) -> Grade:
     """The grade of a plan of one kind (`time of training lora`) for a model of so many billions of
     parameters on a generation of devices; `known` False for software that nothing was checked of.
     """
@@ -68,7 +68,7 @@ def grade_of(kind: str, billions: float, generation: str, known: bool = True) ->
         (
             reason
             for reason, outside in (
-                ("its software was not checked", not known),
+                ("its software was not checked", not timed),
                 (
                     f"a model of {_size(billions)}, checked from {_size(smallest)} to "
                     f"{_size(largest)}",
@@ -82,8 +82,8 @@ def grade_of(kind: str, billions: float, generation: str, known: bool = True) ->
     )
     low, high = float(row["low"]), float(row["high"])
     if why is None:
-        of_sources = f" of {row['sources']} sources" if row["sources"] < row["rows"] else ""
-        return Grade("B", low, high, f"{row['rows']} measurements{of_sources}")
+        sources = f" of {row['sources']} sources" if row["sources"] < row["rows"] else ""
+        return Grade("B", low, high, f"{row['rows']} measurements{sources}")
     # twice as wide: the logarithms of its ends are doubled
     return Grade("C", min(low**2, 1 / LEAST), max(high**2, LEAST), why)
 
@@ -95,10 +95,10 @@ def _size(billions: float) -> str:
 def time_interval(setting: Setting, seconds: float) -> Interval:
     """What a stage of ours may take. On accelerators our software was never checked."""
     if setting.hardware.is_cpu:
-        kind, known = "time on a CPU", was_timed(setting)
+        kind, timed = "time on a CPU", was_timed(setting)
     else:
-        kind, known = f"time of {_what(setting)}", False
-    return _interval(setting, kind, known, seconds)
+        kind, timed = f"time of {_what(setting)}", False
+    return _interval(setting, kind, timed, seconds)
 
 
 def memory_interval(setting: Setting, peak_bytes: float) -> Interval:
@@ -117,21 +117,21 @@ def _what(setting: Setting) -> str:
     return "decoding any"
 
 
-def _interval(setting: Setting, kind: str, known: bool, planned: float) -> Interval:
+def _interval(setting: Setting, kind: str, timed: bool, planned: float) -> Interval:
     size = setting.model.parameters / 1e9
-    found = grade_of(kind, size, setting.hardware.generation, known)
-    return Interval(found.letter, planned * found.low, planned * found.high, found.why)
+    grade = grade_of(kind, size, setting.hardware.generation, timed)
+    return Interval(grade.letter, planned * grade.low, planned * grade.high, grade.why)
 
 
 def reasons(plan: Plan) -> dict[str, list[str]]:
     """`B: 40 measurements` -> the stages that have a time or memory of that grade for that reason,
     the best grade first.
     """
-    found: dict[str, list[str]] = {}
+    reasons: dict[str, list[str]] = {}
     for stage in plan.stages:
         for interval in (stage.time_interval, stage.memory_interval):
             if interval.high:
-                stages = found.setdefault(f"{interval.grade}: {interval.why}", [])
+                stages = reasons.setdefault(f"{interval.grade}: {interval.why}", [])
                 if stage.stage not in stages:
                     stages.append(stage.stage)
-    return dict(sorted(found.items()))
+    return dict(sorted(reasons.items()))

@@ -74,11 +74,11 @@ def judge_plan(params: Params, aim: Target, rows: Rows) -> JudgePlan | None:
     human_pairs = min(rows.preference_held_out, 1.0 * JUDGE_PAIRS)
     learnt = rows.preference * params.data.judge_fraction / (1 - sum(params.data.fractions))
     reply = response_tokens(rows, params.evaluate.max_new_tokens)
-    of_people = max(0.0, rows.preference_tokens - rows.prompt_tokens)
+    reply_tokens = max(0.0, rows.preference_tokens - rows.prompt_tokens)
     pairs = human_pairs + prompts
-    replies = 2 * (human_pairs * of_people + prompts * reply)
+    replies = 2 * (human_pairs * reply_tokens + prompts * reply)
     if isinstance(settings, EmbeddingJudgeSettings):
-        tokens = replies + 2 * learnt * of_people + (pairs + learnt) * rows.prompt_tokens
+        tokens = replies + 2 * learnt * reply_tokens + (pairs + learnt) * rows.prompt_tokens
         seconds = EMBEDDING_START_SECONDS + tokens * EMBEDDING_TOKEN_SECONDS
         return JudgePlan(seconds, 0.0, f"the judge embeds {tokens:,.0f} tokens")
     if isinstance(settings, EndpointJudgeSettings):

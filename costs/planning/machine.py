@@ -40,8 +40,8 @@ def this_machine(root: Path) -> Hardware | None:
 
     Raises CostError for a file that cannot be read.
     """
-    found = calibration(root / MACHINE_FILE, Machine)
-    return None if found is None else device(found)
+    machine = calibration(root / MACHINE_FILE, Machine)
+    return None if machine is None else device(machine)
 
 
 def calibration(path: Path, kind: type[M]) -> M | None:
@@ -62,24 +62,24 @@ def calibration(path: Path, kind: type[M]) -> M | None:
 
 def unmeasured(instructions: str | None) -> Hardware:
     """The table's CPU, with the rate of bf16 products that the processor's instructions allow."""
-    known = hardware("cpu")
-    return known if instructions is None else _with_rates(known, bf16=BF16_SPEEDUP)
+    cpu = hardware("cpu")
+    return cpu if instructions is None else _with_rates(cpu, bf16=BF16_SPEEDUP)
 
 
 def device(machine: Machine) -> Hardware:
     """A device with the machine's rates; power is the catalogue's, as it cannot be measured."""
     try:
-        known = hardware(machine.name)
+        usual = hardware(machine.name)
     except CostError:
-        known = hardware("cpu")
+        usual = hardware("cpu")
     rates = machine.flops_per_second
     row = {
         "memory_gib": machine.memory_bytes / GIB,
         "usable_gib": machine.usable_bytes / GIB,
-        "watts": known.watts,
+        "watts": usual.watts,
         "bandwidth_gb_per_second": machine.bytes_per_second / 1e9,
-        "link_gb_per_second": known.link_bytes_per_second / 1e9,
-        "network_gb_per_second": known.network_bytes_per_second / 1e9,
+        "link_gb_per_second": usual.link_bytes_per_second / 1e9,
+        "network_gb_per_second": usual.network_bytes_per_second / 1e9,
         **{f"{dtype}_tflops": rate / 1e12 for dtype, rate in rates.items()},
         "source": f"measured by rlhf calibrate on {machine.processor} with {machine.threads} "
         f"thread{'s' * (machine.threads > 1)}",
@@ -88,11 +88,11 @@ def device(machine: Machine) -> Hardware:
     }
     if machine.name != "cpu":
         return replace(hardware_row(machine.name, row), timed=machine.stages)
-    made = replace(hardware_row(CALIBRATED_CPU, row), timed=machine.stages)
+    calibrated = replace(hardware_row(CALIBRATED_CPU, row), timed=machine.stages)
     if "bf16" not in rates:  # emulated
-        share = known.peak("bf16") / known.peak("fp32")
-        return _with_rates(made, bf16=share, fp16=share)
-    return _with_rates(made, bf16=BF16_SPEEDUP)
+        share = usual.peak("bf16") / usual.peak("fp32")
+        return _with_rates(calibrated, bf16=share, fp16=share)
+    return _with_rates(calibrated, bf16=BF16_SPEEDUP)
 
 
 def _with_rates(device: Hardware, **shares: float) -> Hardware:
@@ -111,11 +111,13 @@ def timed_stage(device: Hardware, stage: str, parameters: float = 1.0) -> TimedS
     """The stage as it was timed on a device, or one of its kin, with the model nearest in size;
     None where nothing was.
     """
-    candidates = [one for one in device.timed if one.stage == stage]
+    candidates = [candidate for candidate in device.timed if candidate.stage == stage]
     if not candidates:
         kin = next((kin for kin in KIN if stage in kin), ())
-        candidates = [one for one in device.timed if one.stage in kin]
-    return min(candidates, key=lambda one: abs(log(one.parameters / parameters)), default=None)
+        candidates = [candidate for candidate in device.timed if candidate.stage in kin]
+    return min(
+        candidates, key=lambda candidate: abs(log(candidate.parameters / parameters)), default=None
+    )
 
 
 def was_timed(setting: Setting) -> bool:
@@ -140,7 +142,8 @@ def with_measured(setting: Setting, moments: Iterable[Moment]) -> list[Moment]:
         return planned
     most = max(stage.bytes.values())
     return [
-        Moment(each.phase, _grown(each, stage.bytes.get(phase_of(each), most))) for each in planned
+        Moment(moment.phase, _grown(moment, stage.bytes.get(phase_of(moment), most)))
+        for moment in planned
     ]
 
 

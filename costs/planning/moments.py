@@ -41,10 +41,10 @@ def moments(setting: Setting) -> list[Moment]:
 
 def formula_moments(setting: Setting) -> list[Moment]:
     """The moments as the formulas have them."""
-    found = tensor_moments(setting)
+    moments = tensor_moments(setting)
     if not setting.hardware.is_cpu:
-        return found
-    return with_process(setting, [*found, *saving_moments(setting)])
+        return moments
+    return with_process(setting, [*moments, *saving_moments(setting)])
 
 
 def saving_moments(setting: Setting) -> list[Moment]:
@@ -87,7 +87,7 @@ def trainer_moments(setting: Setting) -> list[Moment]:
     is one.
     """
     shape, levers, pairs = setting.model, setting.levers, setting.workload.reference_sequences
-    found = [
+    moments = [
         *training_moments(setting, shape, levers, vocabulary=setting.stage != "reward"),
         *held_out_moments(setting),
     ]
@@ -95,15 +95,15 @@ def trainer_moments(setting: Setting) -> list[Moment]:
         # before the model is divided
         unsharded = setting.with_levers(parallel="ddp", offload_weights=False)
         frozen = {"weights": weights(unsharded, shape, unsharded.levers)}
-        found.append(Moment("reference", {"policy": frozen | read_at_once(unsharded, pairs)}))
+        moments.append(Moment("reference", {"policy": frozen | read_at_once(unsharded, pairs)}))
     # with LoRA the reference is the policy with its adapter off
     elif setting.stage == "dpo" and levers.tuning != "lora":
-        found = beside_frozen(setting, found, shape, "ref")
-    return [*found, loading_moment(setting, shape, levers)]
+        moments = beside_frozen(setting, moments, shape, "ref")
+    return [*moments, loading_moment(setting, shape, levers)]
 
 
 def beside_frozen(
-    setting: Setting, found: list[Moment], other: ModelShape, role: str
+    setting: Setting, moments: list[Moment], other: ModelShape, role: str
 ) -> list[Moment]:
     """The moments of training with a frozen model in memory all the while, and its own passes."""
     levers = setting.levers
@@ -113,11 +113,11 @@ def beside_frozen(
     )
     states = {
         part: size
-        for part, size in found[-1].roles["policy"].items()
+        for part, size in moments[-1].roles["policy"].items()
         if part in ("weights", "optimizer")
     }
     return [
-        *(replace(moment, roles=moment.roles | {role: frozen}) for moment in found),
+        *(replace(moment, roles=moment.roles | {role: frozen}) for moment in moments),
         Moment("reference", {"policy": states, role: frozen | passing}),
     ]
 

@@ -33,12 +33,12 @@ def phases(setting: Setting) -> list[Phase]:
     """Every phase of the stage with its work and time: by the formulas, at the pace that was
     measured where the stage was timed.
     """
-    own = timed(setting)
+    calibrated = timed(setting)
     return [
-        each
-        if each.name == "start"
-        else each._replace(seconds=each.seconds * pace_of(own, each.name))
-        for each in formula_phases(setting)
+        phase
+        if phase.name == "start"
+        else phase._replace(seconds=phase.seconds * pace_of(calibrated, phase.name))
+        for phase in formula_phases(setting)
     ]
 
 
@@ -83,8 +83,8 @@ def start_phase(setting: Setting) -> Phase:
 
 def process_seconds(setting: Setting) -> float:
     """What starting the stage's process takes: imports, most of it."""
-    own = timed(setting)
-    return own.start_seconds if own else setting.engine.start_seconds
+    calibrated = timed(setting)
+    return calibrated.start_seconds if calibrated else setting.engine.start_seconds
 
 
 def save_phase(setting: Setting) -> Phase:
@@ -144,8 +144,8 @@ def held_out_phase(setting: Setting) -> list[Phase]:
     once = forward_pass(
         setting, setting.model, levers, levers.micro_batch, work.mean_tokens, vocabulary
     )
-    own = setting.engine.name == "ours"
-    shared = 1 if own and setting.stage == "sft" else setting.gpus
+    is_ours = setting.engine.name == "ours"
+    shared = 1 if is_ours and setting.stage == "sft" else setting.gpus
     times = work.held_out / levers.micro_batch / shared
     gathering, gathers = gather(setting, setting.model, levers), 1.0
     if setting.stage == "sft" and not sharding_of(setting).keeps_weights:

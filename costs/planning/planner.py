@@ -27,23 +27,28 @@ def plan(params: Params, aim: Target, stages: tuple[str, ...] = ()) -> Plan:
     rows, model = count(params, aim.root), base_shape(params, aim.root)
     planned, chosen = [], stages or params.stages
     for stage in chosen:
-        own = aim.of(params, stage)
+        stage_target = aim.of(params, stage)
         if stage == "data":
             planned.append(
                 plan_data(
                     rows,
                     params.data.test_fraction,
-                    own.hardware,
-                    own.gpus,
-                    own.price,
-                    own.rented,
+                    stage_target.hardware,
+                    stage_target.gpus,
+                    stage_target.price,
+                    stage_target.rented,
                 )
             )
         elif not runs_a_model(params, stage):
-            place = (own.hardware, own.gpus, own.price, own.rented)
+            place = (
+                stage_target.hardware,
+                stage_target.gpus,
+                stage_target.price,
+                stage_target.rented,
+            )
             planned.append(plan_function(params, aim.root, *place))
         else:
-            stage_plan = plan_stage(setting_of(params, aim, stage, rows, model), own.price)
+            stage_plan = plan_stage(setting_of(params, aim, stage, rows, model), stage_target.price)
             if stage == "evaluate":
                 stage_plan = with_judge(stage_plan, params, aim, rows)
             planned.append(stage_plan)
@@ -60,9 +65,9 @@ def assumptions(aims: Sequence[Target], rows: Rows) -> tuple[str, ...]:
     return (
         *(f"{device.name}: {device.source}, read {device.date}" for device in devices),
         *(
-            f"price {each.low:g} / {each.expected:g} / {each.high:g} USD per device-hour: "
-            f"{each.source}, read {each.date}"
-            for each in prices
+            f"price {price.low:g} / {price.expected:g} / {price.high:g} USD per device-hour: "
+            f"{price.source}, read {price.date}"
+            for price in prices
         ),
         *(
             f"energy at board power, {device.watts:g} W a device, without host and cooling"

@@ -72,21 +72,21 @@ def plan_examination(params: Params, aim: Target) -> StagePlan:
         rows.preference_tokens,
         0,
     )
-    passes, each = setting.workload.steps, duration(once, setting)
-    made = planned(
+    passes, seconds = setting.workload.steps, duration(once, setting)
+    plan = planned(
         setting,
         aim.price,
         [
             Phase("start", Work(bytes_moved=loaded), started, "fixed"),
             *(Phase(name, Work(), data[name], "fixed") for name in ("read", "tokenise")),
             Phase("compare", Work(), both * COMPARE_SECONDS, "fixed"),
-            Phase("score", once.times(passes), each.seconds * passes, each.bound),
+            Phase("score", once.times(passes), seconds.seconds * passes, seconds.bound),
         ],
         moments(setting),
         find_lever=False,
     )
-    lever = "" if made.fits else "a device with more memory"
-    return replace(made, assumptions=(f"examine: {counted}", f"examine: {note}"), lever=lever)
+    lever = "" if plan.fits else "a device with more memory"
+    return replace(plan, assumptions=(f"examine: {counted}", f"examine: {note}"), lever=lever)
 
 
 def _new_pairs(rows: Rows, root: Path) -> tuple[float, str]:
@@ -96,8 +96,8 @@ def _new_pairs(rows: Rows, root: Path) -> tuple[float, str]:
     if champion is not None:
         file = champion_folder(root, champion.run_id) / "metrics" / "data.json"
         try:
-            known = json.loads(file.read_text(encoding="utf-8"))
-            before = known["preference_train_rows"] + known["preference_test_rows"]
+            metrics = json.loads(file.read_text(encoding="utf-8"))
+            before = metrics["preference_train_rows"] + metrics["preference_test_rows"]
         except (OSError, ValueError, KeyError, TypeError):
             champion = None
     pairs = min(max(0.0, now - before), float(EXAMINED_PAIRS))
@@ -141,12 +141,16 @@ def plan_contest(params: Params, aim: Target) -> StagePlan:
     aim = replace(aim, gpus=1, rented=waiting(params, aim), by_stage=False)
     rows = count(params, aim.root)
     champion, note = _champions(params, aim.root)
-    asked: list[tuple[int, tuple[str, ...]]] = [(held_out_prompts(params, rows), ())]
+    prompts: list[tuple[int, tuple[str, ...]]] = [(held_out_prompts(params, rows), ())]
     if params.retrain.safety_source is not None:
-        found, notes = source_rows(params.retrain.safety_source, aim.root, "retrain.safety_source")
-        asked.append((max(1, round(found["prompts"])), notes))
-    sides = [_side(own, rows, aim, prompts) for prompts, _ in asked for own in (champion, params)]
-    made = planned(
+        counted, notes = source_rows(
+            params.retrain.safety_source, aim.root, "retrain.safety_source"
+        )
+        prompts.append((max(1, round(counted["prompts"])), notes))
+    sides = [
+        _side(side, rows, aim, prompts) for prompts, _ in prompts for side in (champion, params)
+    ]
+    plan = planned(
         replace(
             sides[1],
             rented=aim.rented,
@@ -157,13 +161,15 @@ def plan_contest(params: Params, aim: Target) -> StagePlan:
         [moment for side in sides for moment in moments(side)],
         find_lever=False,
     )
-    words = tuple(line for _, notes in asked for line in notes)
-    reason = f"contest: {' and '.join(str(prompts) for prompts, _ in asked)} prompts of each model"
-    return replace(made, assumptions=(reason, f"contest: {note}", *words), lever=_lever(made))
+    words = tuple(line for _, notes in prompts for line in notes)
+    reason = (
+        f"contest: {' and '.join(str(prompts) for prompts, _ in prompts)} prompts of each model"
+    )
+    return replace(plan, assumptions=(reason, f"contest: {note}", *words), lever=_lever(plan))
 
 
-def _lever(made: StagePlan) -> str:
-    return "" if made.fits else "a lower evaluate.batch_size, or a device with more memory"
+def _lever(plan: StagePlan) -> str:
+    return "" if plan.fits else "a lower evaluate.batch_size, or a device with more memory"
 
 
 def _champions(params: Params, root: Path) -> tuple[Params, str]:
@@ -189,13 +195,13 @@ def _side(params: Params, rows: Rows, aim: Target, prompts: int) -> Setting:
 
 def _together(sides: Sequence[Setting]) -> list[Phase]:
     """The phases of all sides, one after the other in one process."""
-    own = process_seconds(sides[0])
-    found: dict[str, Phase] = {"start": Phase("start", Work(), own, "fixed")}
+    start_seconds = process_seconds(sides[0])
+    by_name: dict[str, Phase] = {"start": Phase("start", Work(), start_seconds, "fixed")}
     for side in sides:
         for phase in phases(side):
             seconds = phase.seconds - (process_seconds(side) if phase.name == "start" else 0.0)
-            before = found.get(phase.name)
-            found[phase.name] = (
+            before = by_name.get(phase.name)
+            by_name[phase.name] = (
                 phase._replace(seconds=seconds)
                 if before is None
                 else before._replace(
@@ -203,9 +209,9 @@ def _together(sides: Sequence[Setting]) -> list[Phase]:
                 )
             )
         again = side.model.parameters * side.levers.dtype_bytes  # the SFT model, after the policy
-        start = found["start"]
-        found["start"] = start._replace(
+        start = by_name["start"]
+        by_name["start"] = start._replace(
             work=start.work + Work(bytes_moved=again),
             seconds=start.seconds + again / DISK_BYTES_PER_SECOND,
         )
-    return list(found.values())
+    return list(by_name.values())

@@ -122,13 +122,13 @@ def _from_sources(params: Params, root: Path) -> Rows:
     limit = params.model.context_length - response
     reward = params.trained_reward
     pair_limit = reward.max_length if reward is not None else params.model.context_length
-    sft_tokens, longest_sft, of_sft = _lengths(
+    sft_tokens, longest_sft, sft_note = _lengths(
         data.sft_source or data.source, "sft", params.sft.max_length
     )
-    preference_tokens, longest_preference, of_preference = _lengths(
+    preference_tokens, longest_preference, preference_note = _lengths(
         data.source, "preference", pair_limit
     )
-    prompt_tokens, longest_prompt, of_prompts = _lengths(
+    prompt_tokens, longest_prompt, prompts_note = _lengths(
         data.prompt_source or data.source, "prompts", limit
     )
     embedded = isinstance(data.source, HelpdeskSource)
@@ -147,7 +147,9 @@ def _from_sources(params: Params, root: Path) -> Rows:
         sft_held_out=sft["sft"] * data.test_fraction,
         preference_held_out=(main["preference"] + votes) * data.test_fraction,
         prompts_held_out=prompts["prompts"] * data.test_fraction,
-        assumptions=tuple(dict.fromkeys((*notes, *more, *most, of_sft, of_preference, of_prompts))),
+        assumptions=tuple(
+            dict.fromkeys((*notes, *more, *most, sft_note, preference_note, prompts_note))
+        ),
     )
 
 
@@ -196,12 +198,12 @@ def source_rows(source: Source, root: Path, name: str) -> tuple[dict[str, float]
             "preference": source.preference_rows,
             "prompts": source.prompt_rows,
         }, ()
-    found = (
+    counted = (
         file_rows(root / source.path)
         if isinstance(source, FileSource) and "://" not in source.path
         else None
     )
-    if found is None:
+    if counted is None:
         note = (
             f"{name}={source.path} cannot be counted before the data stage has run: "
             f"{UNKNOWN_ROWS} rows assumed"
@@ -211,11 +213,11 @@ def source_rows(source: Source, root: Path, name: str) -> tuple[dict[str, float]
     if source.format in ("trees", "oasst-messages"):
         # a tree of some eleven messages (OpenAssistant, arXiv 2304.07327 section 3) holds about as
         # many ranked pairs
-        return {"sft": 4.0 * found, "preference": 10.0 * found, "prompts": 4.0 * found}, (
-            f"{name}: 10 pairs assumed in each of {found} trees",
+        return {"sft": 4.0 * counted, "preference": 10.0 * counted, "prompts": 4.0 * counted}, (
+            f"{name}: 10 pairs assumed in each of {counted} trees",
         )
-    return dict.fromkeys(("sft", "preference", "prompts"), float(found)), (
-        f"{name}: {found} rows, refused ones not taken off",
+    return dict.fromkeys(("sft", "preference", "prompts"), float(counted)), (
+        f"{name}: {counted} rows, refused ones not taken off",
     )
 
 

@@ -110,24 +110,26 @@ def cheapest(
     storages: tuple[str | None, ...] = (params.model.quantisation,)
     if adapters and params.model.random is None:
         storages = ("nf4", None)
-    made: list[tuple[Params, dict[str, int]]] = []
+    candidates: list[tuple[Params, dict[str, int]]] = []
     refusal: CostError | None = None
     for quantisation in storages:
         model = params.model.model_copy(update={"quantisation": quantisation})
         try:
             stored = params.model_copy(update={"model": model})
-            made.append(_with_storage(stored, aim, stages, goal, adapters))
+            candidates.append(_with_storage(stored, aim, stages, goal, adapters))
         except CostError as error:
             refusal = error
-    if not made:
+    if not candidates:
         assert refusal is not None
         raise refusal
-    best, tried = min(reversed(made), key=lambda each: _total(each[0], aim, stages, goal))
+    best, tried = min(
+        reversed(candidates), key=lambda candidate: _total(candidate[0], aim, stages, goal)
+    )
     if all(getattr(best.section(stage), "lora", None) is None for stage in tried):
         best = best.model_copy(update={"model": params.model})
     best = validate(best.model_dump(mode="json"), "the cheapest params")
     before, after = _needs(params, aim), _needs(best, aim)
-    found = {
+    by_stage = {
         stage: Found(
             before[stage],
             after[stage],
@@ -136,7 +138,7 @@ def cheapest(
         )
         for stage, count in tried.items()
     }
-    return Cheaper(best, _assignments(params, best), found)
+    return Cheaper(best, _assignments(params, best), by_stage)
 
 
 def _with_storage(
@@ -157,22 +159,22 @@ def _best_of_stage(
 ) -> tuple[Params, int]:
     start, price = params.section(stage), aim.of(params, stage).price
     tried = [
-        (made, section, evaluate(settings(made, aim)[stage], price))
+        (changed, section, evaluate(settings(changed, aim)[stage], price))
         for section in _sections(params, aim, stage, adapters)
-        for made in (params.model_copy(update={stage: section}),)
+        for changed in (params.model_copy(update={stage: section}),)
     ]
     if not tried:
         raise CostError(
             f"model.quantisation={params.model.quantisation} goes with no levers of {stage} as "
             "where divides it. Set it to null, or where.STAGE.sharding: none."
         )
-    fitting = [each for each in tried if each[2].fits]
+    fitting = [candidate for candidate in tried if candidate[2].fits]
     if not fitting:
         raise CostError(_none_fits([need for _, _, need in tried]))
 
-    def order(each: tuple[Params, BaseModel, Need]) -> tuple[float, ...]:
+    def order(candidate: tuple[Params, BaseModel, Need]) -> tuple[float, ...]:
         """The goal to within 1%, then the fewest changes, then memory, then time."""
-        _, section, need = each
+        _, section, need = candidate
         main = log(max(_value(need, goal), 1e-12)) / 0.01
         return (round(main), len(_changed(start, section)), need.device_bytes, need.seconds)
 
@@ -202,13 +204,13 @@ def _sections(params: Params, aim: Target, stage: str, adapters: bool) -> Iterat
     """A stage's section with every combination of levers that trains the same, but for rounding;
     with `adapters` also LoRA.
     """
-    own, setting = params.section(stage), settings(params, aim)[stage]
-    batches = list(_batch_keys(stage, setting, own))
+    section, setting = params.section(stage), settings(params, aim)[stage]
+    batches = list(_batch_keys(stage, setting, section))
     if stage == "evaluate":
-        yield from (own.model_copy(update=batch) for batch in batches)
+        yield from (section.model_copy(update=batch) for batch in batches)
         return
-    loras = [own.lora]
-    if own.lora is None and adapters and _may_adapt(params, stage):
+    loras = [section.lora]
+    if section.lora is None and adapters and _may_adapt(params, stage):
         loras.append(_new_adapter(params, stage, setting))
     sharding, storage = params.where.of(stage).sharding, params.model.quantisation
     optimizers = [
@@ -222,10 +224,10 @@ def _sections(params: Params, aim: Target, stage: str, adapters: bool) -> Iterat
         if lora is None and storage and stage in SAMPLING_METHODS:
             continue
         levers = {"activation_checkpointing": checkpointing, "optimizer": optimizer, "lora": lora}
-        yield own.model_copy(update=batch | levers)
+        yield section.model_copy(update=batch | levers)
 
 
-def _batch_keys(stage: str, setting: Setting, own: Any) -> Iterator[dict[str, int]]:
+def _batch_keys(stage: str, setting: Setting, section: Any) -> Iterator[dict[str, int]]:
     """The micro-batches that divide the sequences of a step on one device, and the one that is set,
     as keys of the section.
     """
@@ -235,7 +237,7 @@ def _batch_keys(stage: str, setting: Setting, own: Any) -> Iterator[dict[str, in
     key = "batch_size" if stage == "evaluate" else "micro_batch_size"
     if stage in LOOPS:
         key = "micro_batch_tokens"
-    yield {key: getattr(own, key)}
+    yield {key: getattr(section, key)}
     for size in sizes[-MOST_MICRO_BATCHES:]:
         if size != setting.levers.micro_batch:
             tokens = size * setting.workload.max_tokens
@@ -273,8 +275,8 @@ def adapter_beside(params: Params, stage: str) -> Lora | None:
     related = ("sft", *params.start_from_sft)
     if stage not in related:
         return None
-    found = (params.section(other).lora for other in related)
-    return next((lora for lora in found if lora is not None), None)
+    adapters = (params.section(other).lora for other in related)
+    return next((lora for lora in adapters if lora is not None), None)
 
 
 def _new_adapter(params: Params, stage: str, setting: Setting) -> Lora:
@@ -302,15 +304,15 @@ def _choices(
     """
     before, after = params.section(stage), best.section(stage)
     price = aim.of(best, stage).price
-    found = []
+    choices = []
     for name, value in _changed(before, after).items():
         back: dict[str, Any] = {stage: after.model_copy(update={name: getattr(before, name)})}
         if name == "lora":
             back["model"] = params.model
         without = evaluate(settings(best.model_copy(update=back), aim)[stage], price)
-        found.append(Choice(name, _plain(getattr(before, name)), _plain(value),
+        choices.append(Choice(name, _plain(getattr(before, name)), _plain(value),
                             _reason(without, need)))  # fmt: skip
-    return tuple(found)
+    return tuple(choices)
 
 
 def _plain(value: Any) -> Any:
@@ -336,11 +338,14 @@ def _assignments(before: Params, after: Params) -> tuple[str, ...]:
     )
 
 
-def within_total(found: list[Found], limits: Limits) -> None:
+def within_total(stages: list[Found], limits: Limits) -> None:
     """Raise CostError if the stages together break a limit: what they need at the least, and what
     to raise.
     """
-    usd, seconds = sum(each.best.usd for each in found), sum(each.best.seconds for each in found)
+    usd, seconds = (
+        sum(stage.best.usd for stage in stages),
+        sum(stage.best.seconds for stage in stages),
+    )
     if limits.max_usd is not None and usd > limits.max_usd:
         raise CostError(
             f"the cheapest plan found costs {usd:.4g} USD, --max-usd {limits.max_usd:g} does not "

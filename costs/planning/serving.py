@@ -126,8 +126,8 @@ def plan_serving(
     Raises CostError for what cannot be planned.
     """
     shape, length = served_shape(params, aim.root), lengths or data_lengths(params, aim.root)
-    own = serving_rates(aim.root) if aim.hardware.is_cpu else None
-    rates = (own or usual_rates()) if aim.hardware.is_cpu else None
+    measured = serving_rates(aim.root) if aim.hardware.is_cpu else None
+    rates = (measured or usual_rates()) if aim.hardware.is_cpu else None
     setting = _setting(params, aim, shape, slots, length)
     slower = pace_seconds / rates.pace_seconds if rates and pace_seconds else 1.0
     if rates is None:
@@ -140,7 +140,7 @@ def plan_serving(
     fixed = held + _beside_bytes(setting, rates, slots, context, length)
     usable = float(aim.hardware.usable_bytes)
     usd_per_hour = aim.price.expected
-    notes = () if own else _guesses(aim)
+    notes = () if measured else _guesses(aim)
     return ServingPlan(
         engine="llama_cpp" if aim.hardware.is_cpu else "vllm",
         weights=weights if aim.hardware.is_cpu else params.model.dtype,
@@ -153,9 +153,11 @@ def plan_serving(
         usable_bytes=usable,
         requests_that_fit=max(0, floor((usable - fixed) / per_request)),
         usd_per_hour=usd_per_hour,
-        calibrated=own is not None,
-        slower=slower if own and pace_seconds else None,
-        loads=tuple(_load(pace, each, length, usd_per_hour) for each in concurrencies),
+        calibrated=measured is not None,
+        slower=slower if measured and pace_seconds else None,
+        loads=tuple(
+            _load(pace, concurrency, length, usd_per_hour) for concurrency in concurrencies
+        ),
         rate=_rate(pace, requests_per_second, slots, length, usd_per_hour)
         if requests_per_second
         else None,
@@ -182,8 +184,10 @@ def cache_bytes(shape: ModelShape) -> float:
 
 def _weight_bytes(setting: Setting, weights: str) -> float:
     """Norms and other vectors stay in fp32; their size is negligible."""
-    each = WEIGHT_BYTES[weights] if setting.hardware.is_cpu else DTYPE_BYTES[setting.levers.dtype]
-    return setting.model.parameters * each
+    bytes_per_weight = (
+        WEIGHT_BYTES[weights] if setting.hardware.is_cpu else DTYPE_BYTES[setting.levers.dtype]
+    )
+    return setting.model.parameters * bytes_per_weight
 
 
 def buffer_bytes(shape: ModelShape, slots: int, context: int, input_tokens: float) -> float:
@@ -271,14 +275,14 @@ def _rate(
     """
     most = 1 / pace.per_reply(slots, length)
     devices = max(1, ceil(wanted / (UTILISATION * most)))
-    each = wanted / devices
-    concurrency = _at_work(pace, each, slots, length)
+    rate_per_device = wanted / devices
+    concurrency = _at_work(pace, rate_per_device, slots, length)
     return PlannedRate(
         requests_per_second=wanted,
         devices=devices,
         concurrency=concurrency,
-        reply_seconds=concurrency / each,
-        utilisation=each / most,
+        reply_seconds=concurrency / rate_per_device,
+        utilisation=rate_per_device / most,
         usd_per_month=devices * usd_per_hour * MONTH_HOURS,
         usd_per_million_tokens=_usd_per_million(devices / wanted, length, usd_per_hour),
     )
@@ -298,6 +302,6 @@ def _at_work(pace: Pace, rate: float, slots: int, length: Lengths) -> float:
     return high
 
 
-def as_json(found: ServingPlan) -> dict[str, Any]:
+def as_json(plan: ServingPlan) -> dict[str, Any]:
     """What `rlhf plan serve --json` prints."""
-    return {"stage": "serve", "fits": found.fits, **asdict(found)}
+    return {"stage": "serve", "fits": plan.fits, **asdict(plan)}

@@ -44,24 +44,24 @@ def serving_rates(root: Path) -> ServingRates | None:
 
 def usual_rates() -> ServingRates:
     """Those of the machine in costs/tables/serving.yaml, for one that was not calibrated."""
-    found = calibration(USUAL, ServingRates)
-    assert found is not None
-    return found
+    rates = calibration(USUAL, ServingRates)
+    assert rates is not None
+    return rates
 
 
 def measured_pace(
     rates: ServingRates, shape: ModelShape, weights: str, slots: int, slower: float
 ) -> Pace:
     """By the measured loads of a small and a large model, on a machine that is `slower` by now."""
-    large = [each for each in rates.large if each.weights == weights]
+    large = [point for point in rates.large if point.weights == weights]
     if not large:
         raise CostError(
             f"no model in {weights} was measured: {SERVING_FILE} has "
-            f"{', '.join(sorted({each.weights for each in rates.large}))}. Run rlhf calibrate."
+            f"{', '.join(sorted({point.weights for point in rates.large}))}. Run rlhf calibrate."
         )
-    longest = max(large, key=lambda each: each.input_tokens)
-    others = [each for each in large if each is not longest]
-    alone = min(others, key=lambda each: each.concurrency)
+    longest = max(large, key=lambda point: point.input_tokens)
+    others = [point for point in large if point is not longest]
+    alone = min(others, key=lambda point: point.concurrency)
     prefill = max(
         0.0,
         (longest.ttft_seconds - alone.ttft_seconds)
@@ -74,12 +74,12 @@ def measured_pace(
         """Seconds of one step of the engine beyond those of the small model."""
         length = Lengths(point.input_tokens, point.output_tokens)
         reading = length.input * prefill * (point.parameters - small.parameters)
-        left = point.seconds_per_reply - front(point.concurrency, length.output) - reading
-        return max(0.0, left) * point.concurrency / length.output
+        rest = point.seconds_per_reply - front(point.concurrency, length.output) - reading
+        return max(0.0, rest) * point.concurrency / length.output
 
-    deep = {each.concurrency: each for each in rates.deep}
+    deep = {point.concurrency: point for point in rates.deep}
     launches, steps = [], []
-    for point in sorted(others, key=lambda each: each.concurrency):
+    for point in sorted(others, key=lambda point: point.concurrency):
         launch, step = _shares(deep[point.concurrency], point, small, beside_front)
         launches.append((1.0 * point.concurrency, launch))
         steps.append((1.0 * point.concurrency, step))
@@ -93,7 +93,7 @@ def measured_pace(
         return slower * max(seconds, LEAST_SHARE * least)
 
     def first_token(length: Lengths) -> float:
-        least = min(each.ttft_seconds for each in rates.small if each.concurrency == 1)
+        least = min(point.ttft_seconds for point in rates.small if point.concurrency == 1)
         return slower * max(LEAST_SHARE * least, least + length.input * prefill * size)
 
     def bound(concurrency: float, length: Lengths) -> str:
@@ -117,7 +117,8 @@ def _shares(
     both: the solution of two linear equations, neither below 0.
     """
     (l1, n1), (l2, n2) = (
-        (each.layers - small.layers, each.parameters - small.parameters) for each in (deep, large)
+        (point.layers - small.layers, point.parameters - small.parameters)
+        for point in (deep, large)
     )
     t1, t2 = seconds(deep), seconds(large)
     step = max(TINY, (t2 * l1 - t1 * l2) / (n2 * l1 - n1 * l2))
@@ -133,12 +134,12 @@ def _front(small: Sequence[ServedPoint]) -> Callable[[float, float], float]:
     """Seconds of a reply of so many tokens, whatever the model: linear in the tokens between the
     two lengths that were measured.
     """
-    concurrencies = sorted({each.concurrency for each in small})
+    concurrencies = sorted({point.concurrency for point in small})
     lines = []
     for concurrency in concurrencies:
         first, second = sorted(
-            (each for each in small if each.concurrency == concurrency),
-            key=lambda each: each.output_tokens,
+            (point for point in small if point.concurrency == concurrency),
+            key=lambda point: point.output_tokens,
         )
         slope = (second.seconds_per_reply - first.seconds_per_reply) / (
             second.output_tokens - first.output_tokens
@@ -188,8 +189,8 @@ def roofline(setting: Setting, slots: int) -> Pace:
         )
 
     def per_reply(concurrency: float, length: Lengths) -> float:
-        each = step(concurrency, length).seconds / min(concurrency, slots)
-        return prefill(length) + length.output * each
+        token_seconds = step(concurrency, length).seconds / min(concurrency, slots)
+        return prefill(length) + length.output * token_seconds
 
     def bound(concurrency: float, length: Lengths) -> str:
         return step(concurrency, length).bound

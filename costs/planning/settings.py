@@ -58,19 +58,27 @@ def runs_a_model(params: Params, stage: str) -> bool:
 
 def untimed(params: Params, aim: Target) -> list[str]:
     """Stages of the run that its device never ran with these models (costs/planning/machine.py)."""
-    found = settings(params, aim)
-    return [each for each in params.stages if each in found and not was_timed(found[each])]
+    stage_settings = settings(params, aim)
+    return [
+        stage
+        for stage in params.stages
+        if stage in stage_settings and not was_timed(stage_settings[stage])
+    ]
 
 
 def setting_of(params: Params, aim: Target, stage: str, rows: Rows, model: ModelShape) -> Setting:
     """The Setting of a stage that runs a model, sharded according to `where`."""
-    own = aim.of(params, stage)
-    made = replace(_SETTINGS[stage](params, own, rows, model), rented=own.rented)
+    stage_target = aim.of(params, stage)
+    setting = replace(
+        _SETTINGS[stage](params, stage_target, rows, model), rented=stage_target.rented
+    )
     place = params.where.of(stage)
     parallel = PARALLEL[place.sharding]
     # a single process shards nothing, and so offloads nothing
-    offloads = place.offload and parallel in ("zero2", "fsdp") and made.gpus > 1
-    return made.with_levers(parallel=parallel, offload_optimizer=offloads, offload_weights=offloads)
+    offloads = place.offload and parallel in ("zero2", "fsdp") and setting.gpus > 1
+    return setting.with_levers(
+        parallel=parallel, offload_optimizer=offloads, offload_weights=offloads
+    )
 
 
 def levers_of(
@@ -194,11 +202,13 @@ def _sampling(
     """A loop that samples and trains `model`, without its other roles."""
     prompt, response = floor(rows.longest_prompt), section.max_new_tokens
     mean_response = response_tokens(rows, response)
-    each = max(1, section.batch_size // aim.gpus)
-    micro = max(1, min(each, floor(section.micro_batch_tokens / (prompt + response))))
+    per_device = max(1, section.batch_size // aim.gpus)
+    micro = max(1, min(per_device, floor(section.micro_batch_tokens / (prompt + response))))
     base = levers_of(params, dict(section), 1, section.batch_size, aim.gpus)
     levers = replace(
-        base, micro_batch=micro, accumulation=max(1, each // section.num_mini_batches // micro)
+        base,
+        micro_batch=micro,
+        accumulation=max(1, per_device // section.num_mini_batches // micro),
     )
     work = Workload(
         prompt + response,
@@ -217,18 +227,18 @@ def _loop(method: str, params: Params, aim: Target, rows: Rows, model: ModelShap
     """A method of the loop, with a value model where it has a critic."""
     section: Online = params.section(method)
     critic = section if isinstance(section, ActorCritic) else None
-    found = _sampling(section, model, params, aim, rows)
+    sampling = _sampling(section, model, params, aim, rows)
     reward = params.trained_reward
     # a frozen model is stored like the base of adapters
     stored = replace(
-        found.levers, tuning="lora", quantisation=params.model.quantisation, weights_fp32=False
+        sampling.levers, tuning="lora", quantisation=params.model.quantisation, weights_fp32=False
     )
     judge, sft = (
         replace(stored, **adapter_of(lora)) if lora else None
         for lora in (reward.lora if reward is not None else None, params.sft.lora)
     )
-    of_reward = critic is not None and critic.value_init == "reward"
-    value = reward_shape(params, model) if of_reward else model.scored
+    from_reward = critic is not None and critic.value_init == "reward"
+    value = reward_shape(params, model) if from_reward else model.scored
     loop = Rlhf(
         layout=critic.layout if critic else "separate",
         reward=reward_shape(params, model),
@@ -246,7 +256,7 @@ def _loop(method: str, params: Params, aim: Target, rows: Rows, model: ModelShap
         if section.recompute_logprobs
         else compared_responses(section.batch_size),
     )
-    return replace(found, rlhf=loop)
+    return replace(sampling, rlhf=loop)
 
 
 def adapter_of(lora: Lora | None) -> dict[str, Any]:
@@ -289,7 +299,7 @@ def _distill(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Sett
     """The student as the policy of the loop, with the aligned model as its teacher."""
     section: Distill = params.section("distill")
     student = student_shape(params, aim.root, model)
-    found = _sampling(section, student, params, aim, rows)
+    sampling = _sampling(section, student, params, aim, rows)
     taught = 1 - section.sft_updates / section.updates
     loop = Rlhf(
         ref=False,
@@ -303,15 +313,15 @@ def _distill(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Sett
         ppo_epochs=section.epochs,
         mini_batches=section.num_mini_batches,
     )
-    return replace(found, rlhf=loop)
+    return replace(sampling, rlhf=loop)
 
 
 def _evaluate(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
     """Base, SFT, aligned model and student answer the held-out prompts; the reward model scores the
     answers. A student is planned as large as the others.
     """
-    asked = held_out_prompts(params, rows)
-    return answering("evaluate", params, aim, rows, model, asked, evaluated(params))
+    prompts = held_out_prompts(params, rows)
+    return answering("evaluate", params, aim, rows, model, prompts, evaluated(params))
 
 
 def evaluated(params: Params) -> int:

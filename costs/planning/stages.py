@@ -23,12 +23,12 @@ def plan_stage(setting: Setting, price: Price, find_lever: bool = True) -> Stage
 
 
 def planned(
-    setting: Setting, price: Price, found: list[Phase], held: list[Moment], find_lever: bool = True
+    setting: Setting, price: Price, phases: list[Phase], held: list[Moment], find_lever: bool = True
 ) -> StagePlan:
     """The plan of a stage whose phases and moments of memory are known."""
     highest = peak(held)
     needed = device_bytes(setting, highest.total)
-    seconds = sum(phase.seconds for phase in found)
+    seconds = sum(phase.seconds for phase in phases)
     gpu_hours = seconds * setting.gpus / 3600
     shortfall = max(0.0, needed - setting.hardware.usable_bytes)
     rate = price.expected / 3600 * setting.paid_gpus
@@ -57,7 +57,7 @@ def planned(
                 p.seconds * rate,
                 phase_peak(held, p.name),
             )
-            for p in found
+            for p in phases
         ),
         seconds=seconds,
         gpu_hours=gpu_hours,

@@ -89,8 +89,8 @@ def target(
     named = name or params.prices.device
     device = hardware(named) if named else this_device(root)
     if usd_per_gpu_hour is not None:
-        own = own_price(usd_per_gpu_hour, "command line", "today")
-        return Target(device, own, gpus, root=root, by_pool=name is None, own_price=True)
+        override = own_price(usd_per_gpu_hour, "command line", "today")
+        return Target(device, override, gpus, root=root, by_pool=name is None, own_price=True)
     if name is None:
         return Target(
             device,
@@ -112,16 +112,16 @@ def doubted_price(aim: Target) -> str | None:
     if device.is_cpu:
         return None
     try:
-        known = price(device.name)
+        expected = price(device.name)
     except CostError:
         return None
-    listed = f"{device.name} is offered for {known.low:g} to {known.high:g} USD an hour"
-    if paid > UNLIKELY * known.high:
+    listed = f"{device.name} is offered for {expected.low:g} to {expected.high:g} USD an hour"
+    if paid > UNLIKELY * expected.high:
         return (
             f"{paid:g} USD per device-hour: {listed}. If that is an instance's price, divide it by "
             "its devices."
         )
-    if paid < known.low / UNLIKELY:
+    if paid < expected.low / UNLIKELY:
         return (
             f"{paid:g} USD per device-hour: {listed}. A spot instance may end at any time: runs go "
             "on from their checkpoints, and what is done twice is not planned."

@@ -136,11 +136,11 @@ def _with_memory(wanted: str, index: Mapping[str, str]) -> str | None:
         if size.isdigit() and size[0] != "0" and rest in index:
             key = index[rest]
             rows = _table("hardware.yaml")
-            same = [each for each in {key, *rows} if each.split("-")[0] == key.split("-")[0]]
+            same = [name for name in {key, *rows} if name.split("-")[0] == key.split("-")[0]]
             fits = [
-                each
-                for each in sorted(same, key=lambda each: each != key)
-                if round(rows[each]["memory_gib"]) == int(size)
+                name
+                for name in sorted(same, key=lambda name: name != key)
+                if round(rows[name]["memory_gib"]) == int(size)
             ]
             return fits[0] if fits else None
     return None

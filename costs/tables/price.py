@@ -30,8 +30,8 @@ def rented_devices(params: Params, stage: str | None = None) -> int:
     place = params.where.of
     if pool_of(params, stage) != LOCAL and stage is not None:
         return place(stage).processes
-    here = [each for each in params.stages if pool_of(params, each) == LOCAL]
-    return max((place(each).processes for each in here), default=1)
+    here = [stage for stage in params.stages if pool_of(params, stage) == LOCAL]
+    return max((place(device).processes for device in here), default=1)
 
 
 def watts(params: Params, stage: str | None = None) -> float:

@@ -164,8 +164,8 @@ class ModelShape:
     @property
     def head_parameters(self) -> int:
         """The output head's own weights, 0 where it shares the embedding."""
-        own = 0 if self.tied else self.vocab * (self.embedding_width or self.width)
-        return own + (self.vocab if self.traits.head_bias else 0)
+        head = 0 if self.tied else self.vocab * (self.embedding_width or self.width)
+        return head + (self.vocab if self.traits.head_bias else 0)
 
     @property
     def outer_parameters(self) -> int:
