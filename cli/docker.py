@@ -87,9 +87,9 @@ def read_settings(path: Path) -> dict[str, str]:
             f"{SETTINGS} does not exist, the stack takes its secrets from it. Make it: cp "
             f"{EXAMPLE} {SETTINGS}"
         ) from None
-    found = dict(re.findall(r"^\s*(\w+)=(.*?)\s*$", "\n".join(lines), re.MULTILINE))
+    settings = dict(re.findall(r"^\s*(\w+)=(.*?)\s*$", "\n".join(lines), re.MULTILINE))
     for name in SECRETS:
-        value = found.get(name, "")
+        value = settings.get(name, "")
         if len(value) < SHORTEST_SECRET or not value.isalnum():
             state = (
                 "empty"
@@ -102,13 +102,13 @@ def read_settings(path: Path) -> dict[str, str]:
                 f"{name} in {SETTINGS} is {state}: at least {SHORTEST_SECRET} letters and digits "
                 "are needed. Set it there."
             )
-    if not found.get("DOCKER_GROUP", "").isdigit():
+    if not settings.get("DOCKER_GROUP", "").isdigit():
         raise EnvironmentFault(
-            f"DOCKER_GROUP={found.get('DOCKER_GROUP', '')} in {SETTINGS} is not a number: it is "
+            f"DOCKER_GROUP={settings.get('DOCKER_GROUP', '')} in {SETTINGS} is not a number: it is "
             "the group of the engine's socket. "
             "Set it to what stat -c %g /var/run/docker.sock prints."
         )
-    return found
+    return settings
 
 
 def require_engine() -> None:
@@ -189,13 +189,13 @@ def _why(root: Path, output: str) -> str:
     """The service's own error line if it has one: setup reports problems with store, secrets or
     recipe.
     """
-    own = [
+    setup_lines = [
         line
         for line in _compose(root, "logs", "--no-log-prefix", "setup").stdout.splitlines()
         if line.startswith("setup: ")
     ]
-    if own:
-        return own[-1].removeprefix("setup: ")
+    if setup_lines:
+        return setup_lines[-1].removeprefix("setup: ")
     if "there is no champion yet" in _compose(root, "logs", "--tail", "20", "serve").stdout:
         return (
             "there is no champion to serve yet: name one with the deployment promote, then rlhf up "

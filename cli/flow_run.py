@@ -106,16 +106,16 @@ def plan_first(
             os.environ[CHANGED_CODE_VARIABLE] = _asked(changed)
         return policy()
 
-    of_run = prepare(root, params, decide)
-    prepared = with_cycle(of_run) if retrain else of_run
+    run_alone = prepare(root, params, decide)
+    prepared = with_cycle(run_alone) if retrain else run_alone
     for line in summary(prepared):
         print(line, file=sys.stderr)
-    warning = gate(root, of_run)
+    warning = gate(root, run_alone)
     if warning:
         print(f"warning: {warning}", file=sys.stderr)
     if needs_approval(prepared) and not yes:
         _ask_for_approval(prepared.ahead_total.usd, params.budget.approval_usd)
-    return of_run
+    return run_alone
 
 
 def _ask_for_approval(planned_usd: float, approval_usd: float | None) -> None:
@@ -135,8 +135,8 @@ def _asked(changed: "Sequence[ChangedCode]") -> str:
     """Ask at the terminal what to do with checkpoints of other code. Raises CheckpointError without
     an answer.
     """
-    for one in changed:
-        print(one, file=sys.stderr)
+    for change in changed:
+        print(change, file=sys.stderr)
     print(
         "Go on from there, or start over? [c]ontinue, [r]estart: ",
         file=sys.stderr,

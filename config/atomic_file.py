@@ -28,7 +28,7 @@ def keep_copy(path: Path) -> Path:
     content = path.read_bytes()
     numbers = itertools.chain([""], itertools.count(2))
     copies = (path.with_name(f"{path.name}.bak{number}") for number in numbers)
-    copy = next(each for each in copies if not each.exists() or each.read_bytes() == content)
+    copy = next(path for path in copies if not path.exists() or path.read_bytes() == content)
     if not copy.exists():
         write_atomically(copy, content)
     return copy

@@ -29,14 +29,16 @@ class Difference(NamedTuple):
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
     """Keys whose values differ, in file order."""
     old, new = dict(flat(before)), dict(flat(after))
-    found = (Difference(key, old.get(key, ABSENT), new.get(key, ABSENT)) for key in {**old, **new})
-    return [one for one in found if one.before != one.after]
+    candidates = (
+        Difference(key, old.get(key, ABSENT), new.get(key, ABSENT)) for key in {**old, **new}
+    )
+    return [difference for difference in candidates if difference.before != difference.after]
 
 
-def in_a_line(found: Sequence[Difference], most: int = MOST_NAMED) -> str:
+def in_a_line(changed: Sequence[Difference], most: int = MOST_NAMED) -> str:
     """`seed 1 -> 2, sft.epochs 2.0 -> 3.0 and 5 more`."""
-    more = f" and {len(found) - most} more" if len(found) > most else ""
-    return ", ".join(str(one) for one in found[:most]) + more
+    more = f" and {len(changed) - most} more" if len(changed) > most else ""
+    return ", ".join(str(difference) for difference in changed[:most]) + more
 
 
 def sections_of(params: Params, sections: Sequence[str]) -> dict[str, Any]:

@@ -75,8 +75,8 @@ def read(path: Path) -> dict[str, Any]:
                 "file beside it is needed, such as base."
             )
         base = base_path(chain[-1], name)
-        if base.resolve() in [each.resolve() for each in chain]:
-            circle = " -> ".join(each.name for each in [*chain, base])
+        if base.resolve() in [recipe.resolve() for recipe in chain]:
+            circle = " -> ".join(recipe.name for recipe in [*chain, base])
             raise ParamsError(f"{circle} extend each other. Remove extends from one of them.")
         chain.append(base)
         content = compose(_mapping(base), content)
@@ -146,14 +146,16 @@ def _explain(error: ValidationError, origin: str, overrides: Sequence[str]) -> s
     origin = f"in {origin}"
     if first["type"] in ("union_tag_invalid", "union_tag_not_found"):
         place = f"{place}.kind"
-    if any(f"{place}.".startswith(f"{each.partition('=')[0].strip()}.") for each in overrides):
+    if any(
+        f"{place}.".startswith(f"{override.partition('=')[0].strip()}.") for override in overrides
+    ):
         origin = "from --set"
     more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
     match first["type"]:
         case "extra_forbidden":
-            known = _known_keys(loc[:-1])
-            close = difflib.get_close_matches(loc[-1], known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"known there: {', '.join(known)}."
+            names = _known_keys(loc[:-1])
+            close = difflib.get_close_matches(loc[-1], names, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"known there: {', '.join(names)}."
             return f"{place} is not a parameter {origin}; {hint}{more}"
         case "missing" | "union_tag_not_found":
             return (

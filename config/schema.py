@@ -78,18 +78,18 @@ class Params(_WithMethods):
 
         Raises ParamsError if they are.
         """
-        found = getattr(self, stage)
-        if found is None and stage == "distill":
+        settings = getattr(self, stage)
+        if settings is None and stage == "distill":
             raise ParamsError(
                 "distill is null in params.yaml, so there is no student to make. Give it the "
                 "section of recipes/demo-distill.yaml."
             )
-        if found is None:
+        if settings is None:
             raise ParamsError(
                 f"align.method={self.align.method}, and params.yaml has no section {stage}. Copy "
                 "it from recipes/base.yaml, or choose a method whose section is there."
             )
-        return found
+        return settings
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -329,11 +329,11 @@ class Params(_WithMethods):
         """Refuse an adapter that cannot start as a copy of the SFT model's."""
         sft = self.sft.lora
         for section in self.start_from_sft:
-            own: Lora | None = self.section(section).lora
-            difference = sft.difference(own) if sft is not None and own is not None else None
+            lora: Lora | None = self.section(section).lora
+            difference = sft.difference(lora) if sft is not None and lora is not None else None
             if difference is not None:
                 raise ParamsError(
-                    f"{section}.lora.{difference}={getattr(own, difference)} and "
+                    f"{section}.lora.{difference}={getattr(lora, difference)} and "
                     f"sft.lora.{difference}={getattr(sft, difference)}: the adapter of {section} "
                     "starts as a copy of the SFT model's. Give both the same rank, alpha and "
                     "modules in params.yaml."

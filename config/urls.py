@@ -96,8 +96,8 @@ def secret_of(url: str) -> str | None:
         _, colon, password = login.partition(":")
         if colon and scheme != "github" and not PORT_AND_PATH.match(password):
             return f"a password before {host}"
-        of_http = scheme in ("http", "https") and "/" not in login
-        if not colon and of_http and not VARIABLE.fullmatch(login):
+        is_http = scheme in ("http", "https") and "/" not in login
+        if not colon and is_http and not VARIABLE.fullmatch(login):
             return f"a login before {host}"
     parts = urllib.parse.urlsplit(url)
     for given in (part for text in (parts.query, parts.fragment) for part in text.split("&")):
@@ -113,13 +113,13 @@ def with_secrets(url: str) -> str:
     """The URL with its variables inserted. Raises EnvironmentFault if one is not set."""
 
     def value(match: "re.Match[str]") -> str:
-        found = os.environ.get(match[1])
-        if not found:
+        secret = os.environ.get(match[1])
+        if not secret:
             raise EnvironmentFault(
                 f"{url} names {match[1]}, which is not set. Set it in the environment of rlhf, or "
                 "of rlhf up."
             )
-        return found
+        return secret
 
     return VARIABLE.sub(value, url)
 

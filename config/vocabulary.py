@@ -28,7 +28,7 @@ def stored_vocabulary(folder: Path) -> dict[str, int] | None:
         vocabulary = content["model"]["vocab"]
         if isinstance(vocabulary, list):  # Unigram: [token, score] by id
             vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}
-        added = {each["content"]: each["id"] for each in content.get("added_tokens") or []}
+        added = {token["content"]: token["id"] for token in content.get("added_tokens") or []}
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return {**vocabulary, **added}

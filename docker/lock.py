@@ -38,18 +38,18 @@ def resolve(*wanted: str) -> dict[str, Any]:
 
 def locked(report: dict[str, Any]) -> Locked:
     """Packages of a report; where a file came from is left out."""
-    found: Locked = {}
+    packages: Locked = {}
     for entry in report["install"]:
         name = re.sub(r"[-_.]+", "-", entry["metadata"]["name"]).lower()
         version = entry["metadata"]["version"].split("+")[0]
         hashes = entry["download_info"]["archive_info"]["hashes"]
-        found[name] = (version, frozenset({hashes["sha256"]}))
-    return found
+        packages[name] = (version, frozenset({hashes["sha256"]}))
+    return packages
 
 
 def write(path: Path, packages: Locked) -> None:
     lines = [
-        f"{name}=={version} " + " ".join(f"--hash=sha256:{one}" for one in sorted(hashes))
+        f"{name}=={version} " + " ".join(f"--hash=sha256:{digest}" for digest in sorted(hashes))
         for name, (version, hashes) in sorted(packages.items())
     ]
     path.write_text(HEADER + "\n".join(lines) + "\n", encoding="utf-8")

@@ -14,12 +14,12 @@ def requirements(project: dict, extras: list[str]) -> list[str]:
     """The plain dependencies and those of `extras`, with extras that name others of the project
     followed.
     """
-    found = list(project["dependencies"])
+    lines = list(project["dependencies"])
     for extra in extras:
         for entry in project["optional-dependencies"][extra]:
             inner = re.fullmatch(rf"{PROJECT}\[(.+)\]", entry)
-            found += requirements(project, inner[1].split(",")) if inner else [entry]
-    return list(dict.fromkeys(found))
+            lines += requirements(project, inner[1].split(",")) if inner else [entry]
+    return list(dict.fromkeys(lines))
 
 
 if __name__ == "__main__":

@@ -20,11 +20,11 @@ def promote(params: Params, why: str = "named by hand") -> State[Any]:
         params: Params of the run whose model is meant; nothing is trained if they match.
         why: The reason, for the record of champions.
     """
-    known = checked(params)
-    state = rlhf(known, return_state=True)
+    resolved = checked(params)
+    state = rlhf(resolved, return_state=True)
     if not state.is_completed():
         return state
     return Completed(
         name="Promoted",
-        message=promote_by_hand(known, str(state.state_details.flow_run_id), why),
+        message=promote_by_hand(resolved, str(state.state_details.flow_run_id), why),
     )

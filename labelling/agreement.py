@@ -28,11 +28,11 @@ class Couple(NamedTuple):
 def couples(units: Sequence[Unit]) -> list[Couple]:
     """Every two annotators with at least one item in common, by name."""
     names = sorted({name for unit in units for name in unit})
-    found = []
+    pairs = []
     for first, second in combinations(names, 2):
         both = [(unit[first], unit[second]) for unit in units if first in unit and second in unit]
         if both:
-            found.append(
+            pairs.append(
                 Couple(
                     first,
                     second,
@@ -41,7 +41,7 @@ def couples(units: Sequence[Unit]) -> list[Couple]:
                     cohen_kappa(both),
                 )
             )
-    return found
+    return pairs
 
 
 def observed_agreement(units: Sequence[Unit]) -> float | None:
@@ -86,15 +86,15 @@ def krippendorff_alpha(units: Sequence[Unit]) -> float | None:
 
     Source: Krippendorff, Computing Krippendorff's alpha-reliability, 2011, section C.
     """
-    of_category: Counter[Hashable] = Counter()
+    by_category: Counter[Hashable] = Counter()
     disagreement = 0.0
     for unit in units:
         counts = Counter(unit.values())
         judged = sum(counts.values())
         if judged < 2:
             continue
-        of_category += counts
+        by_category += counts
         disagreement += sum(n * (judged - n) for n in counts.values()) / (judged - 1)
-    total = sum(of_category.values())
-    expected = sum(n * (total - n) for n in of_category.values())
+    total = sum(by_category.values())
+    expected = sum(n * (total - n) for n in by_category.values())
     return 1 - (total - 1) * disagreement / expected if expected else None

@@ -94,14 +94,14 @@ def read_export(
             read.append((number, entry, _pair(texts, names), names, answers))
         except _Unreadable as error:
             refused.append(Refused(error.reason, error.detail, number, entry))
-    asked = _preference([(names, answers) for *_, names, answers in read], question, path)
+    preference = _preference([(names, answers) for *_, names, answers in read], question, path)
     for number, entry, pair, names, answers in read:
-        for annotator, choice in _choices(answers, asked, form == "label-studio"):
+        for annotator, choice in _choices(answers, preference, form == "label-studio"):
             try:
                 votes.append(Vote(pair, _annotator(annotator, form), _vote(choice, names)))
             except _Unreadable as error:
                 refused.append(Refused(error.reason, error.detail, number, entry))
-    return votes, sorted(refused, key=lambda each: each.number)
+    return votes, sorted(refused, key=lambda refusal: refusal.number)
 
 
 def _preference(
@@ -121,9 +121,11 @@ def _preference(
                 f"--question {question}: {path} has no such question, but {', '.join(said)}."
             )
         return question
-    compare = [name for name, found in said.items() if any(each.compares for _, each in found)]
-    vote = [name for name, found in said.items()
-            if any(_is_vote(each.value, names) for names, each in found)]  # fmt: skip
+    compare = [
+        name for name, answers in said.items() if any(answer.compares for _, answer in answers)
+    ]
+    vote = [name for name, answers in said.items()
+            if any(_is_vote(answer.value, names) for names, answer in answers)]  # fmt: skip
     candidates = compare or vote
     if len(candidates) > 1:
         raise ParamsError(
@@ -149,17 +151,17 @@ def _is_vote(value: Any, names: Names) -> bool:
 
 
 def _choices(
-    answers: Sequence[Answer], asked: str | None, one_sheet: bool
+    answers: Sequence[Answer], question: str | None, one_sheet: bool
 ) -> Iterator[tuple[Any, Any]]:
     """The annotator and the answer to the question. On `one_sheet` with all questions it is empty
     for those who left it out; elsewhere they said nothing.
     """
-    for annotator in dict.fromkeys(repr(each.annotator) for each in answers):
-        own = [each for each in answers if repr(each.annotator) == annotator]
-        answered = [each for each in own if each.question in (asked, None)]
+    for annotator in dict.fromkeys(repr(answer.annotator) for answer in answers):
+        by_annotator = [answer for answer in answers if repr(answer.annotator) == annotator]
+        answered = [answer for answer in by_annotator if answer.question in (question, None)]
         if not answered and one_sheet:
-            answered = [own[0]._replace(value="")]
-        yield from ((each.annotator, each.value) for each in answered)
+            answered = [by_annotator[0]._replace(value="")]
+        yield from ((answer.annotator, answer.value) for answer in answered)
 
 
 def _entries(path: Path) -> list[Any]:
@@ -202,15 +204,15 @@ def _annotation(item: Any) -> list[Answer]:
     if item.get("was_cancelled"):  # Label Studio's Skip
         return [Answer(annotator, None, None)]
     results = item.get("result")
-    found = []
+    answers = []
     for result in results if isinstance(results, list) else []:
         kind = result.get("type") if isinstance(result, dict) else None
         value = result.get("value") if isinstance(result, dict) else None
         if isinstance(value, dict) and kind in CONTROLS:
             said = value.get(CONTROLS[kind], "")
             name = str(result.get("from_name", kind))
-            found.append(Answer(annotator, name, said, kind in ("pairwise", "ranker")))
-    return found or [Answer(annotator, None, "")]
+            answers.append(Answer(annotator, name, said, kind in ("pairwise", "ranker")))
+    return answers or [Answer(annotator, None, "")]
 
 
 CONTROLS = {
@@ -249,7 +251,7 @@ def _flat(entry: Mapping[str, Any], question: str) -> Iterator[Answer]:
         entry.get(f"{question}.responses{part}") or [] for part in ("", ".users", ".status")
     )
     for i, value in enumerate(values):
-        state, user = (each[i] if i < len(each) else None for each in (states, users))
+        state, user = (listed[i] if i < len(listed) else None for listed in (states, users))
         if state == "discarded":
             yield Answer(user, question, None)
         elif state != "draft":
@@ -267,15 +269,15 @@ FORMATS: dict[str, Callable[[Any], tuple[Mapping[str, Any], list[Answer]]]] = {
 
 def _name(ours: str, texts: Mapping[str, Any], columns: Mapping[str, str]) -> str:
     candidates = (columns[ours],) if ours in columns else COLUMNS[ours]
-    found = next((name for name in candidates if name in texts), None)
-    if found is None:
+    match = next((name for name in candidates if name in texts), None)
+    if match is None:
         there = ", ".join(str(name) for name in texts) or "none"
         raise _Unreadable(
             "missing_column",
             f"no {' or '.join(candidates)} for {ours}; there: {there}. Name it with --column "
             f"{ours}=NAME",
         )
-    return found
+    return match
 
 
 def _pair(texts: Mapping[str, Any], names: Names) -> Pair:

@@ -42,11 +42,11 @@ def take_in(
     format or column.
     """
     votes, refused = read_export(file, form, columns, question)
-    known = current(read_votes(root / VOTES_FILE))
+    current_votes = current(read_votes(root / VOTES_FILE))
     new = [
         vote
         for key, vote in current(votes).items()
-        if key not in known or known[key].vote != vote.vote
+        if key not in current_votes or current_votes[key].vote != vote.vote
     ]
     quarantine = _quarantine(root, file, [item._asdict() for item in refused])
     why = _reasons(refused)

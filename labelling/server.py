@@ -54,29 +54,29 @@ class Session:
         done.
         """
         with self._lock:
-            own = {
+            votes = {
                 key: vote
                 for (name, key), vote in self._votes.items()
                 if name == annotator and key in self._pairs
             }
-        left = next((pair for key, pair in self._pairs.items() if key not in own), None)
-        return self._state(annotator, own, left)
+        unvoted = next((pair for key, pair in self._pairs.items() if key not in votes), None)
+        return self._state(annotator, votes, unvoted)
 
     def back(self, annotator: str, before: str) -> dict[str, Any]:
         """As `next`, with the pair voted on before the pair `before`, or last if that has no vote;
         the first stays the first.
         """
         with self._lock:
-            own = {
+            votes = {
                 key: vote
                 for (name, key), vote in self._votes.items()
                 if name == annotator and key in self._pairs
             }
-        order = list(own)
-        position = order.index(before) if before in own else len(order)
+        order = list(votes)
+        position = order.index(before) if before in votes else len(order)
         if not order:
             return self.next(annotator)
-        return self._state(annotator, own, self._pairs[order[max(0, position - 1)]])
+        return self._state(annotator, votes, self._pairs[order[max(0, position - 1)]])
 
     def vote(self, annotator: str, key: str, choice: str) -> None:
         """Keep a vote. Raises DataError for an unknown pair or choice, EnvironmentFault if it
@@ -88,39 +88,41 @@ class Session:
                 f"pair {key[:40]!r} is not one of the {len(self._pairs)} pairs. Load the page "
                 "again."
             )
-        left = shown_left(pair, annotator)
-        of_choice = {"left": left, "right": 3 - left, "tie": 0, "skip": None}
-        if choice not in of_choice:
-            raise DataError(f"choice {choice[:40]!r} is not one of {', '.join(of_choice)}.")
-        vote = Vote(pair, annotator, of_choice[choice], left)
+        shown = shown_left(pair, annotator)
+        vote_of = {"left": shown, "right": 3 - shown, "tie": 0, "skip": None}
+        if choice not in vote_of:
+            raise DataError(f"choice {choice[:40]!r} is not one of {', '.join(vote_of)}.")
+        vote = Vote(pair, annotator, vote_of[choice], shown)
         with self._lock:
             append(self._votes_file, [vote])
             self._votes.pop((annotator, key), None)
             self._votes[annotator, key] = vote
 
-    def _state(self, annotator: str, own: dict[str, Vote], pair: Pair | None) -> dict[str, Any]:
-        skipped = sum(vote.vote is None for vote in own.values())
+    def _state(self, annotator: str, votes: dict[str, Vote], pair: Pair | None) -> dict[str, Any]:
+        skipped = sum(vote.vote is None for vote in votes.values())
         shown = None
         if pair is not None:
-            left = shown_left(pair, annotator)
+            number = shown_left(pair, annotator)
             replies = (
-                (pair.response1, pair.response2) if left == 1 else (pair.response2, pair.response1)
+                (pair.response1, pair.response2)
+                if number == 1
+                else (pair.response2, pair.response1)
             )
             shown = {
                 "key": pair.key,
                 "prompt": pair.prompt,
                 "left": replies[0],
                 "right": replies[1],
-                "choice": _choice(own.get(pair.key), left),
+                "choice": _choice(votes.get(pair.key), number),
             }
-        return {"total": len(self._pairs), "done": len(own), "skipped": skipped, "pair": shown}
+        return {"total": len(self._pairs), "done": len(votes), "skipped": skipped, "pair": shown}
 
 
-def _choice(vote: Vote | None, left: int) -> str | None:
+def _choice(vote: Vote | None, shown: int) -> str | None:
     """An earlier choice in the page's terms."""
     if vote is None:
         return None
-    return {None: "skip", 0: "tie", left: "left"}.get(vote.vote, "right")
+    return {None: "skip", 0: "tie", shown: "left"}.get(vote.vote, "right")
 
 
 def serve(session: Session, port: int = 0) -> ThreadingHTTPServer:
@@ -153,9 +155,9 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:
-        asked = urllib.parse.urlsplit(self.path)
-        query, session = dict(urllib.parse.parse_qsl(asked.query)), self.server.session
-        match asked.path if self._is_ours() else None:
+        url = urllib.parse.urlsplit(self.path)
+        query, session = dict(urllib.parse.parse_qsl(url.query)), self.server.session
+        match url.path if self._is_ours() else None:
             case None:
                 self._refuse()
             case "/":
@@ -171,7 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
             case _:
                 self._json(
                     HTTPStatus.NOT_FOUND,
-                    {"error": f"{asked.path[:100]} is not a page of this server."},
+                    {"error": f"{url.path[:100]} is not a page of this server."},
                 )
 
     def do_POST(self) -> None:
@@ -244,13 +246,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: HTTPStatus, kind: str, content: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)
-        own = {
+        fields = {
             "Content-Type": kind,
             "Content-Length": str(len(content)),
             "Cache-Control": "no-store",
             "X-Content-Type-Options": "nosniff",
         }
-        for name, value in {**own, **headers}.items():
+        for name, value in {**fields, **headers}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)

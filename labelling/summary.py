@@ -18,10 +18,10 @@ def summary(pairs: Sequence[Pair], votes: Sequence[Vote]) -> dict[str, Any]:
         if vote.vote is not None:
             units[vote.pair.key][vote.annotator] = vote.vote
     judged = list(units.values())
-    known = {pair.key for pair in pairs}
+    keys = {pair.key for pair in pairs}
     return {
         "pairs": len(pairs),
-        "pairs_with_votes": len(known & units.keys()),
+        "pairs_with_votes": len(keys & units.keys()),
         "pairs_with_several_votes": sum(len(unit) > 1 for unit in judged),
         "votes": sum(len(unit) for unit in judged),
         "votes_replaced": len(votes) - len(counted),
@@ -35,12 +35,12 @@ def summary(pairs: Sequence[Pair], votes: Sequence[Vote]) -> dict[str, Any]:
 
 
 def _annotator(name: str, votes: Sequence[Vote]) -> dict[str, Any]:
-    own = [vote for vote in votes if vote.annotator == name]
-    counts = Counter(vote.vote for vote in own)
-    sided = [vote for vote in own if vote.vote and vote.left]
+    by_annotator = [vote for vote in votes if vote.annotator == name]
+    counts = Counter(vote.vote for vote in by_annotator)
+    sided = [vote for vote in by_annotator if vote.vote and vote.left]
     return {
         "annotator": name,
-        "votes": len(own) - counts[None],
+        "votes": len(by_annotator) - counts[None],
         "ties": counts[0],
         "skipped": counts[None],
         "left": sum(vote.vote == vote.left for vote in sided) / len(sided) if sided else None,

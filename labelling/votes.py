@@ -109,12 +109,12 @@ def read_votes(path: Path) -> list[Vote]:
 
 def current(votes: Iterable[Vote]) -> dict[tuple[str, str], Vote]:
     """(annotator, pair key) -> the vote that counts, the last one; ordered by when it was given."""
-    found: dict[tuple[str, str], Vote] = {}
+    newest: dict[tuple[str, str], Vote] = {}
     for vote in votes:
         key = (vote.annotator, vote.pair.key)
-        found.pop(key, None)
-        found[key] = vote
-    return found
+        newest.pop(key, None)
+        newest[key] = vote
+    return newest
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -181,8 +181,8 @@ def _vote(row: dict[str, Any], place: str) -> Vote:
             f"{place}: vote={value!r} is not one of 0 (tie), 1, 2, null (skipped). Fix or remove "
             "the line."
         )
-    left = row.get("left")
-    return Vote(pair, annotator, value, left if left in (1, 2) else None)
+    shown = row.get("left")
+    return Vote(pair, annotator, value, shown if shown in (1, 2) else None)
 
 
 # ---------------------------------------------------------------- writing

@@ -170,13 +170,13 @@ def _probes(curves: Sequence[Series], frame: Plot, shares: bool) -> list[dict[st
     places = [frame.x(x) for x in xs]
     edges = [frame.x.start, *((a + b) / 2 for a, b in pairwise(places)), frame.x.end]
     probes: list[dict[str, object]] = []
-    for x, (left, right) in zip(xs, pairwise(edges), strict=True):
-        here = [(s, known[x]) for s, known in zip(curves, by_series, strict=True) if x in known]
+    for x, (start, right) in zip(xs, pairwise(edges), strict=True):
+        here = [(s, values[x]) for s, values in zip(curves, by_series, strict=True) if x in values]
         place = count(x) if x == round(x) else decimal(0.0 if abs(x) < 1e-4 else x)
         values = ", ".join(f"{s.name} {shown(y)}" for s, y in here)
         label = f"{frame.x_name} {place}: {values}"
         dots = [(s.tone, y) for s, y in here]
-        probes.append({"x": x, "left": left, "right": right, "dots": dots, "label": label})
+        probes.append({"x": x, "left": start, "right": right, "dots": dots, "label": label})
     return probes
 
 
@@ -218,8 +218,8 @@ def reliability_chart(bins: Sequence[tuple[float, float, int]], label: str) -> M
 
     `bins`: (mean confidence, accuracy, pairs) of each.
     """
-    left = min(0.5, *(confidence for confidence, _, _ in bins))
-    lowest = min(left, *(accuracy for _, accuracy, _ in bins))
+    start = min(0.5, *(confidence for confidence, _, _ in bins))
+    lowest = min(start, *(accuracy for _, accuracy, _ in bins))
     names = "predicted probability", "share of pairs ranked correctly"
     shown = [
         {
@@ -232,7 +232,7 @@ def reliability_chart(bins: Sequence[tuple[float, float, int]], label: str) -> M
         }
         for x, y, pairs in bins
     ]
-    frame = plot(label, (left, 1.0), (lowest, 1.0), *names, height=300)
+    frame = plot(label, (start, 1.0), (lowest, 1.0), *names, height=300)
     return macro(TEMPLATE, "reliability", frame, shown)
 
 
@@ -243,12 +243,12 @@ def column_chart(
     ends, heights = (bars[0][0], bars[-1][1]), (0.0, max(tall for _, _, tall in bars))
     shown = [
         {
-            "left": left,
+            "left": start,
             "right": right,
             "tall": tall,
-            "title": f"{decimal(left)} to {decimal(right)}: {decimal(tall, 6)}",
+            "title": f"{decimal(start)} to {decimal(right)}: {decimal(tall, 6)}",
         }
-        for left, right, tall in bars
+        for start, right, tall in bars
     ]
     frame = plot(label, ends, heights, x_name, width=WIDTH, height=200)
     return macro(TEMPLATE, "columns", frame, shown, tone)

@@ -50,8 +50,8 @@ def _sentence(runs: Sequence[PastRun]) -> str:
 
 def _link(root: Path, run: PastRun, page: Path) -> str | None:
     """Link from this page to the run's own page, if that still exists."""
-    own = kept_folder(root, run.run_id) / REPORT
-    return Path(os.path.relpath(own, page.parent)).as_posix() if own.exists() else None
+    report = kept_folder(root, run.run_id) / REPORT
+    return Path(os.path.relpath(report, page.parent)).as_posix() if report.exists() else None
 
 
 def _picture(runs: Sequence[PastRun], links: dict[str, str | None]) -> Markup:
@@ -64,11 +64,11 @@ def _picture(runs: Sequence[PastRun], links: dict[str, str | None]) -> Markup:
     if not dots:
         return section("cost", "Cost against quality", lead, paragraph("No run was evaluated."))
     label, even = "Cost against win rate, one dot per run", [Reference("no difference", 0.5)]
-    drawn = dots_chart(dots, label, "US dollars", "wins over SFT", even, shares=True)
+    chart = dots_chart(dots, label, "US dollars", "wins over SFT", even, shares=True)
     used = {run.method for run in runs}
     key = legend([Series(name, [], tone) for name, tone in TONES.items() if name in used])
     note = "Whiskers: confidence intervals. Each dot links to its run."
-    return section("cost", "Cost against quality", lead, card("", drawn, key, note=note))
+    return section("cost", "Cost against quality", lead, card("", chart, key, note=note))
 
 
 def _dot(run: PastRun, cost: float, rate: float, link: str | None) -> Dot:

@@ -128,14 +128,14 @@ def _benchmarks(root: Path, run_id: str, stage: str) -> tuple[Benchmark, ...]:
     """
     lock = kept_folder(root, run_id) / "dvc.lock"
     digest = out_digest(lock, stage, f"models/{stage}")
-    found: dict[tuple[str, str, int], Benchmark] = {}
+    newest: dict[tuple[str, str, int], Benchmark] = {}
     for path in (root / "runs" / "pipeline").glob("*/benchmarked.json") if digest else ():
         kept = read_benchmarked(root, path.parent.name)
-        for each in kept.benchmarks if kept and kept.model_digest == digest else ():
-            known = found.get(each.variant)
-            if known is None or known.time < each.time:
-                found[each.variant] = each
-    return tuple(found[variant] for variant in sorted(found))
+        for benchmark in kept.benchmarks if kept and kept.model_digest == digest else ():
+            before = newest.get(benchmark.variant)
+            if before is None or before.time < benchmark.time:
+                newest[benchmark.variant] = benchmark
+    return tuple(newest[variant] for variant in sorted(newest))
 
 
 def _teacher_benchmarks(root: Path, params: Params, run_id: str) -> tuple[Benchmark, ...]:
@@ -191,20 +191,20 @@ class _Outputs:
         if self._book.state == NO_RUN:
             return self._root / path
         digest = self._completed.get(stage, {}).get(path)
-        found = (
+        file = (
             kept_file(self._root, self._book.run_id, path, digest)
             if stage in self._completed
             else None
         )
-        if found is None and digest is None and self._is_in_place(stage):
-            found = self._root / path
+        if file is None and digest is None and self._is_in_place(stage):
+            file = self._root / path
         if (
-            found is None
+            file is None
             and stage in self._completed
             and (digest is not None or path.startswith("metrics/"))
         ):
             self.unknown.setdefault(stage, []).append(path)
-        return found
+        return file
 
     def _is_in_place(self, stage: str) -> bool:
         """Whether the attempt that made this run's outputs is the one that made the current
@@ -225,9 +225,9 @@ def _attempt_on_disk(
     used = next(
         (row for row in reversed(pipeline) if row.event == "stage" and row.stage == stage), None
     )
-    made = next((attempt for attempt in reversed(attempts) if attempt.done), None)
-    if made is not None and (used is None or made.begin > used.time):
-        return made.number
+    maker = next((attempt for attempt in reversed(attempts) if attempt.done), None)
+    if maker is not None and (used is None or maker.begin > used.time):
+        return maker.number
     return used.attempt if used is not None else None
 
 
@@ -242,12 +242,12 @@ def _curves(
     entry = book.stage(stage)
     if entry is None:
         return {}
-    own = (
+    numbers = (
         attempt.number
         for attempt in attempts
         if attempt.run_id == book.run_id or book.state == "manual"
     )
-    last = entry.attempt if entry.attempt is not None else max(own, default=0)
+    last = entry.attempt if entry.attempt is not None else max(numbers, default=0)
     rows = jsonl.read(folder / "metrics.jsonl", MetricRow).rows
     curves: dict[str, list[tuple[float, float]]] = {}
     broken = []

@@ -21,8 +21,8 @@ def key_figure(stage: str, metrics: Mapping[str, Any]) -> str:
             more = f", {count(refused)} refused: data/prepared/quarantine.jsonl" if refused else ""
             return f"{count(rows)} rows{more}" if rows is not None else ""
         case "sft":
-            known = [f"eval loss {decimal(value['eval_loss'])}"] if "eval_loss" in value else []
-            return ", ".join([*known, *overfits(value)])
+            figures = [f"eval loss {decimal(value['eval_loss'])}"] if "eval_loss" in value else []
+            return ", ".join([*figures, *overfits(value)])
         case "reward":
             limit = (
                 f" of {percent(value['bayes_accuracy'])} possible"
@@ -31,18 +31,20 @@ def key_figure(stage: str, metrics: Mapping[str, Any]) -> str:
             )
             if "accuracy" not in value and "score_mean" in value:
                 return f"score {decimal(value['score_mean'])} for known replies"
-            known = [f"accuracy {percent(value['accuracy'])}{limit}"] if "accuracy" in value else []
-            return ", ".join([*known, *overfits(value)])
+            figures = (
+                [f"accuracy {percent(value['accuracy'])}{limit}"] if "accuracy" in value else []
+            )
+            return ", ".join([*figures, *overfits(value)])
         case "dpo":
-            known = [f"accuracy {percent(value['accuracy'])}"] if "accuracy" in value else []
-            known += [f"margin {decimal(value['margin'])}"] if "margin" in value else []
-            return ", ".join([*known, *overfits(value)])
+            figures = [f"accuracy {percent(value['accuracy'])}"] if "accuracy" in value else []
+            figures += [f"margin {decimal(value['margin'])}"] if "margin" in value else []
+            return ", ".join([*figures, *overfits(value)])
         case "distill":
             share = value.get("parameters_student", 0) / value.get("parameters_teacher", 1)
-            known = [f"{percent(share)} of the weights"] if share else []
+            figures = [f"{percent(share)} of the weights"] if share else []
             if "agreement" in value:
-                known.append(f"agreement {percent(value['agreement'])}")
-            return ", ".join(known)
+                figures.append(f"agreement {percent(value['agreement'])}")
+            return ", ".join(figures)
         case "evaluate":
             if "gold_sft" in value and "gold_aligned" in value:
                 return f"gold {decimal(value['gold_sft'])} → {decimal(value['gold_aligned'])}"
@@ -52,8 +54,10 @@ def key_figure(stage: str, metrics: Mapping[str, Any]) -> str:
                 else ""
             )
         case _:
-            known = [f"{name} {decimal(value[name])}" for name in ("score", "kl") if name in value]
-            return ", ".join(known).replace("kl", "KL")
+            figures = [
+                f"{name} {decimal(value[name])}" for name in ("score", "kl") if name in value
+            ]
+            return ", ".join(figures).replace("kl", "KL")
 
 
 def overfits(metrics: Mapping[str, float]) -> list[str]:

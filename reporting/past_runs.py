@@ -41,10 +41,10 @@ class PastRun(NamedTuple):
 
 def past_runs(root: Path, most: int | None = None) -> list[PastRun]:
     """The newest `most` runs, newest first."""
-    known = known_runs(root)
-    shown = known[:most]
-    params = {run_id: _params(root, run_id) for run_id in known[: len(shown) + 1]}
-    before: Sequence[str | None] = [*known[1:], None]
+    run_ids = known_runs(root)
+    shown = run_ids[:most]
+    params = {run_id: _params(root, run_id) for run_id in run_ids[: len(shown) + 1]}
+    before: Sequence[str | None] = [*run_ids[1:], None]
     return [
         _past_run(root, run_id, params[run_id], params.get(earlier) if earlier else None)
         for run_id, earlier in zip(shown, before, strict=False)
@@ -98,5 +98,5 @@ def _failure(root: Path, findings: Findings) -> str:
 
 
 def _changed(before: Params, after: Params) -> str:
-    found = differences(before.model_dump(mode="json"), after.model_dump(mode="json"))
-    return in_a_line(found) if found else "nothing"
+    changed = differences(before.model_dump(mode="json"), after.model_dump(mode="json"))
+    return in_a_line(changed) if changed else "nothing"

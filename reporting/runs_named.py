@@ -25,27 +25,27 @@ def resolve(root: Path, names: Sequence[str]) -> list[str]:
 
     Raises UserError for an unknown run, fewer than two runs, or the same run twice.
     """
-    known = known_runs(root)
-    found = [_resolve(name, known) for name in names]
-    if len(found) < 2:
+    run_ids = known_runs(root)
+    resolved = [_resolve(name, run_ids) for name in names]
+    if len(resolved) < 2:
         complete = completed_runs(root)
         others = sorted(
-            (run for run in known if run not in found), key=lambda run: run not in complete
+            (run for run in run_ids if run not in resolved), key=lambda run: run not in complete
         )
-        missing = 2 - len(found)
+        missing = 2 - len(resolved)
         if len(others) < missing:
             raise UserError(
-                f"{len(known)} runs were recorded in runs/pipeline.jsonl, and two are compared. "
-                f"{_list(known)}"
+                f"{len(run_ids)} runs were recorded in runs/pipeline.jsonl, and two are compared. "
+                f"{_list(run_ids)}"
             )
-        found = [*found, *reversed(others[:missing])]
-    twice = next((run for i, run in enumerate(found) if run in found[:i]), None)
+        resolved = [*resolved, *reversed(others[:missing])]
+    twice = next((run for i, run in enumerate(resolved) if run in resolved[:i]), None)
     if twice is not None:
         raise UserError(
             f"{' and '.join(names)} name run {twice} twice, and a run is compared with other runs. "
-            f"{_list(known)}"
+            f"{_list(run_ids)}"
         )
-    return found
+    return resolved
 
 
 def completed_runs(root: Path) -> set[str]:
@@ -59,28 +59,30 @@ def resolve_one(root: Path, name: str) -> str:
     return _resolve(name, known_runs(root))
 
 
-def _resolve(name: str, known: Sequence[str]) -> str:
-    if name in known:
+def _resolve(name: str, run_ids: Sequence[str]) -> str:
+    if name in run_ids:
         return name
-    if nicknamed := [run for run in known if run.partition("-")[2].partition("-")[2] == name]:
+    if nicknamed := [run for run in run_ids if run.partition("-")[2].partition("-")[2] == name]:
         return nicknamed[0]
     match = re.fullmatch(r"last(?:-(\d+))?", name)
     if match is None:
         raise UserError(
             f"run {name!r} is not in runs/pipeline.jsonl. Name a run by its id or nickname, or as "
-            f"last, last-1, ... {_list(known)}"
+            f"last, last-1, ... {_list(run_ids)}"
         )
     back = int(match[1] or 0)
-    if back >= len(known):
+    if back >= len(run_ids):
         raise UserError(
-            f"{name} is not there: {len(known)} runs were recorded in runs/pipeline.jsonl. "
-            f"{_list(known)}"
+            f"{name} is not there: {len(run_ids)} runs were recorded in runs/pipeline.jsonl. "
+            f"{_list(run_ids)}"
         )
-    return known[back]
+    return run_ids[back]
 
 
-def _list(known: Sequence[str]) -> str:
-    if not known:
+def _list(run_ids: Sequence[str]) -> str:
+    if not run_ids:
         return "There are none yet; start one with: rlhf run"
-    more = f" and {len(known) - SHOWN} older ones (ls runs/pipeline)" if len(known) > SHOWN else ""
-    return f"Newest first: {', '.join(known[:SHOWN])}{more}."
+    more = (
+        f" and {len(run_ids) - SHOWN} older ones (ls runs/pipeline)" if len(run_ids) > SHOWN else ""
+    )
+    return f"Newest first: {', '.join(run_ids[:SHOWN])}{more}."

@@ -39,9 +39,9 @@ Child = Any
 
 def join(*children: Child) -> Markup:
     """Children one after another; text among them is escaped."""
-    parts = (join(*each) if isinstance(each, list | tuple) else each for each in children)
+    parts = (join(*child) if isinstance(child, list | tuple) else child for child in children)
     return Markup("").join(
-        each if isinstance(each, Markup) else escape(printable(each)) for each in parts
+        part if isinstance(part, Markup) else escape(printable(part)) for part in parts
     )
 
 
@@ -55,7 +55,7 @@ def figure_name(parts: Sequence[str]) -> str:
 
 @cache
 def environment() -> Environment:
-    made = Environment(
+    jinja = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
         trim_blocks=True,
@@ -63,11 +63,11 @@ def environment() -> Environment:
         undefined=StrictUndefined,
         finalize=printable,
     )
-    made.filters["figure"] = figure_name
-    return made
+    jinja.filters["figure"] = figure_name
+    return jinja
 
 
 def macro(template: str, name: str, *values: Any, **options: Any) -> Markup:
     """The output of a template's macro for these values."""
-    made: Markup = getattr(environment().get_template(template).module, name)(*values, **options)
-    return made
+    html: Markup = getattr(environment().get_template(template).module, name)(*values, **options)
+    return html

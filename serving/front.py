@@ -112,13 +112,13 @@ class Front:
 
     async def models(self, _: web.Request) -> web.Response:
         engine = self._engine()
-        one = {
+        model = {
             "id": engine.name,
             "object": "model",
             "owned_by": "rlhf-ledger",
             "serving": engine.settings._asdict(),
         }
-        return web.json_response({"object": "list", "data": [one]})
+        return web.json_response({"object": "list", "data": [model]})
 
     def _engine(self) -> Engine:
         engine = self._swap.engine
@@ -224,9 +224,9 @@ def _refuse_control_tokens(engine: Engine, body: dict[str, Any]) -> None:
     forged.
     """
     text = json.dumps([body.get("messages"), body.get("tools")], ensure_ascii=False)
-    if found := engine.control_tokens.search(text):
+    if match := engine.control_tokens.search(text):
         raise Refused(
-            "messages", f"{found[0]} is a control token of the model; write it in another way."
+            "messages", f"{match[0]} is a control token of the model; write it in another way."
         )
 
 

@@ -29,6 +29,6 @@ class Metrics:
         self.tpot = Histogram(
             "rlhf_time_per_output_token_seconds",
             "Time per token after the first one of a streamed reply.",
-            buckets=tuple(each / 10 for each in BUCKETS),
+            buckets=tuple(bucket / 10 for bucket in BUCKETS),
             registry=registry,
         )

@@ -50,9 +50,9 @@ def sync_aliases(connection: Connection, root: Path, params: Params, runs: dict[
 def _version(
     connection: Connection, root: Path, name: str, entry: Champion, runs: dict[str, str]
 ) -> str | None:
-    found = version_of(connection, name, entry.model_digest, is_mlflow_model=True)
-    if found is not None:
-        return found
+    version = version_of(connection, name, entry.model_digest, is_mlflow_model=True)
+    if version is not None:
+        return version
     raw = version_of(connection, name, entry.model_digest)
     folder, run_id = champion_folder(root, entry.run_id), runs.get(entry.run_id)
     if run_id is None or not folder.is_dir() or is_deleted(connection, run_id):

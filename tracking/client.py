@@ -107,8 +107,8 @@ def connect(root: Path, tracking: Tracking) -> Connection:
     log_in(root, uri)
     create_database(uri)
     client = MlflowClient(uri, registry_uri=uri)
-    found = client.get_experiment_by_name(tracking.experiment)
-    if found is None:
+    experiment = client.get_experiment_by_name(tracking.experiment)
+    if experiment is None:
         local = artifact_location(root, uri)
         tags = {
             "mlflow.experimentKind": "custom_model_development",
@@ -123,15 +123,15 @@ def connect(root: Path, tracking: Tracking) -> Connection:
         except MlflowException as error:
             if error.error_code != ErrorCode.Name(RESOURCE_ALREADY_EXISTS):
                 raise
-            found = client.get_experiment_by_name(tracking.experiment)
-    if found.lifecycle_stage != "active":
+            experiment = client.get_experiment_by_name(tracking.experiment)
+    if experiment.lifecycle_stage != "active":
         raise EnvironmentFault(
             f"tracking.experiment={tracking.experiment} was deleted in MLflow. Restore it there, "
             "or name another one in params.yaml."
         )
-    if found.tags.get(VIEW_TAG) != view():
-        client.set_experiment_tag(found.experiment_id, VIEW_TAG, view())
-    return Connection(client, found.experiment_id)
+    if experiment.tags.get(VIEW_TAG) != view():
+        client.set_experiment_tag(experiment.experiment_id, VIEW_TAG, view())
+    return Connection(client, experiment.experiment_id)
 
 
 def log_in(root: Path, uri: str) -> None:
@@ -158,9 +158,9 @@ def create_database(uri: str) -> None:
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
-        made = Path(folder) / target.name
-        MlflowClient(f"sqlite:///{made}").search_experiments()
-        made.replace(target)
+        database = Path(folder) / target.name
+        MlflowClient(f"sqlite:///{database}").search_experiments()
+        database.replace(target)
 
 
 def ensure_run(
@@ -168,9 +168,9 @@ def ensure_run(
 ) -> str:
     """The MLflow run for `key`, created if needed. `start` in seconds since the epoch."""
     client, experiment_id = connection
-    found = client.search_runs([experiment_id], f"tags.`{KEY_TAG}` = '{key}'", max_results=1)
-    if found:
-        return str(found[0].info.run_id)
+    runs = client.search_runs([experiment_id], f"tags.`{KEY_TAG}` = '{key}'", max_results=1)
+    if runs:
+        return str(runs[0].info.run_id)
     run = client.create_run(
         experiment_id, start_time=round(start * 1000), tags={KEY_TAG: key, **tags}, run_name=name
     )

@@ -45,10 +45,10 @@ def params_before(connection: Connection, start: float) -> dict[str, str] | None
         f"tags.`{KIND_TAG}` = 'run' and attributes.start_time < {round(start * 1000)} and "
         "params.seed != ''"
     )
-    found = connection.client.search_runs(
+    runs = connection.client.search_runs(
         [connection.experiment_id], query, order_by=["attributes.start_time DESC"], max_results=1
     )
-    return dict(found[0].data.params) if found else None
+    return dict(runs[0].data.params) if runs else None
 
 
 def changes(before: Mapping[str, str] | None, now: Mapping[str, str]) -> str:

@@ -124,9 +124,9 @@ def register(
     if version is None:
         places = model_folders(root, path)
         for place in places:
-            made = out_digest(folder / "dvc.lock", Path(place).name, place)
+            expected = out_digest(folder / "dvc.lock", Path(place).name, place)
             if not (root / place).is_dir() or (
-                made is not None and content_digest(root / place) != made
+                expected is not None and content_digest(root / place) != expected
             ):
                 return {
                     "rlhf.model": f"not registered: {place} was replaced before this run was "
@@ -187,8 +187,8 @@ def _make_version(
     client = connection.client
     _ensure_registered_model(connection, name)
     source = f"{client.get_run(run_id).info.artifact_uri}/{place}"
-    made = client.create_model_version(name, source=source, run_id=run_id, tags=dict(tags))
-    return str(made.version)
+    version = client.create_model_version(name, source=source, run_id=run_id, tags=dict(tags))
+    return str(version.version)
 
 
 def model_folders(root: Path, path: str) -> list[str]:
@@ -220,42 +220,48 @@ def _md5(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
-def log_quantised(connection: Connection, run_id: str, name: str, found: Quantised) -> None:
+def log_quantised(connection: Connection, run_id: str, name: str, quantised: Quantised) -> None:
     """What quantising the run's model changes: a file of the run, tags of each model version."""
     with unless_deleted(connection, run_id):
-        connection.client.log_dict(run_id, found.model_dump(mode="json"), FILE)
-    for version in _versions(connection, name, found.model_digest):
-        for each in found.files:
-            gain = each.difference
+        connection.client.log_dict(run_id, quantised.model_dump(mode="json"), FILE)
+    for version in _versions(connection, name, quantised.model_digest):
+        for file in quantised.files:
+            gain = file.difference
             connection.client.set_model_version_tag(
                 name,
                 version.version,
-                f"quantised.{each.kind}",
-                f"{each.bytes} bytes; {each.flips} of {each.prompts} greedy replies are not "
-                f"the model's; {each.judge} {gain.mean:+.4f} ({gain.low:+.4f} to {gain.high:+.4f})",
+                f"quantised.{file.kind}",
+                f"{file.bytes} bytes; {file.flips} of {file.prompts} greedy replies are not "
+                f"the model's; {file.judge} {gain.mean:+.4f} ({gain.low:+.4f} to {gain.high:+.4f})",
             )
 
 
-def log_benchmarks(connection: Connection, run_id: str, name: str, found: Benchmarked) -> None:
+def log_benchmarks(
+    connection: Connection, run_id: str, name: str, benchmarked: Benchmarked
+) -> None:
     """How the run's model is served: metrics of the run by concurrency, which MLflow draws, a
     table of all loads, and a tag for each way to serve it on each model version.
     """
-    log(connection, run_id, [m for each in found.benchmarks for m in serving_metrics(each)])
-    rows = [row for each in found.benchmarks for row in serving_rows(each)]
+    log(
+        connection,
+        run_id,
+        [m for benchmark in benchmarked.benchmarks for m in serving_metrics(benchmark)],
+    )
+    rows = [row for benchmark in benchmarked.benchmarks for row in serving_rows(benchmark)]
     columns = [name for name in rows[0] if any(row[name] is not None for row in rows)]
     table = {"columns": columns, "data": [[row[name] for name in columns] for row in rows]}
     with unless_deleted(connection, run_id):
         connection.client.log_dict(run_id, table, SERVED_TABLE)
         shown = connection.client.get_run(run_id).data.tags.get(MLFLOW_LOGGED_ARTIFACTS, "[]")
-        tables = [each for each in json.loads(shown) if each["path"] != SERVED_TABLE]
+        tables = [entry for entry in json.loads(shown) if entry["path"] != SERVED_TABLE]
         tables.append({"path": SERVED_TABLE, "type": "table"})
         connection.client.set_tag(run_id, MLFLOW_LOGGED_ARTIFACTS, json.dumps(tables))
     lines = {
-        serving_name(each): line
-        for each in found.benchmarks
-        if (line := serving_line(each)) is not None
+        serving_name(benchmark): line
+        for benchmark in benchmarked.benchmarks
+        if (line := serving_line(benchmark)) is not None
     }
-    for version in _versions(connection, name, found.model_digest):
+    for version in _versions(connection, name, benchmarked.model_digest):
         for way, line in lines.items():
             connection.client.set_model_version_tag(name, version.version, f"served.{way}", line)
         before = (version.description or "").partition(SERVED_TITLE)[0].rstrip()
@@ -271,12 +277,12 @@ def version_of(
     """The newest version of the registered model that has this content, None if there is none; with
     `is_mlflow_model` only one that `mlflow.transformers.load_model` loads.
     """
-    found = [
+    versions = [
         version
         for version in _versions(connection, name, digest)
         if not is_mlflow_model or FLAVOR in version.tags
     ]
-    return str(found[0].version) if found else None
+    return str(versions[0].version) if versions else None
 
 
 def _versions(connection: Connection, name: str, digest: str) -> list[ModelVersion]:

@@ -164,44 +164,44 @@ def _metric(name: str, value: float, time: float, step: int) -> Metric:
     return Metric(name, float(value), round(time * 1000), step)
 
 
-def serving_name(found: Benchmark) -> str:
+def serving_name(benchmark: Benchmark) -> str:
     """Name of a way to serve a model, in metrics and tags."""
-    return "-".join(str(part) for part in found.variant if part)
+    return "-".join(str(part) for part in benchmark.variant if part)
 
 
-def serving_metrics(found: Benchmark) -> list[Metric]:
+def serving_metrics(benchmark: Benchmark) -> list[Metric]:
     """`serve/<way>/tokens_per_second` and others; the step is the concurrency."""
-    time = datetime.fromisoformat(found.time).timestamp()
+    time = datetime.fromisoformat(benchmark.time).timestamp()
     return [
-        _metric(metric_name("serve", serving_name(found), name), value, time, load.concurrency)
-        for load in found.loads
+        _metric(metric_name("serve", serving_name(benchmark), name), value, time, load.concurrency)
+        for load in benchmark.loads
         if load.concurrency is not None
-        for name, value in _served(found, load).items()
+        for name, value in _served(benchmark, load).items()
         if value is not None
     ]
 
 
-def serving_rows(found: Benchmark) -> list[dict[str, Any]]:
+def serving_rows(benchmark: Benchmark) -> list[dict[str, Any]]:
     """A table row per load."""
     return [
         {
-            "served by": serving_name(found),
+            "served by": serving_name(benchmark),
             "concurrency": load.concurrency,
             "requests per second": load.requests_per_second,
             "requests": load.requests,
             "failed": load.failed,
-            **_served(found, load),
+            **_served(benchmark, load),
         }
-        for load in found.loads
+        for load in benchmark.loads
     ]
 
 
-def serving_line(found: Benchmark) -> str | None:
+def serving_line(benchmark: Benchmark) -> str | None:
     """A benchmark in one line, at its knee."""
-    load = found.at_knee()
+    load = benchmark.at_knee()
     if load is None:
         return None
-    shown = _served(found, load)
+    shown = _served(benchmark, load)
     prices = ", ".join(
         f"{_short(shown[f'usd_per_million_{kind}tokens'])} USD per million {kind.replace('_', ' ')}"
         "tokens"
@@ -209,7 +209,7 @@ def serving_line(found: Benchmark) -> str | None:
     )
     return (
         f"{load.tokens_per_second:.0f} tokens/s at concurrency {load.concurrency}, p95 TPOT "
-        f"{_short(shown['tpot_ms_p95'])} ms; {prices} at {found.usd_per_hour:g} USD an hour"
+        f"{_short(shown['tpot_ms_p95'])} ms; {prices} at {benchmark.usd_per_hour:g} USD an hour"
     )
 
 
@@ -217,8 +217,8 @@ def _short(value: float | None) -> str:
     return "?" if value is None else f"{value:.3g}"
 
 
-def _served(found: Benchmark, load: Load) -> dict[str, float | None]:
-    price, busy = price_of(found, load), price_of(found, load, "usage")
+def _served(benchmark: Benchmark, load: Load) -> dict[str, float | None]:
+    price, busy = price_of(benchmark, load), price_of(benchmark, load, "usage")
     return {
         "tokens_per_second": load.tokens_per_second,
         "goodput_per_second": load.goodput_per_second,

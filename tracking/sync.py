@@ -176,15 +176,15 @@ class Shipment:
         shipped: dict[str, str],
     ) -> None:
         for run_id, mlflow_run in self._cursor.runs.items():
-            found = None if "/" in run_id else read(self._root, run_id)
-            if found is None:
+            kept = None if "/" in run_id else read(self._root, run_id)
+            if kept is None:
                 continue
-            digest = hashlib.sha256(found.model_dump_json().encode()).hexdigest()
+            digest = hashlib.sha256(kept.model_dump_json().encode()).hexdigest()
             state = f"{digest} {self._cursor.champions}"
             is_new = shipped.get(run_id) != state
             if is_new and not is_deleted(self._connection, mlflow_run):
                 name = self._params_of(run_id).tracking.registered_model
-                ship(self._connection, mlflow_run, name, found)
+                ship(self._connection, mlflow_run, name, kept)
                 shipped[run_id] = state
                 save(self._cursor, self._path)
 
@@ -195,8 +195,8 @@ class Shipment:
             key: str(value) for key, value in row.detail.items() if isinstance(value, str | bool)
         }
         if study := origin.pop("study", ""):
-            of_study = self._run(study_key(study), f"study {study}", row.time, {KIND_TAG: "study"})
-            origin["mlflow.parentRunId"] = of_study
+            study_run = self._run(study_key(study), f"study {study}", row.time, {KIND_TAG: "study"})
+            origin["mlflow.parentRunId"] = study_run
         run = self._parent(row.run_id, row.time, origin)
         content = self._params_of(row.run_id).model_dump(mode="json")
         params = {key: str(value) for key, value in flat(content)}
@@ -295,15 +295,15 @@ class Shipment:
         """
         follower = self._cursor.follower(self._root, RETRAIN)
         for row in follower.read(RetrainRow):
-            found = self._root / RETRAIN_FOLDER / row.cycle / "contest.json"
-            if row.event != "end" or row.run_id is None or not found.exists():
+            path = self._root / RETRAIN_FOLDER / row.cycle / "contest.json"
+            if row.event != "end" or row.run_id is None or not path.exists():
                 continue
             try:
-                contest = Contest.model_validate_json(found.read_bytes())
+                contest = Contest.model_validate_json(path.read_bytes())
             except ValidationError as error:
                 logger.warning(
                     "%s is not shipped, as it cannot be read: %s",
-                    found,
+                    path,
                     str(error).splitlines()[0],
                 )
                 continue

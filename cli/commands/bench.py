@@ -92,15 +92,15 @@ def bench(
         weights, slots,
     )  # fmt: skip
 
-    def on_load(load: "Load", left: int) -> None:
-        print(_line(load, left, seconds, price), file=sys.stderr, flush=True)
+    def on_load(load: "Load", remaining: int) -> None:
+        print(_line(load, remaining, seconds, price), file=sys.stderr, flush=True)
 
-    found = bench(root, params, settings, price, on_load)
+    result = bench(root, params, settings, price, on_load)
     if as_json:
-        typer.echo(json.dumps(as_record(found), indent=2))
-    elif found.benchmark.loads:
-        _show(found)
-    if found.interrupted:
+        typer.echo(json.dumps(as_record(result), indent=2))
+    elif result.benchmark.loads:
+        _show(result)
+    if result.interrupted:
         print("rlhf: stopped; the loads above were measured to their end.", file=sys.stderr)
         raise typer.Exit(130)
 
@@ -110,23 +110,23 @@ def _loads(concurrency: str, rate: str) -> "list[LoadSpec]":
     from config.errors import ParamsError
     from serving.bench.loads import LoadSpec
 
-    found = [
+    specs = [
         *(
             LoadSpec(concurrency=int(n))
             for n in _numbers("--concurrency", concurrency, 1, 1024, int)
         ),
         *(LoadSpec(requests_per_second=n) for n in _numbers("--rate", rate, 0.01, 1000, float)),
     ]
-    if not found:
+    if not specs:
         raise ParamsError("there is no load to measure: give --concurrency or --rate.")
-    return found
+    return specs
 
 
 def _numbers(option: str, text: str, low: float, high: float, kind: type) -> list[Any]:
     from config.errors import ParamsError
 
-    found = []
-    for word in (each.strip() for each in text.split(",") if each.strip()):
+    numbers = []
+    for word in (item.strip() for item in text.split(",") if item.strip()):
         try:
             value = kind(word)
         except ValueError:
@@ -137,30 +137,30 @@ def _numbers(option: str, text: str, low: float, high: float, kind: type) -> lis
                 f"{option}={word} is out of range: {name} from {low:g} to {high:g}, separated by "
                 "commas."
             )
-        found.append(value)
-    return sorted(set(found))
+        numbers.append(value)
+    return sorted(set(numbers))
 
 
-def _line(load: "Load", left: int, seconds: float, usd_per_hour: float) -> str:
+def _line(load: "Load", remaining: int, seconds: float, usd_per_hour: float) -> str:
     """One line per load, printed as soon as it is measured."""
     name = (
         f"concurrency {load.concurrency}"
         if load.concurrency is not None
         else f"{load.requests_per_second:g} requests/s"
     )
-    if left < 0:
+    if remaining < 0:
         return f"{name}: all {load.requests} requests failed ({load.fault}); the rest is left out"
-    rest = f"; {left * seconds:.0f} s left" if left else ""
+    rest = f"; {remaining * seconds:.0f} s left" if remaining else ""
     spent = usd_per_hour * load.seconds / 3600
     return f"{name}: {load.tokens_per_second:.0f} tokens/s, ${spent:.5f}{rest}"
 
 
-def as_record(found: "BenchResult") -> dict[str, Any]:
+def as_record(result: "BenchResult") -> dict[str, Any]:
     """The JSON that `--json` prints."""
     from costs.formulas.serving import BASES, price_of
 
-    benchmark = found.benchmark
-    planned = {each.concurrency: each for each in found.plan.loads} if found.plan else {}
+    benchmark = result.benchmark
+    planned = {load.concurrency: load for load in result.plan.loads} if result.plan else {}
     loads = []
     for load in benchmark.loads:
         plan = planned.get(load.concurrency or 0)
@@ -174,19 +174,19 @@ def as_record(found: "BenchResult") -> dict[str, Any]:
             }
         )
     return {
-        "model": found.model,
-        "url": found.url,
-        "run_id": found.run_id,
+        "model": result.model,
+        "url": result.url,
+        "run_id": result.run_id,
         **benchmark.model_dump(mode="json"),
         "loads": loads,
-        "planned_peak_bytes": found.plan.peak_bytes if found.plan else None,
-        "interrupted": found.interrupted,
+        "planned_peak_bytes": result.plan.peak_bytes if result.plan else None,
+        "interrupted": result.interrupted,
     }
 
 
-def _show(found: "BenchResult") -> None:
+def _show(result: "BenchResult") -> None:
     from rich.console import Console
 
     from cli.tables.bench import bench_view
 
-    Console(soft_wrap=False).print(bench_view(found.benchmark, found.model, found.plan))
+    Console(soft_wrap=False).print(bench_view(result.benchmark, result.model, result.plan))

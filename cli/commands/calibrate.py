@@ -46,18 +46,18 @@ def calibrate(
 
     with on_signals() as stop:
         try:
-            found = timed(root, params, say, stop)
+            machine = timed(root, params, say, stop)
         except StageStopped as stopped:
             print(f"rlhf: {stopped}", file=sys.stderr)
             raise typer.Exit(stopped.exit_code) from None
     calibrate_serving(root, say)
-    show(root, found, as_json)
+    show(root, machine, as_json)
 
 
-def show(root: Path, found: "Machine", as_json: bool) -> None:
+def show(root: Path, machine: "Machine", as_json: bool) -> None:
     """The rates and paces, or the full record."""
     if as_json:
-        record = found.model_dump(mode="json") | {"file": str(MACHINE_FILE)}
+        record = machine.model_dump(mode="json") | {"file": str(MACHINE_FILE)}
         typer.echo(json.dumps(record, indent=2))
         return
     from costs.planning.machine import this_machine
@@ -65,12 +65,12 @@ def show(root: Path, found: "Machine", as_json: bool) -> None:
     device = this_machine(root)
     assert device is not None
     typer.echo(f"{device.name}: {device.source}")
-    typer.echo(f"memory      {found.usable_bytes / 2**30:.1f} GiB")
-    typer.echo(f"products    up to {max(found.flops_per_second.values()) / 1e9:.0f} GFLOP/s")
-    typer.echo(f"bandwidth   {found.bytes_per_second / 1e9:.1f} GB/s beyond the caches")
+    typer.echo(f"memory      {machine.usable_bytes / 2**30:.1f} GiB")
+    typer.echo(f"products    up to {max(machine.flops_per_second.values()) / 1e9:.0f} GFLOP/s")
+    typer.echo(f"bandwidth   {machine.bytes_per_second / 1e9:.1f} GB/s beyond the caches")
     typer.echo("stage       start  phases, as times of what the formulas say")
-    for each in found.stages:
-        paces = ", ".join(f"{name} {pace:.2g}" for name, pace in each.paces.items())
-        line = f"{each.stage:<10} {each.start_seconds:4.1f} s  {paces}"
+    for stage in machine.stages:
+        paces = ", ".join(f"{name} {pace:.2g}" for name, pace in stage.paces.items())
+        line = f"{stage.stage:<10} {stage.start_seconds:4.1f} s  {paces}"
         typer.echo(textwrap.fill(line, 80, subsequent_indent=" " * 19))
     typer.echo(f"written: {MACHINE_FILE}, {SERVING_FILE}; rlhf plan uses both")

@@ -28,8 +28,8 @@ def clean(older_than_days: float, max_gib: float | None, yes: bool, as_json: boo
         older_than_days * DAY_SECONDS,
         None if max_gib is None else int(max_gib * GIB),
     )
-    going = [one for one in judged if one.goes]
-    removed = [one for one in going if yes and remove(one)]
+    going = [leftover for leftover in judged if leftover.goes]
+    removed = [leftover for leftover in going if yes and remove(leftover)]
     if as_json:
         print(json.dumps(_content(root, judged, removed, yes), indent=2))
         return
@@ -47,47 +47,49 @@ def _content(
 ) -> dict[str, object]:
     rows = [
         {
-            "kind": one.kind,
-            "path": _place(root, one),
-            "size_bytes": one.size_bytes,
-            "age_seconds": one.age_seconds,
-            "goes": one.goes,
-            "removed": one in removed,
-            "kept_because": _reason(one),
+            "kind": leftover.kind,
+            "path": _place(root, leftover),
+            "size_bytes": leftover.size_bytes,
+            "age_seconds": leftover.age_seconds,
+            "goes": leftover.goes,
+            "removed": leftover in removed,
+            "kept_because": _reason(leftover),
         }
-        for one in judged
+        for leftover in judged
     ]
-    bytes_going = sum(one.size_bytes for one in judged if one.goes)
+    bytes_going = sum(leftover.size_bytes for leftover in judged if leftover.goes)
     return {
         "dry_run": not yes,
         "items": rows,
         "going_bytes": bytes_going,
-        "removed_bytes": sum(one.size_bytes for one in removed),
+        "removed_bytes": sum(leftover.size_bytes for leftover in removed),
     }
 
 
 def _table(root: Path, judged: list[Leftover]) -> Table:
     table = Table("what", "where", "size", "last written", "")
-    for one in judged:
-        outcome = "goes" if one.goes else f"stays: {_reason(one)}"
+    for leftover in judged:
+        outcome = "goes" if leftover.goes else f"stays: {_reason(leftover)}"
         table.add_row(
-            one.kind,
-            _place(root, one),
-            f"{one.size_bytes / GIB:.2f} GiB",
-            f"{one.age_seconds / DAY_SECONDS:.1f} days ago",
+            leftover.kind,
+            _place(root, leftover),
+            f"{leftover.size_bytes / GIB:.2f} GiB",
+            f"{leftover.age_seconds / DAY_SECONDS:.1f} days ago",
             outcome,
         )
     return table
 
 
-def _reason(one: Leftover) -> str:
+def _reason(leftover: Leftover) -> str:
     """The table when there is nothing to remove."""
-    return "" if one.goes else one.kept_because or "young and small enough"
+    return "" if leftover.goes else leftover.kept_because or "young and small enough"
 
 
-def _place(root: Path, one: Leftover) -> str:
-    return str(one.path.relative_to(root) if one.path.is_relative_to(root) else one.path)
+def _place(root: Path, leftover: Leftover) -> str:
+    return str(
+        leftover.path.relative_to(root) if leftover.path.is_relative_to(root) else leftover.path
+    )
 
 
 def _gib(items: list[Leftover]) -> str:
-    return f"{sum(one.size_bytes for one in items) / GIB:.2f}"
+    return f"{sum(leftover.size_bytes for leftover in items) / GIB:.2f}"

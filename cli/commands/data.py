@@ -77,15 +77,17 @@ def check(
     path = None if "://" in file else typed_path(file)
     root = project_root()
     named = file if path is None else _from_root(root, path.resolve())
-    found = inspected(root, named, form, column or [], recipe, vote, reader)
-    typer.echo(json.dumps(found, indent=2) if as_json else "\n".join(lines(found, str(recipe))))
+    inspection = inspected(root, named, form, column or [], recipe, vote, reader)
+    typer.echo(
+        json.dumps(inspection, indent=2) if as_json else "\n".join(lines(inspection, str(recipe)))
+    )
     if (
-        found["fit"] is None
-        and sum(of["rows"] for of in found["refused"].values()) == found["rows"]
+        inspection["fit"] is None
+        and sum(of["rows"] for of in inspection["refused"].values()) == inspection["rows"]
     ):
-        raise DataError(f"all {found['rows']:,} rows of {file} are refused: fix them first.")
-    if found["fit"] is not None and found["fit"]["fault"]:
-        raise DataError(f"a run on {file} with {recipe} would fail: {found['fit']['fault']}")
+        raise DataError(f"all {inspection['rows']:,} rows of {file} are refused: fix them first.")
+    if inspection["fit"] is not None and inspection["fit"]["fault"]:
+        raise DataError(f"a run on {file} with {recipe} would fail: {inspection['fit']['fault']}")
 
 
 def _from_root(root: Path, path: Path) -> str:
@@ -132,55 +134,61 @@ def inspected(
     return dict(json.loads(done.stdout))
 
 
-def lines(found: dict[str, Any], recipe: str) -> list[str]:
+def lines(inspection: dict[str, Any], recipe: str) -> list[str]:
     """The table for people."""
-    parted = DELIMITERS.get(found["delimiter"] or "")
+    parted = DELIMITERS.get(inspection["delimiter"] or "")
     return [
-        f"{found['file']}: {found['format']}" + (f", fields parted by {parted}" if parted else ""),
-        *_counts(found),
-        *_refused(found["refused"], found["rows"]),
+        f"{inspection['file']}: {inspection['format']}"
+        + (f", fields parted by {parted}" if parted else ""),
+        *_counts(inspection),
+        *_refused(inspection["refused"], inspection["rows"]),
         *[
             f"{LENGTHS[name]:<13} {of['mean']:.0f} words on average, 95% below {of['p95']:.0f}, "
             f"the longest {of['max']:.0f}"
-            for name, of in found["words"].items()
+            for name, of in inspection["words"].items()
         ],
-        *_labels(found),
-        *([f"not read      {', '.join(found['unread'])}"] if found["unread"] else []),
-        *[f"warning       {warning}" for warning in found["warnings"]],
-        *(["", "The first pairs:", *found["side_by_side"]] if found["side_by_side"] else [""]),
-        *_fit(found, recipe),
+        *_labels(inspection),
+        *([f"not read      {', '.join(inspection['unread'])}"] if inspection["unread"] else []),
+        *[f"warning       {warning}" for warning in inspection["warnings"]],
+        *(
+            ["", "The first pairs:", *inspection["side_by_side"]]
+            if inspection["side_by_side"]
+            else [""]
+        ),
+        *_fit(inspection, recipe),
         "",
         "As a model will see it:",
         *[
             line
-            for i, (prompt, reply) in enumerate(found["samples"], start=1)
+            for i, (prompt, reply) in enumerate(inspection["samples"], start=1)
             for line in (f"  {i}. {_cut(prompt)}", *([f"     -> {_cut(reply)}"] if reply else []))
         ],
         "",
         "In params.yaml:",
-        *_settings(found),
+        *_settings(inspection),
     ]
 
 
-def _counts(found: dict[str, Any]) -> list[str]:
+def _counts(inspection: dict[str, Any]) -> list[str]:
     gives = {
-        "pairs": found["pairs"],
-        "demonstrations": found["demonstrations"],
-        "prompts": found["prompts"],
+        "pairs": inspection["pairs"],
+        "demonstrations": inspection["demonstrations"],
+        "prompts": inspection["prompts"],
     }
     line = ", ".join(f"{count:,} {name}" for name, count in gives.items() if count)
-    rows = "messages" if found["format"] == "trees" else "rows"
+    rows = "messages" if inspection["format"] == "trees" else "rows"
     extra = [
-        f"{found[key]:,} {words}"
+        f"{inspection[key]:,} {words}"
         for key, words in (
             ("ties", "ties, which give no pair"),
             ("duplicates", "duplicates, which are dropped"),
             ("contradictory_pairs", "pairs that contradict one another"),
         )
-        if found[key]
+        if inspection[key]
     ]
     return [
-        f"{found['rows']:,} {rows} give {line}; {found['test_prompts']:,} prompts are held out",
+        f"{inspection['rows']:,} {rows} give {line}; {inspection['test_prompts']:,} prompts are "
+        "held out",
         *([f"among them     {'; '.join(extra)}"] if extra else []),
     ]
 
@@ -194,11 +202,11 @@ def _refused(refused: dict[str, dict[str, Any]], rows: int) -> list[str]:
     ]
 
 
-def _fit(found: dict[str, Any], recipe: str) -> list[str]:
+def _fit(inspection: dict[str, Any], recipe: str) -> list[str]:
     """How many rows are too long for the model of a recipe."""
-    fit = found["fit"]
+    fit = inspection["fit"]
     if fit is None:
-        return [f"With {recipe}: lengths in tokens are not known: {found['fit_unknown']}"]
+        return [f"With {recipe}: lengths in tokens are not known: {inspection['fit_unknown']}"]
     prompt, sequence = fit["prompt_tokens"], fit["sequence_tokens"]
     lines = [
         f"With {recipe}, whose model reads {fit['context_length']} tokens:",
@@ -224,16 +232,16 @@ def _fit(found: dict[str, Any], recipe: str) -> list[str]:
     return lines
 
 
-def _labels(found: dict[str, Any]) -> list[str]:
+def _labels(inspection: dict[str, Any]) -> list[str]:
     lines = []
-    if found["chosen_longer"] is not None:
-        lines.append(f"labels        the longer reply wins {found['chosen_longer']:.0%}")
-        if found["chosen_first"] is not None:
-            lines[-1] += f", the first shown {found['chosen_first']:.0%}"
+    if inspection["chosen_longer"] is not None:
+        lines.append(f"labels        the longer reply wins {inspection['chosen_longer']:.0%}")
+        if inspection["chosen_first"] is not None:
+            lines[-1] += f", the first shown {inspection['chosen_first']:.0%}"
     names = {"longer_wins": "the longer reply", "bow": "a bag of words"}
     lines += [
         f"to beat       {names[name]}: {value:.1%} [{low:.1%}, {high:.1%}] of held-out pairs"
-        for name, (value, low, high) in found["baselines"].items()
+        for name, (value, low, high) in inspection["baselines"].items()
     ]
     return lines
 
@@ -243,14 +251,14 @@ def _cut(text: str) -> str:
     return shown if len(shown) <= CUT_AT else f"{shown[:CUT_AT]} ..."
 
 
-def _settings(found: dict[str, Any]) -> list[str]:
+def _settings(inspection: dict[str, Any]) -> list[str]:
     from config.load import to_yaml  # imported late: listing the commands does not need it
 
-    block: dict[str, Any] = {"data": {"source": found["source"]}}
-    if found["fit"] is not None and found["fit"]["enough"] is not None:
-        block["data"]["max_quarantine_fraction"] = found["fit"]["enough"]
-    serves = found["pairs"] or found["format"] not in ("instructions", "prompts")
+    block: dict[str, Any] = {"data": {"source": inspection["source"]}}
+    if inspection["fit"] is not None and inspection["fit"]["enough"] is not None:
+        block["data"]["max_quarantine_fraction"] = inspection["fit"]["enough"]
+    serves = inspection["pairs"] or inspection["format"] not in ("instructions", "prompts")
     if not serves:
-        setting = "sft_source" if found["format"] == "instructions" else "prompt_source"
-        block = {"data": {setting: found["source"]}}
+        setting = "sft_source" if inspection["format"] == "instructions" else "prompt_source"
+        block = {"data": {setting: inspection["source"]}}
     return [f"  {line}" for line in to_yaml(block).splitlines()]

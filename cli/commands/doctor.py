@@ -57,8 +57,8 @@ def versions(root: Path) -> list[Finding]:
     """
     wanted = {}
     for line in (root / "constraints.txt").read_text(encoding="utf-8").splitlines():
-        name, found, version = line.split("#")[0].strip().partition("==")
-        if found:
+        name, separator, version = line.split("#")[0].strip().partition("==")
+        if separator:
             wanted[name.strip()] = version.strip()
     installed = {
         name: version

@@ -80,8 +80,11 @@ def write_export(root: Path, run: str, target: Path) -> None:
     Raises UserError for a run that is not there, RlhfError if the process fails.
     """
     run_id = run_id_of(root, run)
-    with models_of(root, run, "export") as (folder, params), tempfile.TemporaryDirectory() as made:
-        facts = Path(made) / "facts.json"
+    with (
+        models_of(root, run, "export") as (folder, params),
+        tempfile.TemporaryDirectory() as export,
+    ):
+        facts = Path(export) / "facts.json"
         facts.write_text(json.dumps(_facts(root, run_id, params)), encoding="utf-8")
         command = [sys.executable, "-m", "training.export.package", "--folder", str(folder)]
         command += ["--to", str(target), "--facts", str(facts)]
@@ -119,7 +122,7 @@ def _facts(root: Path, run_id: str, params: "Params") -> dict[str, Any]:
 
     findings = read_findings(root, params, run_id)
     judged = verdict(findings)
-    found = findings.metrics["evaluate"]
+    evaluation = findings.metrics["evaluate"]
     metrics = {
         name: f"{value:.3f}"
         for name in ("gold_sft", "gold_aligned", "gold_student", "quality_kept", "kl")
@@ -129,7 +132,7 @@ def _facts(root: Path, run_id: str, params: "Params") -> dict[str, Any]:
         names = (f"win_rate_{kind}", f"win_rate_{kind}_low", f"win_rate_{kind}_high")
         rate, low, high = (findings.value("evaluate", name) for name in names)
         if rate is not None and low is not None and high is not None:
-            confidence = f"{found.get('confidence', 0.95):.0%} interval"
+            confidence = f"{evaluation.get('confidence', 0.95):.0%} interval"
             metrics[f"wins over SFT, {kind}"] = (
                 f"{rate:.1%} ({low:.1%} to {high:.1%}, {confidence})"
             )
@@ -164,12 +167,12 @@ def _show(target: Path) -> None:
     files = read_exported(target).quantised
     if files:
         print(f"{'in gguf/':<16} {'size':>12} {'differ':>14} {'score':>8} {'interval':>20}")
-    for each in files:
-        gain = each.difference
+    for file in files:
+        gain = file.difference
         print(
-            f"model-{each.kind}.gguf".ljust(16),
-            f"{each.bytes / 2**20:8.2f} MiB",
-            f"{each.flips} of {each.prompts}".rjust(14),
+            f"model-{file.kind}.gguf".ljust(16),
+            f"{file.bytes / 2**20:8.2f} MiB",
+            f"{file.flips} of {file.prompts}".rjust(14),
             f"{gain.mean:+8.4f}",
             f"{gain.low:+.4f} to {gain.high:+.4f}".rjust(20),
         )

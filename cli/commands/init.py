@@ -91,17 +91,17 @@ def init(
         raise ParamsError("name the preferences to learn: --data FILE (or a recipe: --study).")
     path = new_file(root, "recipes", name)
     try:
-        found = inspected(root, str(file), form, column or [], vote=vote, reader=reader)
+        inspection = inspected(root, str(file), form, column or [], vote=vote, reader=reader)
     except UnknownLayout as error:
         raise DataError(_with_reader(root, name, file, error)) from None
     here = gpu_here()
     if hardware is not None and not elsewhere:
         require_here(hardware, here)
     device = hardware or here
-    chosen = wanted(root, name, found, model, device, usd_per_hour, method)
-    params, note = fitting(lengths_fitted(root, chosen, str(file), found))
+    chosen = wanted(root, name, inspection, model, device, usd_per_hour, method)
+    params, note = fitting(lengths_fitted(root, chosen, str(file), inspection))
     model_note = _model_note(params, model, device)
-    remark = f"{file.name}: {found['format']}, {found['rows']:,} rows. {note}"
+    remark = f"{file.name}: {inspection['format']}, {inspection['rows']:,} rows. {note}"
     write_atomically(path, recipe(root, params, f"{remark}\n# {model_note}"))
     aim = target(params, None, 1, None, root)
     show(plan(params, aim, params.stages), as_json=False, html=None, title=path.name)
@@ -208,14 +208,18 @@ def require_here(hardware: str, here: str | None) -> None:
     )
 
 
-def lengths_fitted(root: Path, params: "Params", file: str, found: Mapping[str, Any]) -> "Params":
+def lengths_fitted(
+    root: Path, params: "Params", file: str, inspection: Mapping[str, Any]
+) -> "Params":
     """The params with a context in which 95% of the data's sequences fit, as far as the model and
     LONGEST allow, and a quarantine limit above the share that is too long. Unchanged if the
     tokenizer is not available.
     """
-    source = found["source"]
-    form, reader = (None, source["path"]) if source["kind"] == "python" else (found["format"], None)
-    columns = [f"{ours}={theirs}" for ours, theirs in found["columns"].items()]
+    source = inspection["source"]
+    form, reader = (
+        (None, source["path"]) if source["kind"] == "python" else (inspection["format"], None)
+    )
+    columns = [f"{ours}={theirs}" for ours, theirs in inspection["columns"].items()]
 
     def fit_of(params: "Params") -> Mapping[str, Any] | None:
         from config.load import write
@@ -287,7 +291,7 @@ def gpu_here() -> str | None:
 def wanted(
     root: Path,
     name: str,
-    found: Mapping[str, Any],
+    inspection: Mapping[str, Any],
     model: str | None,
     device: str | None,
     usd_per_hour: float | None,
@@ -300,10 +304,10 @@ def wanted(
     from config.load import read, validate
     from config.workspace.machine import bf16_instructions
 
-    if not found["pairs"]:
+    if not inspection["pairs"]:
         raise DataError(
-            f"{found['file']} has no preferences ({found['format']}), and a reward model needs "
-            "them. Name a file of pairs, votes or trees: rlhf data check FILE. Demonstrations "
+            f"{inspection['file']} has no preferences ({inspection['format']}), and a reward model "
+            "needs them. Name a file of pairs, votes or trees: rlhf data check FILE. Demonstrations "
             "alone can be data.sft_source."
         )
     content = read(root / "recipes" / f"{BASE}.yaml")
@@ -311,7 +315,7 @@ def wanted(
         scratch = read(root / "recipes" / f"{SCRATCH}.yaml")
         content |= {section: scratch[section] for section in SCRATCH_SECTIONS}
     overlay: dict[str, Any] = {
-        "data": {"source": found["source"], "vote_source": None},
+        "data": {"source": inspection["source"], "vote_source": None},
         "align": {"method": method},
         "prices": _prices(content["prices"], device, usd_per_hour),
         "tracking": {"registered_model": name},
@@ -323,13 +327,13 @@ def wanted(
         overlay["model"] |= {"context_length": length, "dtype": dtype}
         if template := chat_turn(root / model):
             overlay["data"] |= {"prompt_template": template}
-    made = compose(content, overlay)
+    composed = compose(content, overlay)
     for stage in ("sft", "reward", "dpo"):
-        made[stage]["max_length"] = made["model"]["context_length"]
-    return validate(made, f"recipes/{name}.yaml")
+        composed[stage]["max_length"] = composed["model"]["context_length"]
+    return validate(composed, f"recipes/{name}.yaml")
 
 
-def _prices(known: Mapping[str, Any], device: str | None, usd: float | None) -> dict[str, Any]:
+def _prices(prices: Mapping[str, Any], device: str | None, usd: float | None) -> dict[str, Any]:
     from datetime import UTC, datetime
 
     from costs.tables.catalogue import hardware as hardware_named
@@ -455,16 +459,16 @@ def overlay_of(base: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, 
     """The overlay that turns `base` into `wanted`: mappings key by key; lists, null and a source of
     another kind are replaced.
     """
-    found: dict[str, Any] = {}
+    overlay: dict[str, Any] = {}
     for key, value in wanted.items():
         before = base.get(key)
         if key in base and before == value:
             continue
         if isinstance(value, Mapping) and isinstance(before, Mapping) and _goes_over(before, value):
-            found[key] = overlay_of(before, value)
+            overlay[key] = overlay_of(before, value)
         else:
-            found[key] = value
-    return found
+            overlay[key] = value
+    return overlay
 
 
 def _goes_over(before: Mapping[str, Any], value: Mapping[str, Any]) -> bool:

@@ -140,21 +140,24 @@ def label_import(
     """Import votes from a Label Studio or Argilla export into the votes file."""
     from labelling.intake import take_in
 
-    found = take_in(project_root(), file, form, _columns(column or []), question)
+    taken_in = take_in(project_root(), file, form, _columns(column or []), question)
     if as_json:
         typer.echo(
-            json.dumps({key: value for key, value in found._asdict().items() if key != "reasons"})
+            json.dumps(
+                {key: value for key, value in taken_in._asdict().items() if key != "reasons"}
+            )
         )
         return
     typer.echo(
-        f"{found.imported} votes of {file} are in {found.votes}; {found.unchanged} were there "
-        "already or replaced in the same file."
+        f"{taken_in.imported} votes of {file} are in {taken_in.votes}; {taken_in.unchanged} were "
+        "there already or replaced in the same file."
     )
-    if found.agreement is not None:
-        typer.echo(f"Annotators agree in {found.agreement:.1%} of couples of votes on a pair.")
-    if found.refused:
+    if taken_in.agreement is not None:
+        typer.echo(f"Annotators agree in {taken_in.agreement:.1%} of couples of votes on a pair.")
+    if taken_in.refused:
         typer.echo(
-            f"{found.refused} refused: {found.reasons}. All of them are in {found.quarantine}."
+            f"{taken_in.refused} refused: {taken_in.reasons}. All of them are in "
+            f"{taken_in.quarantine}."
         )
 
 
@@ -169,25 +172,26 @@ def _report(root: Path, as_json: bool, pairs_file: Path, votes_file: Path) -> No
     from labelling.summary import summary
     from labelling.votes import read_pairs, read_votes
 
-    found = summary(read_pairs(root / pairs_file), read_votes(root / votes_file))
+    counts = summary(read_pairs(root / pairs_file), read_votes(root / votes_file))
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(counts, indent=2))
         return
     console = Console(highlight=False)
     console.print(
-        f"{found['votes']} votes; {found['pairs_with_votes']} of {found['pairs']} pairs have one, "
-        f"{found['pairs_with_several_votes']} have several."
+        f"{counts['votes']} votes; {counts['pairs_with_votes']} of {counts['pairs']} pairs have "
+        "one, "
+        f"{counts['pairs_with_several_votes']} have several."
     )
-    if found["annotators"]:
-        console.print(_annotators(found["annotators"]))
-    if found["agreement"] is None:
+    if counts["annotators"]:
+        console.print(_annotators(counts["annotators"]))
+    if counts["agreement"] is None:
         console.print("Agreement: no pair has votes of two annotators yet.")
         return
     console.print(
-        f"Agreement: {found['agreement']:.1%} of couples of votes on a pair; Krippendorff's alpha "
-        f"{_number(found['krippendorff_alpha'])}."
+        f"Agreement: {counts['agreement']:.1%} of couples of votes on a pair; Krippendorff's alpha "
+        f"{_number(counts['krippendorff_alpha'])}."
     )
-    console.print(_couples(found["couples"]))
+    console.print(_couples(counts["couples"]))
 
 
 def _annotators(rows: Sequence[dict[str, Any]]) -> Table:

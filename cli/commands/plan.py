@@ -102,9 +102,9 @@ def plan(
     _warn(params, aim, hardware)
     past = read_history(Path())
     note = skipped_note(past.skipped)
-    made = _made(params, aim, stage, retrain)
+    planned = _made(params, aim, stage, retrain)
     show(
-        with_errors(_noted(made, (*notes, note) if note else notes), past.rows),
+        with_errors(_noted(planned, (*notes, note) if note else notes), past.rows),
         as_json, html, file.name,
     )  # fmt: skip
 
@@ -131,9 +131,9 @@ def compare(
     from costs.planning.compare import markdown as as_markdown
 
     plans = []
-    for each in (file, other):
-        params, aim, _ = _asked(each, assignments, stage, hardware, gpus, usd_per_gpu_hour)
-        if each is file:
+    for params_file in (file, other):
+        params, aim, _ = _asked(params_file, assignments, stage, hardware, gpus, usd_per_gpu_hour)
+        if params_file is file:
             _warn(params, aim, hardware)
         plans.append(_made(params, aim, stage, retrain))
     rows = differences(*plans)
@@ -186,9 +186,9 @@ def optimise(
     within_total(list(best.found.values()), Limits(max_usd, max_hours))
     write(best.params, out)
     if as_json:
-        found = {name: _found_json(each) for name, each in best.found.items()}
+        by_stage = {name: _found_json(stage_search) for name, stage_search in best.found.items()}
         typer.echo(
-            json.dumps(found | {"changes": list(best.changes), "written": str(out)}, indent=2)
+            json.dumps(by_stage | {"changes": list(best.changes), "written": str(out)}, indent=2)
         )
         return
     _print(_views().search_view(best.found))
@@ -240,13 +240,13 @@ def serve(
     params, _ = load_partly(file, assignments, ())
     aim = target(params, hardware, None, usd_per_gpu_hour, Path())
     concurrencies = [2**power for power in range(slots.bit_length()) if 2**power <= slots]
-    found = plan_serving(params, aim, weights, slots, concurrencies, requests_per_second)
+    serving_plan = plan_serving(params, aim, weights, slots, concurrencies, requests_per_second)
     if as_json:
-        typer.echo(json.dumps(as_record(found), indent=2))
+        typer.echo(json.dumps(as_record(serving_plan), indent=2))
         return
     from cli.tables.bench import plan_view
 
-    _print(plan_view(found))
+    _print(plan_view(serving_plan))
 
 
 def _asked(
@@ -275,13 +275,13 @@ def _warn(params: "Params", aim: "Target", hardware: str | None) -> None:
             typer.echo(line, err=True)
 
 
-def _made(params: "Params", aim: "Target", stages: list[str], of_cycle: bool) -> "Plan":
+def _made(params: "Params", aim: "Target", stages: list[str], retrain: bool) -> "Plan":
     """The plan of the stages, or of all; with --retrain also of a retrain cycle's own processes."""
     from costs.planning.planner import plan
     from costs.planning.retraining import plan_cycle
 
-    made = plan(params, aim, tuple(stages) or params.stages)
-    return plan_cycle(made, params, aim) if of_cycle else made
+    planned = plan(params, aim, tuple(stages) or params.stages)
+    return plan_cycle(planned, params, aim) if retrain else planned
 
 
 def _is_guessed(params: "Params", aim: "Target", hardware: str | None) -> list[str]:
@@ -318,25 +318,25 @@ def _is_guessed(params: "Params", aim: "Target", hardware: str | None) -> list[s
     return lines
 
 
-def _noted(made: "Plan", notes: tuple[str, ...]) -> "Plan":
+def _noted(planned: "Plan", notes: tuple[str, ...]) -> "Plan":
     from dataclasses import replace
 
-    return replace(made, assumptions=(*made.assumptions, *notes))
+    return replace(planned, assumptions=(*planned.assumptions, *notes))
 
 
-def show(made: "Plan", as_json: bool, html: Path | None, title: str) -> None:
+def show(planned: "Plan", as_json: bool, html: Path | None, title: str) -> None:
     """Print a plan, and write its page if requested."""
     if html is not None:
         from reporting.plan_page import plan_page
 
-        _write(html, plan_page(made, f"Plan of {title}"))
+        _write(html, plan_page(planned, f"Plan of {title}"))
     if as_json:
-        typer.echo(json.dumps(made.as_json(), indent=2))
+        typer.echo(json.dumps(planned.as_json(), indent=2))
         return
     if html is not None:
         typer.echo(html)
         return
-    _print(_views().plan_view(made))
+    _print(_views().plan_view(planned))
 
 
 def _views() -> Any:
@@ -366,22 +366,22 @@ def _write(path: Path, text: str) -> None:
         ) from None
 
 
-def _found_json(found: "Found") -> dict[str, Any]:
+def _found_json(stage_search: "Found") -> dict[str, Any]:
     from dataclasses import asdict
 
     return {
-        "tried": found.tried,
+        "tried": stage_search.tried,
         "before": {
-            "usd": found.start.usd,
-            "seconds": found.start.seconds,
-            "device_bytes": found.start.device_bytes,
+            "usd": stage_search.start.usd,
+            "seconds": stage_search.start.seconds,
+            "device_bytes": stage_search.start.device_bytes,
         },
         "after": {
-            "usd": found.best.usd,
-            "seconds": found.best.seconds,
-            "device_bytes": found.best.device_bytes,
+            "usd": stage_search.best.usd,
+            "seconds": stage_search.best.seconds,
+            "device_bytes": stage_search.best.device_bytes,
         },
-        "choices": [asdict(choice) for choice in found.choices],
+        "choices": [asdict(choice) for choice in stage_search.choices],
     }
 
 

@@ -268,8 +268,8 @@ def _print(root: Path, params: "Params", run_id: str | None, costs: bool) -> Non
         console.print(phase_table(findings.ledger))
         console.print()
         if findings.reconciled.hardware:
-            for each in plan_tables(findings.reconciled, console.width >= WIDE):
-                console.print(each)
+            for table in plan_tables(findings.reconciled, console.width >= WIDE):
+                console.print(table)
                 console.print()
         for line in cost_notes(root, findings):
             console.print(Text(line))

@@ -58,7 +58,7 @@ def _ended(root: Path) -> dict[str, Any]:
         if row.event == "end"
     )
     folder = root / RETRAIN_FOLDER / row.cycle
-    found = {
+    records = {
         name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
         if (folder / f"{name}.json").exists()
         else None
@@ -71,7 +71,7 @@ def _ended(root: Path) -> dict[str, Any]:
         "run_id": row.run_id,
         "usd": row.detail.get("usd", 0.0),
         "champion": _champion_id(read_record(root)),
-        **found,
+        **records,
         "page": str(folder / "cycle.md"),
     }
 

@@ -66,7 +66,9 @@ def up(
     _make_databases(params.tracking.uri, console)
     console.print("Starting the servers ..." if not servers(root) else "Looking at the servers ...")
     running = start(root, plans)
-    for plan, server in ((plan, one) for plan in plans for one in running if one.name == plan.name):
+    for plan, server in (
+        (plan, server) for plan in plans for server in running if server.name == plan.name
+    ):
         if server.port != plan.port:
             console.print(
                 f"{plan.name} runs on port {server.port} already, not on {plan.port}. To move it: "
@@ -74,10 +76,10 @@ def up(
                 markup=False,
             )
     prefect = next(server for server in running if server.name == "prefect")
-    asked, login = _checked_logins(root, running, params.tracking.uri, no_auth, mlflow_auth)
-    found = pages(root, params, running)
-    rows = [(NAMES[name], url) for name, url in found.items()]
-    if asked:
+    asks_login, login = _checked_logins(root, running, params.tracking.uri, no_auth, mlflow_auth)
+    page_urls = pages(root, params, running)
+    rows = [(NAMES[name], url) for name, url in page_urls.items()]
+    if asks_login:
         rows.append(("Key", f"{api_key(root)}   (Prefect's pages ask for it once in each browser)"))
     if login:
         password = key(root / MLFLOW_KEY)
@@ -87,15 +89,15 @@ def up(
         rows.append(("Model", f"{model.url}/v1   (its key is in {SERVE_KEY})"))
     _say(console, rows)
     deployed = _work(root, prefect, notify)
-    for each in deployed:
-        about = f"{each.name}, on a schedule" if each.scheduled else each.name
-        _say(console, [("Form", f"{each.url}/run   ({about})")])
+    for deployment in deployed:
+        about = f"{deployment.name}, on a schedule" if deployment.scheduled else deployment.name
+        _say(console, [("Form", f"{deployment.url}/run   ({about})")])
     console.print(
         f"Stop all with {this_command()} down. The logs are in {log_path(root, 'prefect').parent}.",
         markup=False,
     )
     if open_page:
-        webbrowser.open(found[open_page])
+        webbrowser.open(page_urls[open_page])
 
 
 def _with_champion(root: Path) -> Path:
@@ -125,8 +127,8 @@ def _checked_logins(
     EnvironmentFault if a running server is configured otherwise.
     """
     prefect = next(server for server in running if server.name == "prefect")
-    asked = asks_for_key(root, prefect)
-    if no_auth and asked:
+    asks_key = asks_for_key(root, prefect)
+    if no_auth and asks_key:
         raise EnvironmentFault(
             f"the Prefect server on {prefect.url} asks for its key. Stop it with {this_command()} "
             "down, then --no-auth again."
@@ -143,7 +145,7 @@ def _checked_logins(
             f"the MLflow server on {mlflow.url} asks for no password. Stop it with "
             f"{this_command()} down, then --mlflow-auth again."
         )
-    return asked, login
+    return asks_key, login
 
 
 def _work(root: Path, prefect: Server, notify: str | None) -> list["Deployed"]:

@@ -28,20 +28,20 @@ def runs(
     """The runs of this folder, newest first: state, method, time, cost, win rate, what changed."""
     from reporting.past_runs import past_runs
 
-    found = past_runs(project_root(), most)
+    past = past_runs(project_root(), most)
     if as_json:
-        typer.echo(json.dumps([one._asdict() for one in found], indent=2))
+        typer.echo(json.dumps([run._asdict() for run in past], indent=2))
         return
-    if not found:
+    if not past:
         typer.echo(f"Nothing was run here yet. Start with {this_command()} run.")
         return
     from rich.console import Console
 
     console = Console(highlight=False)
-    console.print(table(found, console.width >= WIDE))
+    console.print(table(past, console.width >= WIDE))
 
 
-def table(found: "list[PastRun]", wide: bool) -> "Table":
+def table(past: "list[PastRun]", wide: bool) -> "Table":
     """One row per run; method, gold and KL if there is room."""
     from rich.table import Table
 
@@ -53,20 +53,20 @@ def table(found: "list[PastRun]", wide: bool) -> "Table":
     for name in ("time", "cost", "wins", *(("method", "gold", "KL") if wide else ())):
         shown.add_column(name, justify="right", no_wrap=True)
     shown.add_column("changed", overflow="fold", min_width=16)
-    for one in found:
-        wins = percent(one.win_rate, 0)
-        if one.win_rate_low is not None and one.win_rate_high is not None:
-            wins += f" [{100 * one.win_rate_low:.0f}, {100 * one.win_rate_high:.0f}]"
-        more = (one.method or "", decimal(one.gold_aligned), decimal(one.kl)) if wide else ()
+    for run in past:
+        wins = percent(run.win_rate, 0)
+        if run.win_rate_low is not None and run.win_rate_high is not None:
+            wins += f" [{100 * run.win_rate_low:.0f}, {100 * run.win_rate_high:.0f}]"
+        more = (run.method or "", decimal(run.gold_aligned), decimal(run.kl)) if wide else ()
         shown.add_row(
             # date and nickname, which also names the run, on a line each
-            one.run_id if wide else re.sub(r"^(\d{8}-\d{6}-)", r"\1\n", one.run_id),
-            one.state,
-            duration(one.seconds),
-            usd(one.usd),
+            run.run_id if wide else re.sub(r"^(\d{8}-\d{6}-)", r"\1\n", run.run_id),
+            run.state,
+            duration(run.seconds),
+            usd(run.usd),
             wins,
             *more,
-            "; ".join(filter(None, (one.note, one.changed))),
+            "; ".join(filter(None, (run.note, run.changed))),
         )
     return shown
 
@@ -88,7 +88,7 @@ def restore(
     done = bring_back(root, resolve_one(root, run))
     backup = done.backup.name if done.backup else None
     if as_json:
-        changed = [one._asdict() for one in done.changed]
+        changed = [name._asdict() for name in done.changed]
         typer.echo(json.dumps({"run_id": done.run_id, "changed": changed, "backup": backup}))
         return
     typer.echo(f"{done.run_id} is in place: {', '.join(done.stages)}.")

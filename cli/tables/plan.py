@@ -230,12 +230,12 @@ def _phase_lines(phase: "PhaseReason") -> list[object]:
     table.add_column("amount", justify="right", no_wrap=True)
     table.add_column("by itself", justify="right", no_wrap=True)
     table.add_column("counted as")
-    for each in phase.resources:
+    for resource in phase.resources:
         table.add_row(
-            each.name,
-            quantity(each.amount, each.unit),
-            duration(each.seconds),
-            each.formula,
+            resource.name,
+            quantity(resource.amount, resource.unit),
+            duration(resource.seconds),
+            resource.formula,
         )
     how = (
         "  A pass takes the longer of the device (products or reading weights,\n"
@@ -253,11 +253,11 @@ def _reason_table(explained: "Explanation") -> Table:
     for name in ("time", "share", "cost"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("bound by", no_wrap=True)
-    for each in explained.phases:
-        share = each.seconds / explained.seconds if explained.seconds else 0.0
+    for phase in explained.phases:
+        share = phase.seconds / explained.seconds if explained.seconds else 0.0
         table.add_row(
-            each.stage, each.phase, duration(each.seconds), f"{share:.0%}", usd(each.usd),
-            each.bound,
+            phase.stage, phase.phase, duration(phase.seconds), f"{share:.0%}", usd(phase.usd),
+            phase.bound,
         )  # fmt: skip
     return table
 
@@ -283,10 +283,10 @@ def difference_table(rows: list["Difference"]) -> Table:
     return table
 
 
-def search_view(found: dict[str, "Found"]) -> Group:
+def search_view(by_stage: dict[str, "Found"]) -> Group:
     """What the search changed in each stage, and why."""
     lines: list[object] = []
-    for stage, result in found.items():
+    for stage, result in by_stage.items():
         first, best = result.start, result.best
         lines += [
             f"[bold]{stage}[/bold], {result.tried} combinations: "

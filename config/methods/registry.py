@@ -10,8 +10,8 @@ from config.methods.method import Method
 def _find() -> dict[str, Method]:
     names = {module.name for module in iter_modules(config.methods.__path__)} - {"registry"}
     modules = {name: import_module(f"config.methods.{name}") for name in names}
-    found = {name: module.METHOD for name, module in modules.items() if hasattr(module, "METHOD")}
-    return dict(sorted(found.items(), key=lambda item: item[1].arxiv))
+    methods = {name: module.METHOD for name, module in modules.items() if hasattr(module, "METHOD")}
+    return dict(sorted(methods.items(), key=lambda item: item[1].arxiv))
 
 
 RECORDS: dict[str, Method] = _find()

@@ -229,15 +229,15 @@ class Data(Section):
 
     def local_paths(self) -> dict[str, str]:
         """Parameter -> path, of the local files that sources name, existing or not."""
-        found: dict[str, str] = {}
+        paths: dict[str, str] = {}
         for setting, source in self.sources().items():
             if isinstance(source, FileSource) and not source.is_url:
-                found[f"data.{setting}.path"] = source.path
+                paths[f"data.{setting}.path"] = source.path
             elif isinstance(source, PythonSource):
-                found[f"data.{setting}.path"] = source.script
+                paths[f"data.{setting}.path"] = source.script
                 for number, path in enumerate(source.files):
-                    found[f"data.{setting}.files[{number}]"] = path
-        return found
+                    paths[f"data.{setting}.files[{number}]"] = path
+        return paths
 
     def urls(self) -> dict[str, str]:
         """Setting -> URL, of the sources that are URLs."""

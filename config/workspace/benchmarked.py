@@ -105,7 +105,7 @@ class Benchmark(Measured):
         if self.knee is None:
             return None
         wanted = self.knee.concurrency
-        return next((each for each in self.loads if each.concurrency == wanted), None)
+        return next((load for load in self.loads if load.concurrency == wanted), None)
 
 
 class Benchmarked(Measured):
@@ -117,18 +117,18 @@ class Benchmarked(Measured):
 
 
 def keep_benchmark(
-    root: Path, run_id: str, model_digest: str, found: Benchmark, is_whole: bool = True
+    root: Path, run_id: str, model_digest: str, benchmark: Benchmark, is_whole: bool = True
 ) -> None:
     """Keep a benchmark with the run that made the model. It replaces an earlier one of the same
     variant if it is complete; those of another model are dropped.
     """
     before = read_benchmarked(root, run_id)
     kept = before.benchmarks if before and before.model_digest == model_digest else ()
-    if not is_whole and any(each.variant == found.variant for each in kept):
+    if not is_whole and any(other.variant == benchmark.variant for other in kept):
         return
-    others = tuple(each for each in kept if each.variant != found.variant)
-    made = Benchmarked(model_digest=model_digest, benchmarks=(*others, found))
-    write_atomically(kept_folder(root, run_id) / FILE, made.model_dump_json(indent=1))
+    others = tuple(other for other in kept if other.variant != benchmark.variant)
+    benchmarked = Benchmarked(model_digest=model_digest, benchmarks=(*others, benchmark))
+    write_atomically(kept_folder(root, run_id) / FILE, benchmarked.model_dump_json(indent=1))
 
 
 def read_benchmarked(root: Path, run_id: str) -> Benchmarked | None:

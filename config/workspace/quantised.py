@@ -48,9 +48,9 @@ class Quantised(BaseModel):
     files: tuple[QuantisedFile, ...]
 
 
-def keep_quantised(root: Path, run_id: str, found: Quantised) -> None:
+def keep_quantised(root: Path, run_id: str, quantised: Quantised) -> None:
     """Keep the comparison with the run that made the model."""
-    write_atomically(kept_folder(root, run_id) / FILE, found.model_dump_json(indent=1))
+    write_atomically(kept_folder(root, run_id) / FILE, quantised.model_dump_json(indent=1))
 
 
 def read_quantised(root: Path, run_id: str) -> Quantised | None:

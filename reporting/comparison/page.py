@@ -130,8 +130,8 @@ def _growth(comparison: Comparison) -> Markup | None:
             Series("measured", sorted(zip(fit.sizes, fit.measured_usd, strict=True))),
             Series("planned", sorted(zip(fit.sizes, fit.planned_usd, strict=True)), "second"),
         ]
-        drawn = line_chart(curves, f"US dollars by {fit.factor}", fit.factor, steps=False)
-        cards.append(card(fit.factor, legend(curves), drawn, note=growth(fit)))
+        chart = line_chart(curves, f"US dollars by {fit.factor}", fit.factor, steps=False)
+        cards.append(card(fit.factor, legend(curves), chart, note=growth(fit)))
     lead = "US dollars of the steps, without starts, checkpoints and evaluation."
     return section("growth", "How cost grows", lead, grid(*cards)) if cards else None
 

@@ -261,8 +261,8 @@ def judge_of(runs: Sequence[Run]) -> str:
     if runs and None not in golds:
         return "gold"
     wins = [run.findings.value("evaluate", "win_rate_judge") for run in runs]
-    of_judge = None not in wins and all(run.model == "aligned" for run in runs)
-    return "judge" if of_judge and runs else "reward"
+    is_judged = None not in wins and all(run.model == "aligned" for run in runs)
+    return "judge" if is_judged and runs else "reward"
 
 
 def _quality(run: Run, judge: str) -> float | None:
@@ -348,9 +348,9 @@ def _cost(runs: Sequence[Run], name: str, stages: Collection[str]) -> float | No
 def _metrics(runs: Sequence[Run]) -> dict[str, Estimate]:
     estimates = [_estimates(run) for run in runs]
     return {
-        metric.name: average([of_run[metric.name] for of_run in estimates])
+        metric.name: average([by_name[metric.name] for by_name in estimates])
         for metric in METRICS
-        if estimates and all(metric.name in of_run for of_run in estimates)
+        if estimates and all(metric.name in by_name for by_name in estimates)
     }
 
 
@@ -384,16 +384,16 @@ def _growth(factor: str, sizes: Mapping[str, float], variants: Sequence[Variant]
             planned = sum(phase.planned_usd or 0.0 for phase in phases)
             if measured > 0 and planned > 0:
                 points.append((sizes[variant.name], measured, planned))
-    of_size, measured_usd, planned_usd = zip(*points, strict=True) if points else ((), (), ())
-    if len(set(of_size)) < 2:
+    point_sizes, measured_usd, planned_usd = zip(*points, strict=True) if points else ((), (), ())
+    if len(set(point_sizes)) < 2:
         return None
     return Growth(
         factor=factor,
-        sizes=list(of_size),
+        sizes=list(point_sizes),
         measured_usd=list(measured_usd),
         planned_usd=list(planned_usd),
-        exponent=exponent(of_size, measured_usd),
-        planned_exponent=exponent(of_size, planned_usd).value,
+        exponent=exponent(point_sizes, measured_usd),
+        planned_exponent=exponent(point_sizes, planned_usd).value,
     )
 
 

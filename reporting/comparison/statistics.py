@@ -91,8 +91,8 @@ def difference(first: Estimate, other: Estimate) -> Estimate:
 def average(estimates: Sequence[Estimate]) -> Estimate:
     """Mean of independent estimates, one for each seed, with the interval of their mean."""
     middle, count = fmean(estimate.value for estimate in estimates), len(estimates)
-    below = [one.value - one.low for one in estimates if one.low is not None]
-    above = [one.high - one.value for one in estimates if one.high is not None]
+    below = [estimate.value - estimate.low for estimate in estimates if estimate.low is not None]
+    above = [estimate.high - estimate.value for estimate in estimates if estimate.high is not None]
     if len(below) < count or len(above) < count:
         return Estimate(middle)
     return Estimate(

@@ -163,25 +163,25 @@ def _planned_table(findings: Findings) -> Markup:
         "Error of peak",
     ]
     rows = [
-        [stage.stage, name, *_comparison(each)]
+        [stage.stage, name, *_comparison(planned)]
         for stage in findings.reconciled.stages
-        for name, each in [*stage.phases.items(), ("all", stage.total)]
+        for name, planned in [*stage.phases.items(), ("all", stage.total)]
     ]
     return table(
         header, rows, ["Total", "", *_comparison(findings.reconciled.total)], numbers=range(2, 10)
     )
 
 
-def _comparison(each: Comparison) -> list[str]:
+def _comparison(planned: Comparison) -> list[str]:
     return [
-        duration(each.planned_seconds),
-        duration(each.measured_seconds),
-        deviation(each.error),
-        usd(each.planned_usd),
-        usd(each.measured_usd),
-        memory(each.planned_peak_bytes),
-        memory(each.measured_peak_bytes),
-        deviation(each.error_peak_bytes),
+        duration(planned.planned_seconds),
+        duration(planned.measured_seconds),
+        deviation(planned.error),
+        usd(planned.planned_usd),
+        usd(planned.measured_usd),
+        memory(planned.planned_peak_bytes),
+        memory(planned.measured_peak_bytes),
+        deviation(planned.error_peak_bytes),
     ]
 
 

@@ -174,12 +174,16 @@ def _group(
     findings: Findings, stage: str, title: str, panels: tuple[Panel, ...], step_name: str
 ) -> Markup:
     curves = findings.curves.get(stage, {})
-    drawn = [
+    panels_html = [
         _panel(panel, curves, findings, stage, step_name)
         for panel in panels
         if any(name in curves for name in panel.names)
     ]
-    content = grid(*drawn) if drawn else missing(f"The stage {stage} logged nothing in this run.")
+    content = (
+        grid(*panels_html)
+        if panels_html
+        else missing(f"The stage {stage} logged nothing in this run.")
+    )
     return group(title, content)
 
 

@@ -274,13 +274,13 @@ def _quantised(findings: Findings) -> Markup | None:
         return None
     rows = [
         [
-            each.kind,
-            memory(each.bytes),
-            f"{count(each.flips)} of {count(each.prompts)}",
+            quantised.kind,
+            memory(quantised.bytes),
+            f"{count(quantised.flips)} of {count(quantised.prompts)}",
             f"{gain.mean:+.4f} ({gain.low:+.4f} to {gain.high:+.4f})",
         ]
-        for each in findings.quantised
-        for gain in [each.difference]
+        for quantised in findings.quantised
+        for gain in [quantised.difference]
     ]
     judge = findings.quantised[0].judge
     return card(
@@ -293,32 +293,32 @@ def _quantised(findings: Findings) -> Markup | None:
 
 def _comparison(findings: Findings) -> Markup:
     """Every measurement of each model: known quantities first, then the rest."""
-    asked = models(findings)
+    names = models(findings)
     rows = [
         [
             quantity(stem, findings),
-            *(_shown(stem, findings.value("evaluate", f"{stem}_{model}")) for model in asked),
+            *(_shown(stem, findings.value("evaluate", f"{stem}_{model}")) for model in names),
         ]
         for stem in _stems(findings)
     ]
-    return table(["On held-out prompts", *(NAMES[model] for model in asked)], rows)
+    return table(["On held-out prompts", *(NAMES[model] for model in names)], rows)
 
 
 def _stems(findings: Findings) -> Iterator[str]:
     metrics = findings.metrics["evaluate"]
-    known = [
+    stems = [
         stem
         for stem in QUANTITIES
         if any(finite(metrics.get(f"{stem}_{model}")) is not None for model in NAMES)
     ]
-    yield from known
+    yield from stems
     suffix = "_aligned"
     others = (
         name.removesuffix(suffix)
         for name, value in metrics.items()
         if name.endswith(suffix) and finite(value) is not None
     )
-    yield from (stem for stem in others if stem not in known)
+    yield from (stem for stem in others if stem not in stems)
 
 
 def _shown(stem: str, value: float | None) -> str:

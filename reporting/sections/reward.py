@@ -86,18 +86,21 @@ def _numbers(findings: Findings) -> Markup | None:
         "Steps": count(findings.value("reward", "steps")),
         "Pairs too long": count(findings.value("reward", "pairs_too_long")),
     }
-    known = {name: shown for name, shown in facts.items() if shown != ABSENT}
+    shown_facts = {name: shown for name, shown in facts.items() if shown != ABSENT}
     return (
-        card("In numbers", table(["On held-out and training pairs", "Value"], list(known.items())))
-        if known
+        card(
+            "In numbers",
+            table(["On held-out and training pairs", "Value"], list(shown_facts.items())),
+        )
+        if shown_facts
         else None
     )
 
 
 def _end(findings: Findings, name: str, end: str) -> float | None:
     """An end of an interval; the baselines' own are in the metrics of the data stage."""
-    own = findings.value("reward", f"{name}_{end}")
-    return own if own is not None else findings.value("data", f"{name}_{end}")
+    value = findings.value("reward", f"{name}_{end}")
+    return value if value is not None else findings.value("data", f"{name}_{end}")
 
 
 def _calibration(findings: Findings) -> Markup:

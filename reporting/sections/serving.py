@@ -22,10 +22,12 @@ Value = Callable[[Benchmark, Load], float | None]
 
 def serving_section(findings: Findings) -> Markup | None:
     """Nothing for a model that was not benchmarked."""
-    found = sorted(findings.benchmarks, key=lambda each: each.variant)
-    if not found:
+    benchmarks = sorted(findings.benchmarks, key=lambda benchmark: benchmark.variant)
+    if not benchmarks:
         return None
-    knees = [(each, load) for each in found if (load := each.at_knee()) is not None]
+    knees = [
+        (benchmark, load) for benchmark in benchmarks if (load := benchmark.at_knee()) is not None
+    ]
     note = (
         "At the knee: the highest load before p95 TPOT is twice that of the lowest. Dollars per "
         "million tokens: idle time included (allocation); input and output split by the seconds "
@@ -42,16 +44,18 @@ def serving_section(findings: Findings) -> Markup | None:
         "$ input",
         "$ output",
     ]
-    numbers = table([*header, "Paid back"], [_row(findings, *each) for each in knees])
+    numbers = table([*header, "Paid back"], [_row(findings, *benchmark) for benchmark in knees])
     return section(
         "served",
         TITLE,
         _lead(findings, knees),
         card("At the knee of each", numbers, note=note),
         grid(
-            _curves("Tokens per second", found, lambda _, load: load.tokens_per_second),
+            _curves("Tokens per second", benchmarks, lambda _, load: load.tokens_per_second),
             _curves(
-                "Dollars per million tokens", found, lambda each, load: price_of(each, load).blended
+                "Dollars per million tokens",
+                benchmarks,
+                lambda benchmark, load: price_of(benchmark, load).blended,
             ),
             kind="halves",
         ),
@@ -59,26 +63,26 @@ def serving_section(findings: Findings) -> Markup | None:
 
 
 def _lead(findings: Findings, knees: list[tuple[Benchmark, Load]]) -> str:
-    made, served = findings.ledger.made_usd, findings.served
-    prices = [price for each, load in knees if (price := price_of(each, load).blended)]
+    training_usd, served = findings.ledger.made_usd, findings.served
+    prices = [price for benchmark, load in knees if (price := price_of(benchmark, load).blended)]
     so_far = (
         f"{short(served.tokens)} tokens were served so far, for {usd(served.usd)}; training came "
-        f"to {usd(1e6 * made / served.tokens)} per million of them."
+        f"to {usd(1e6 * training_usd / served.tokens)} per million of them."
         if served.tokens
         else "rlhf serve has not served anything yet."
     )
-    if not prices or not made:
+    if not prices or not training_usd:
         return so_far
     return (
-        f"{so_far} Training ({usd(made)}) costs as much as serving "
-        f"{short(1e6 * made / min(prices))} tokens."
+        f"{so_far} Training ({usd(training_usd)}) costs as much as serving "
+        f"{short(1e6 * training_usd / min(prices))} tokens."
     )
 
 
-def _row(findings: Findings, each: Benchmark, load: Load) -> list[str]:
-    price = price_of(each, load)
+def _row(findings: Findings, benchmark: Benchmark, load: Load) -> list[str]:
+    price = price_of(benchmark, load)
     return [
-        _name(each),
+        _name(benchmark),
         f"{load.concurrency} concurrent",
         count(load.tokens_per_second),
         _ms(load.ttft_ms.p95 if load.ttft_ms else None),
@@ -86,11 +90,11 @@ def _row(findings: Findings, each: Benchmark, load: Load) -> list[str]:
         usd(price.blended),
         usd(price.input),
         usd(price.output),
-        _paid_back(findings, each, price.blended),
+        _paid_back(findings, benchmark, price.blended),
     ]
 
 
-def _paid_back(findings: Findings, each: Benchmark, price: float | None) -> str:
+def _paid_back(findings: Findings, benchmark: Benchmark, price: float | None) -> str:
     """Cost of making the model: none for a quantised file beyond the export, which makes all of
     them; for a student that of its stage.
     """
@@ -99,9 +103,9 @@ def _paid_back(findings: Findings, each: Benchmark, price: float | None) -> str:
         extra, others = distilled.usd, findings.teacher_benchmarks
     else:
         extra, others = 0.0, findings.benchmarks
-    baseline = next((one for one in others if one.weights == BASELINE), None)
+    baseline = next((other for other in others if other.weights == BASELINE), None)
     at = baseline.at_knee() if baseline else None
-    if baseline is None or at is None or price is None or baseline is each:
+    if baseline is None or at is None or price is None or baseline is benchmark:
         return ""
     before = price_of(baseline, at).blended
     tokens = None if before is None else payback_tokens(extra, before, price)
@@ -110,27 +114,31 @@ def _paid_back(findings: Findings, each: Benchmark, price: float | None) -> str:
     return f"{short(tokens)} tokens" if tokens else "at once"
 
 
-def _curves(title: str, found: list[Benchmark], value: Value) -> Markup:
+def _curves(title: str, benchmarks: list[Benchmark], value: Value) -> Markup:
     """A card with a curve by concurrency for each way to serve."""
     series = [
         Series(
-            _name(each),
+            _name(benchmark),
             [
-                (float(load.concurrency), known)
-                for load in each.loads
-                if load.concurrency is not None and (known := value(each, load)) is not None
+                (float(load.concurrency), measured)
+                for load in benchmark.loads
+                if load.concurrency is not None and (measured := value(benchmark, load)) is not None
             ],
             tone,
         )
-        for each, tone in zip(found, cycle(TONES), strict=False)
+        for benchmark, tone in zip(benchmarks, cycle(TONES), strict=False)
     ]
-    drawn = [each for each in series if each.points]
-    chart = line_chart(drawn, f"{title} by concurrent requests", "concurrent requests")
-    return card(title, legend(drawn) if len(drawn) > 1 else None, chart)
+    with_points = [line for line in series if line.points]
+    chart = line_chart(with_points, f"{title} by concurrent requests", "concurrent requests")
+    return card(title, legend(with_points) if len(with_points) > 1 else None, chart)
 
 
-def _name(each: Benchmark) -> str:
-    return f"{each.engine} {each.weights}, {each.slots} slots" if each.slots else each.engine
+def _name(benchmark: Benchmark) -> str:
+    return (
+        f"{benchmark.engine} {benchmark.weights}, {benchmark.slots} slots"
+        if benchmark.slots
+        else benchmark.engine
+    )
 
 
 def _ms(value: float | None) -> str:
@@ -141,11 +149,12 @@ def served_summary(findings: Findings) -> tuple[str, str] | None:
     """Price and figure of the cheapest way that was measured, for the run's summary."""
     priced = [
         (price, load)
-        for each in findings.benchmarks
-        if (load := each.at_knee()) is not None and (price := price_of(each, load).blended)
+        for benchmark in findings.benchmarks
+        if (load := benchmark.at_knee()) is not None
+        and (price := price_of(benchmark, load).blended)
     ]
     if not priced:
         return None
-    price, load = min(priced, key=lambda each: each[0])
+    price, load = min(priced, key=lambda benchmark: benchmark[0])
     tpot = f", p95 TPOT {_ms(load.tpot_ms.p95)}" if load.tpot_ms else ""
     return f"{usd(price)} per M tokens", f"{count(load.tokens_per_second)} tokens/s{tpot}"

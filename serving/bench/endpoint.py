@@ -73,20 +73,20 @@ class ChatEndpoint(OpenAICompletionStreamEndpoint):
         """
         try:
             listed = self._client.models.list().data
-            found = {each.id: (each.model_extra or {}).get("serving", {}) for each in listed}
+            settings = {model.id: (model.model_extra or {}).get("serving", {}) for model in listed}
         except (openai.APIError, TypeError, AttributeError) as error:
             raise EnvironmentFault(f"{self.url}/models: {_reason(error)}") from None
-        if wanted is not None and wanted not in found:
+        if wanted is not None and wanted not in settings:
             raise EnvironmentFault(
-                f"--model {wanted} is not served at {self.url}: {', '.join(found)}."
+                f"--model {wanted} is not served at {self.url}: {', '.join(settings)}."
             )
-        if wanted is None and len(found) != 1:
+        if wanted is None and len(settings) != 1:
             raise EnvironmentFault(
-                f"{self.url} serves {len(found)} models: {', '.join(list(found)[:5])}. Choose one "
-                "with --model."
+                f"{self.url} serves {len(settings)} models: {', '.join(list(settings)[:5])}. Choose "
+                "one with --model."
             )
-        self.model_id = wanted or next(iter(found))
-        return ServedModel(self.model_id, found[self.model_id])
+        self.model_id = wanted or next(iter(settings))
+        return ServedModel(self.model_id, settings[self.model_id])
 
     def reply_seconds(self, payload: Mapping[str, Any]) -> float:
         """Estimated seconds of a reply of the payload's length on an idle server, from a shorter
@@ -96,18 +96,18 @@ class ChatEndpoint(OpenAICompletionStreamEndpoint):
         """
         few = min(PROBE_TOKENS, payload["max_tokens"])
         for _ in range(2):  # the first one of a server may wait for what is set up only then
-            found, began = InvocationResponse(response_text=None), time.perf_counter()
+            response, began = InvocationResponse(response_text=None), time.perf_counter()
             body = self.prepare_payload({**payload, "max_tokens": few})
             try:
                 self.process_raw_response(
-                    self._client.chat.completions.create(**body), began, found
+                    self._client.chat.completions.create(**body), began, response
                 )
             except (openai.APIError, httpx.HTTPError, TypeError, AttributeError) as error:
                 raise EnvironmentFault(f"{self.url}/chat/completions: {_reason(error)}") from None
-        seconds, tokens = time.perf_counter() - began, found.num_tokens_output or few
-        if not found.num_tokens_output and found.response_text is None:
+        seconds, tokens = time.perf_counter() - began, response.num_tokens_output or few
+        if not response.num_tokens_output and response.response_text is None:
             raise EnvironmentFault(f"{self.url}/chat/completions does not stream a reply.")
-        ttft, last = found.time_to_first_token or seconds, found.time_to_last_token or seconds
+        ttft, last = response.time_to_first_token or seconds, response.time_to_last_token or seconds
         return ttft + (last - ttft) / max(1, tokens - 1) * payload["max_tokens"]
 
 

@@ -51,24 +51,24 @@ def measure(
     """
     logging.getLogger("llmeter").setLevel(logging.CRITICAL)  # failures are counted, not printed
     for spec in specs:
-        drawn = random.Random(f"{seed} {spec}")
-        order = [dict(each) for each in drawn.sample(list(payloads), len(payloads))]
+        rng = random.Random(f"{seed} {spec}")
+        order = [dict(payload) for payload in rng.sample(list(payloads), len(payloads))]
         if spec.concurrency is not None:
             yield asyncio.run(_closed(endpoint, spec.concurrency, order, seconds, limits))
         else:
             rate = spec.requests_per_second or 1.0
-            arrivals = list(islice(poisson(rate, seconds, drawn), MOST_ARRIVALS))
+            arrivals = list(islice(poisson(rate, seconds, rng), MOST_ARRIVALS))
             whole = seconds if len(arrivals) < MOST_ARRIVALS else arrivals[-1]
             yield asyncio.run(_open(endpoint, rate, order, arrivals, whole, limits))
 
 
-def poisson(rate: float, seconds: float, drawn: random.Random) -> Iterator[float]:
+def poisson(rate: float, seconds: float, rng: random.Random) -> Iterator[float]:
     """Arrival times within `seconds`: independent requests, `rate` a second on average. At least
     one.
     """
-    at = drawn.expovariate(rate)
+    at = rng.expovariate(rate)
     yield min(at, seconds / 2)
-    while (at := at + drawn.expovariate(rate)) < seconds:
+    while (at := at + rng.expovariate(rate)) < seconds:
         yield at
 
 
@@ -81,7 +81,7 @@ async def _closed(
 ) -> Load:
     endpoint.send_in_turn(payloads)
     replies = await _replies(endpoint, payloads, clients=clients, run_duration=seconds)
-    begin = min((each.sent for each in replies), default=0.0)
+    begin = min((reply.sent for reply in replies), default=0.0)
     return measured_load(replies, begin, begin + seconds, limits, concurrency=clients)
 
 
@@ -96,7 +96,7 @@ async def _open(
     start = time.perf_counter() + START_SECONDS
     endpoint.send_in_turn(payloads, [start + arrival for arrival in arrivals])
     replies = await _replies(endpoint, payloads, clients=len(arrivals), n_requests=1)
-    begin = min((each.sent for each in replies), default=0.0) - arrivals[0]
+    begin = min((reply.sent for reply in replies), default=0.0) - arrivals[0]
     return measured_load(replies, begin, begin + seconds, limits, requests_per_second=rate)
 
 
@@ -112,13 +112,13 @@ async def _replies(
         raise Interrupted
     return [
         Reply(
-            sent=each.request_time.timestamp() if each.request_time else 0.0,
+            sent=response.request_time.timestamp() if response.request_time else 0.0,
             # an empty reply has no first token: EOS came instead of it
-            ttft_seconds=each.time_to_first_token or each.time_to_last_token or 0.0,
-            seconds=each.time_to_last_token or 0.0,
-            input_tokens=each.num_tokens_input or 0,
-            output_tokens=each.num_tokens_output or 0,
-            fault=each.error,
+            ttft_seconds=response.time_to_first_token or response.time_to_last_token or 0.0,
+            seconds=response.time_to_last_token or 0.0,
+            input_tokens=response.num_tokens_input or 0,
+            output_tokens=response.num_tokens_output or 0,
+            fault=response.error,
         )
-        for each in result.responses
+        for response in result.responses
     ]

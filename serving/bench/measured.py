@@ -53,18 +53,20 @@ def measured_load(
     """Statistics of the interval from `begin` to `end`. A reply counts by the share of it within
     the interval.
     """
-    good = [each for each in replies if each.fault is None]
-    faults = [each.fault for each in replies if each.fault is not None]
+    good = [reply for reply in replies if reply.fault is None]
+    faults = [reply.fault for reply in replies if reply.fault is not None]
     seconds = end - begin
-    tpots = [each.tpot_seconds for each in good if each.tpot_seconds is not None]
-    shared = [(each.share_between(begin, end), each) for each in good]
+    tpots = [reply.tpot_seconds for reply in good if reply.tpot_seconds is not None]
+    shared = [(reply.share_between(begin, end), reply) for reply in good]
     usage = Usage(
         wall_seconds=seconds,
-        busy_seconds=covered([(each.sent, each.sent + each.seconds) for each in good], begin, end),
-        input_tokens=sum(share * each.input_tokens for share, each in shared),
-        output_tokens=sum(share * each.output_tokens for share, each in shared),
-        prefill_seconds=sum(share * each.ttft_seconds for share, each in shared),
-        decode_seconds=sum(share * (each.seconds - each.ttft_seconds) for share, each in shared),
+        busy_seconds=covered(
+            [(reply.sent, reply.sent + reply.seconds) for reply in good], begin, end
+        ),
+        input_tokens=sum(share * reply.input_tokens for share, reply in shared),
+        output_tokens=sum(share * reply.output_tokens for share, reply in shared),
+        prefill_seconds=sum(share * reply.ttft_seconds for share, reply in shared),
+        decode_seconds=sum(share * (reply.seconds - reply.ttft_seconds) for share, reply in shared),
     )
     return Load(
         concurrency=concurrency,
@@ -74,10 +76,10 @@ def measured_load(
         failed=len(faults),
         fault=faults[0] if faults else None,
         replies_per_second=sum(share for share, _ in shared) / seconds,
-        goodput_per_second=sum(share for share, each in shared if holds(limits, each)) / seconds,
+        goodput_per_second=sum(share for share, reply in shared if holds(limits, reply)) / seconds,
         tokens_per_second=usage.output_tokens / seconds,
         input_tokens_per_second=usage.input_tokens / seconds,
-        ttft_ms=percentiles([each.ttft_seconds for each in good]),
+        ttft_ms=percentiles([reply.ttft_seconds for reply in good]),
         tpot_ms=percentiles(tpots),
         usage=usage,
     )
@@ -96,7 +98,7 @@ def percentiles(seconds: Sequence[float]) -> Percentiles | None:
     """Percentiles in milliseconds; None without values."""
     if not seconds:
         return None
-    milliseconds = [1000 * each for each in seconds]
+    milliseconds = [1000 * value for value in seconds]
     several = milliseconds * 2 if len(seconds) == 1 else milliseconds
     cuts = quantiles(several, n=100, method="inclusive")
     return Percentiles(**{f"p{p}": cuts[p - 1] for p in (50, 95, 99)})
@@ -105,8 +107,8 @@ def percentiles(seconds: Sequence[float]) -> Percentiles | None:
 def knee_of(loads: Sequence[Load]) -> Knee | None:
     """The knee of closed loops ordered by concurrency; None if none has latencies."""
     closed = sorted(
-        (each for each in loads if each.concurrency is not None and each.tpot_ms is not None),
-        key=lambda each: each.concurrency or 0,
+        (load for load in loads if load.concurrency is not None and load.tpot_ms is not None),
+        key=lambda load: load.concurrency or 0,
     )
     if not closed:
         return None

@@ -54,7 +54,7 @@ def peak_bytes(process: psutil.Process | None) -> Iterator[Callable[[], int | No
         while process is not None and not done.wait(SAMPLE_SECONDS):
             try:
                 family = (process, *process.children(recursive=True))
-                most = max(most, sum(each.memory_info().rss for each in family))
+                most = max(most, sum(process.memory_info().rss for process in family))
             except psutil.Error:
                 continue
 
