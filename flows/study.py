@@ -15,7 +15,7 @@ from tasks.planning.prepared import known_plan
 from tasks.run.run import STUDY
 from tasks.run.stop import OVER_BUDGET, STOPPED, on_signals
 from tasks.study.publish import publish
-from tasks.study.runs import of_project, opened
+from tasks.study.runs import in_project, opened
 
 
 @flow(name="study", persist_result=False, validate_parameters=False)
@@ -27,10 +27,10 @@ def study(file: str) -> State[Any]:
         file: The study, relative to the project, such as studies/levers.yaml.
     """
     root, path = Path.cwd(), Path(file)
-    with opened(root, path, read_study(of_project(root, path))) as running, on_signals() as stop:
+    with opened(root, path, read_study(in_project(root, path))) as running, on_signals() as stop:
         try:
             for run, prepared in running.ahead():
-                if stop.made:
+                if stop.requested:
                     return Cancelled(
                         name=STOPPED, message="asked to stop: the same command goes on there."
                     )

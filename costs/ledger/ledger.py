@@ -93,7 +93,7 @@ class StageCost:
     peak_bytes: int
     phases: tuple[PhaseCost, ...]
     by_attempt: tuple[AttemptCost, ...] = ()
-    made: tuple[PhaseCost, ...] = ()
+    useful_phases: tuple[PhaseCost, ...] = ()
     """The work that made the outputs, without repetitions and waste, of this run and of those it
     continues. Empty without outputs.
     """
@@ -267,7 +267,7 @@ def _stage_of_run(
         saved_usd=price.usd_of_rows(useful),
         peak_bytes=0,
         phases=(),
-        made=_phases(useful, price),
+        useful_phases=_phases(useful, price),
     )
 
 
@@ -338,7 +338,7 @@ def _cost(
             )
             for attempt in run_attempts
         ),
-        made=_phases(
+        useful_phases=_phases(
             [usage for attempt, later in makers for usage in split_usage(attempt, later)[0]], price
         ),
     )

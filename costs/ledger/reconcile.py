@@ -100,7 +100,7 @@ def _stage(stage: StageCost, planned: Mapping[str, Any] | None, price: float) ->
     # plans of earlier versions have no idle devices
     gpus = planned.get("rented", planned["gpus"]) if planned else 1
     plans = {phase["phase"]: phase for phase in planned["phases"]} if planned else {}
-    measured = {phase.phase: phase for phase in stage.made}
+    measured = {phase.phase: phase for phase in stage.useful_phases}
     names = dict.fromkeys([*plans, *measured])
     phases = {
         name: _phase(plans.get(name), measured.get(name), gpus, price, bool(measured))
@@ -108,11 +108,13 @@ def _stage(stage: StageCost, planned: Mapping[str, Any] | None, price: float) ->
     }
     total = Comparison(
         planned_seconds=planned["seconds"] if planned else None,
-        measured_seconds=sum(phase.seconds for phase in stage.made) if measured else None,
+        measured_seconds=sum(phase.seconds for phase in stage.useful_phases) if measured else None,
         planned_usd=usd_of(planned["seconds"] * gpus, price) if planned else None,
-        measured_usd=sum(phase.usd for phase in stage.made) if measured else None,
+        measured_usd=sum(phase.usd for phase in stage.useful_phases) if measured else None,
         planned_peak_bytes=(planned["peak_bytes_per_gpu"] or None) if planned else None,
-        measured_peak_bytes=max(phase.peak_bytes for phase in stage.made) if measured else None,
+        measured_peak_bytes=max(phase.peak_bytes for phase in stage.useful_phases)
+        if measured
+        else None,
     )
     hardware = str(planned.get("hardware", "")) if planned else ""
     return StageComparison(stage.stage, total, phases, hardware)

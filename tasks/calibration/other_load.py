@@ -17,21 +17,21 @@ class OtherLoad:
         self._wall, self._all, self._own = self._now()
 
     def _now(self) -> tuple[float, float, float]:
-        times, own = psutil.cpu_times(), psutil.Process().cpu_times()
+        times, process = psutil.cpu_times(), psutil.Process().cpu_times()
         idle = times.idle + getattr(times, "iowait", 0.0)
         return (
             time.perf_counter(),
             sum(times[:8]) - idle,
-            own.user + own.system + own.children_user + own.children_system,
+            process.user + process.system + process.children_user + process.children_system,
         )
 
     def check(self, threads: int) -> None:
         """Raise EnvironmentFault if other programs left too little for our `threads`."""
-        wall, everything, own = (
+        wall, everything, process = (
             now - then
             for now, then in zip(self._now(), (self._wall, self._all, self._own), strict=True)
         )
-        check_quiet((everything - own) / wall, psutil.cpu_count() or 1, threads)
+        check_quiet((everything - process) / wall, psutil.cpu_count() or 1, threads)
 
 
 def check_quiet(other_cores: float, cores: int, threads: int) -> None:

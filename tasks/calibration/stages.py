@@ -83,7 +83,9 @@ def calibrate(root: Path, params: Params, say: Say, stop: StopRequest) -> Machin
             (folder / name).mkdir()
         write(params, folder / "params.yaml")
         link_inputs(root, folder, params)
-        found = Machine(**rates, date=datetime.now(UTC).date().isoformat(), stages=(), seconds=0.0)
+        machine = Machine(
+            **rates, date=datetime.now(UTC).date().isoformat(), stages=(), seconds=0.0
+        )
         timed = []
         for stage in params.stages:
             tell(f"{stage}: {_what(short, stage)}")
@@ -91,29 +93,29 @@ def calibrate(root: Path, params: Params, say: Say, stop: StopRequest) -> Machin
             _run(folder, [module, stage], f"a short {stage} stage", stop)
             if stage == "data":
                 timed.append(_timed_data(folder, params))
-                short = shortened(params, steps_of(root, folder, params, found))
+                short = shortened(params, steps_of(root, folder, params, machine))
                 write(short, folder / "params.yaml")
                 cut_rows(folder, short)
             elif runs_a_model(params, stage):
-                timed.append(timed_stage(root, folder, short, stage, found))
-    others.check(found.threads)
+                timed.append(timed_stage(root, folder, short, stage, machine))
+    others.check(machine.threads)
     kept = _earlier(root)
-    made = {(each.stage, each.parameters) for each in timed}
+    timed_settings = {(stage.stage, stage.parameters) for stage in timed}
     before = [
-        each
-        for each in (kept.stages if kept and kept.processor == found.processor else ())
-        if (each.stage, each.parameters) not in made
+        stage
+        for stage in (kept.stages if kept and kept.processor == machine.processor else ())
+        if (stage.stage, stage.parameters) not in timed_settings
     ]
     seconds = time.perf_counter() - began
-    found = found.model_copy(update={"stages": (*timed, *before), "seconds": seconds})
+    machine = machine.model_copy(update={"stages": (*timed, *before), "seconds": seconds})
     tell("done")
-    content = yaml.safe_dump(found.model_dump(mode="json"), sort_keys=False, width=100)
+    content = yaml.safe_dump(machine.model_dump(mode="json"), sort_keys=False, width=100)
     write_atomically(
         root / MACHINE_FILE,
         "# Written by rlhf calibrate: this machine, for rlhf plan. Delete it to plan with "
         f"costs/tables/hardware.yaml again.\n{content}",
     )
-    return found
+    return machine
 
 
 def _earlier(root: Path) -> Machine | None:
@@ -137,14 +139,18 @@ def steps_of(root: Path, folder: Path, params: Params, machine: Machine) -> dict
     """Steps of each stage that runs a model: as many as take SECONDS by the formulas, at least
     LEAST and at most all of them. Of an evaluation, batches of all models.
     """
-    found = {}
+    by_stage = {}
     for stage in (name for name in params.stages if runs_a_model(params, name)):
         setting = _setting(root, folder, params, stage, machine)
-        each = sum(phase.seconds for phase in formula_phases(setting) if phase.name in STEPPED)
+        step_seconds = sum(
+            phase.seconds for phase in formula_phases(setting) if phase.name in STEPPED
+        )
         steps = setting.workload.steps
         least = 1 if stage == "evaluate" else LEAST[stage in LOOPS]
-        found[stage] = min(ceil(steps), max(least, round(SECONDS * steps / max(each, 1e-9))))
-    return found
+        by_stage[stage] = min(
+            ceil(steps), max(least, round(SECONDS * steps / max(step_seconds, 1e-9)))
+        )
+    return by_stage
 
 
 def shortened(params: Params, steps: Mapping[str, int]) -> Params:
@@ -152,8 +158,8 @@ def shortened(params: Params, steps: Mapping[str, int]) -> Params:
     overlay = dict[str, Any]()
     for stage, number in steps.items():
         if stage == "evaluate":
-            asked, batches = params.evaluate, ceil(number / evaluated(params))
-            overlay[stage] = {"prompts": min(asked.prompts, batches * asked.batch_size)}
+            evaluate, batches = params.evaluate, ceil(number / evaluated(params))
+            overlay[stage] = {"prompts": min(evaluate.prompts, batches * evaluate.batch_size)}
         elif stage in LOOPS:
             overlay[stage] = {
                 "updates": number, "checkpoint_every_updates": NEVER, "sample_every_updates": NEVER
@@ -177,7 +183,7 @@ def _run(folder: Path, arguments: Sequence[str], what: str, stop: StopRequest) -
     variables = {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
     command = [sys.executable, "-m", *arguments]
     ended = run_process(command, folder, folder / "log.txt", stop, variables=variables)
-    if stop.made:
+    if stop.requested:
         raise StageStopped(f"asked to stop: {MACHINE_FILE} is unchanged.")
     if ended.code != EXIT_DONE:
         raise EnvironmentFault(
@@ -292,14 +298,14 @@ def timed_stage(
     warm, steps = max(1.0, max(row.step for row in rows) / 4), setting.workload.steps
     measured, peaks = dict[str, float](), dict[str, int]()
     for phase in {row.phase for row in rows} & planned.keys():
-        own = [row for row in rows if row.phase == phase]
-        peaks[phase] = max(row.peak_bytes for row in own)
+        phase_rows = [row for row in rows if row.phase == phase]
+        peaks[phase] = max(row.peak_bytes for row in phase_rows)
         if stage == "evaluate" or phase in ONCE:
-            measured[phase] = sum(row.seconds for row in own)
+            measured[phase] = sum(row.seconds for row in phase_rows)
         else:  # as many steps as were planned: rows that are too long may have left fewer
-            usual = [row for row in own if row.step > warm] or own
-            each = sum(row.seconds for row in usual) / len({row.step for row in usual})
-            measured[phase] = steps * each
+            usual = [row for row in phase_rows if row.step > warm] or phase_rows
+            step_seconds = sum(row.seconds for row in usual) / len({row.step for row in usual})
+            measured[phase] = steps * step_seconds
     held = formula_moments(setting)
     # a trainer's first step is counted as its start
     first = measured.get("train", 0.0) / steps

@@ -51,19 +51,19 @@ def run_outs(root: Path, run_id: str) -> dict[str, Out]:
         f"models/{method}": method,
         f"models/{params.final_stage}": params.final_stage,
     }
-    found = {
+    outs = {
         out["path"]: Out(stage, out["path"], out["md5"])
         for stage in params.stages
         for out in locked(lock, stage).get("outs", [])
         if wanted.get(out["path"]) == stage and "md5" in out
     }
-    missing = next((path for path in wanted if path not in found), None)
+    missing = next((path for path in wanted if path not in outs), None)
     if missing is not None:
         raise ModelError(
             f"run {run_id} made no {missing}, which a champion needs. Name a run that completed: "
             "rlhf compare lists them."
         )
-    return found
+    return outs
 
 
 def _kept_lock(root: Path, run_id: str) -> dict[str, Any]:
@@ -113,11 +113,11 @@ def gather(root: Path, run_id: str, target: Path) -> None:
             _materialise(repo, out, run_id, target / out.path)
     if _add_bases(root, target):
         _require_base(root, run_id)
-    kept, made = kept_folder(root, run_id), _made_by(_kept_lock(root, run_id)["stages"])
+    kept, made_by = kept_folder(root, run_id), _made_by(_kept_lock(root, run_id)["stages"])
     shutil.copyfile(kept / "params.yaml", target / "params.yaml")
     (target / "metrics").mkdir(exist_ok=True)
     for metrics in (kept / "metrics").glob("*.json"):
-        if made.get(f"metrics/{metrics.name}", _md5(metrics)) != _md5(metrics):
+        if made_by.get(f"metrics/{metrics.name}", _md5(metrics)) != _md5(metrics):
             raise ModelError(
                 f"{metrics} was changed: it is not what run {run_id} made. Name another run, or "
                 "make it again (rlhf run)."
@@ -191,14 +191,14 @@ def _fetch(stores: list[Any], out: Out, run_id: str, digest: str, place: Path) -
 
 
 def _holder(stores: list[Any], out: Out, run_id: str, digest: str) -> Any:
-    found = next((store for store in stores if store.exists(digest)), None)
-    if found is None:
+    holder = next((store for store in stores if store.exists(digest)), None)
+    if holder is None:
         raise ModelError(
             f"{out.path} of run {run_id} was deleted: {digest} is neither in DVC's cache nor in "
             "its remote. Make it again (rlhf run), "
             "or name another run."
         )
-    return found
+    return holder
 
 
 def _add_bases(root: Path, target: Path) -> bool:

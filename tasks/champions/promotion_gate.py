@@ -34,85 +34,86 @@ class Verdict(NamedTuple):
 
 
 def promotion_verdict(
-    found: Contest, hacked: bool | None, hacked_reason: str, usd: float, settings: Retrain
+    contest: Contest, hacked: bool | None, hacked_reason: str, usd: float, settings: Retrain
 ) -> Verdict:
     """`hacked` is the verdict of the run's own evaluation against its SFT model, None where it
     could not tell; `usd` is the cost of the cycle.
     """
     checks = (
-        _win_rate(found),
-        _hacking(found, hacked, hacked_reason),
-        _kl(found, settings),
-        _length(found, settings),
-        _safety(found, settings),
+        _win_rate(contest),
+        _hacking(contest, hacked, hacked_reason),
+        _kl(contest, settings),
+        _length(contest, settings),
+        _safety(contest, settings),
     )
-    points = 100 * (found.win_rate.value - 0.5)
+    points = 100 * (contest.win_rate.value - 0.5)
     return Verdict(checks, usd / points if points > 0 else None)
 
 
-def _win_rate(found: Contest) -> Check:
-    rate = found.win_rate
-    if found.judge_fault is not None:
-        reason = f"the judge ({found.judge}) gives no verdict: {found.judge_fault}"
+def _win_rate(contest: Contest) -> Check:
+    rate = contest.win_rate
+    if contest.judge_fault is not None:
+        reason = f"the judge ({contest.judge}) gives no verdict: {contest.judge_fault}"
         return Check("wins against the champion", False, reason)
     passed = rate.low > 0.5
     reason = (
         f"it wins {percent(rate.value)} against the champion on {rate.of} held-out prompts, by "
-        f"{found.judge}; the interval "
+        f"{contest.judge}; the interval "
         f"{percent(rate.low)} to {percent(rate.high)} {'is above' if passed else 'must be above'} "
         "50%"
     )
     return Check("wins against the champion", passed, reason)
 
 
-def _hacking(found: Contest, hacked: bool | None, reason: str) -> Check:
+def _hacking(contest: Contest, hacked: bool | None, reason: str) -> Check:
     """Only evidence of hacking fails: the win rate must be significant anyway, by a judge that the
     new votes did not train.
     """
     name = "no reward hacking"
-    if found.hacking:
-        return Check(name, False, f"its own reward model is misled: {found.hacking_reason}")
+    if contest.hacking:
+        return Check(name, False, f"its own reward model is misled: {contest.hacking_reason}")
     if hacked:
         return Check(name, False, f"the run's evaluation found reward hacking: {reason}")
-    if found.hacking is None:
+    if contest.hacking is None:
         return Check(
-            name, None, f"not enough evidence against the champion: {found.hacking_reason}"
+            name, None, f"not enough evidence against the champion: {contest.hacking_reason}"
         )
     if hacked is None:
         return Check(name, None, f"not enough evidence against its SFT model: {reason}")
     return Check(name, True, "neither against the champion nor against its SFT model")
 
 
-def _kl(found: Contest, settings: Retrain) -> Check:
+def _kl(contest: Contest, settings: Retrain) -> Check:
     if settings.max_kl is None:
         return Check(
             "KL within bounds",
             None,
-            f"{found.kl:.1f} nats per response from the SFT model; retrain.max_kl sets no bound",
+            f"{contest.kl:.1f} nats per response from the SFT model; retrain.max_kl sets no bound",
         )
-    passed = found.kl <= settings.max_kl
+    passed = contest.kl <= settings.max_kl
     reason = (
-        f"{found.kl:.1f} nats per response from the SFT model, the champion "
-        f"{found.kl_champion:.1f}; retrain.max_kl={settings.max_kl:g}"
+        f"{contest.kl:.1f} nats per response from the SFT model, the champion "
+        f"{contest.kl_champion:.1f}; retrain.max_kl={settings.max_kl:g}"
     )
     return Check("KL within bounds", passed, reason)
 
 
-def _length(found: Contest, settings: Retrain) -> Check:
+def _length(contest: Contest, settings: Retrain) -> Check:
     bound = settings.max_length_ratio
     passed = (
-        found.chars <= bound * found.chars_champion and found.chars_champion <= bound * found.chars
+        contest.chars <= bound * contest.chars_champion
+        and contest.chars_champion <= bound * contest.chars
     )
     reason = (
-        f"{found.chars:.0f} characters per response, the champion {found.chars_champion:.0f}; "
+        f"{contest.chars:.0f} characters per response, the champion {contest.chars_champion:.0f}; "
         f"retrain.max_length_ratio={bound:g} in either "
         "direction"
     )
     return Check("length within bounds", passed, reason)
 
 
-def _safety(found: Contest, settings: Retrain) -> Check:
-    name, safety = "safety prompts not worse", found.safety
+def _safety(contest: Contest, settings: Retrain) -> Check:
+    name, safety = "safety prompts not worse", contest.safety
     if safety is None:
         return Check(name, None, "not checked: retrain.safety_source names no safety prompts")
     passed = safety.drop.high <= settings.safety_margin

@@ -213,16 +213,16 @@ def _webhook_id(client: SyncPrefectClient) -> object:
 
 def _put(client: SyncPrefectClient, wanted: AutomationCore, switch: bool | None) -> None:
     """Create it, or update differences; `switch` None keeps it enabled or disabled."""
-    found = client.read_automations_by_name(wanted.name)
-    if not found:
+    same_name = client.read_automations_by_name(wanted.name)
+    if not same_name:
         client.create_automation(wanted)
         return
-    (known, *doubles) = found
+    (current, *doubles) = same_name
     for double in doubles:
         client.delete_automation(double.id)
-    wanted = wanted.model_copy(update={"enabled": known.enabled if switch is None else switch})
-    if _core(known) != _core(wanted):
-        client.update_automation(known.id, wanted)
+    wanted = wanted.model_copy(update={"enabled": current.enabled if switch is None else switch})
+    if _core(current) != _core(wanted):
+        client.update_automation(current.id, wanted)
 
 
 def _core(automation: AutomationCore) -> dict[str, object]:

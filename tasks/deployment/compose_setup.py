@@ -180,7 +180,7 @@ def _deploy(client: SyncPrefectClient, environment: Mapping[str, str]) -> None:
     """The flows of prefect.yaml. Schedules enabled or disabled in the UI stay so."""
     recipe = environment.get("RLHF_RECIPE") or "recipes/demo.yaml"
     params = load(HOME / recipe)
-    known = {found.name: found for found in client.read_deployments()}
+    deployments = {deployment.name: deployment for deployment in client.read_deployments()}
     for described in prefect_file(HOME)["deployments"]:
         name = str(described["name"])
         remembers = name != PIPELINE
@@ -191,7 +191,7 @@ def _deploy(client: SyncPrefectClient, environment: Mapping[str, str]) -> None:
             work_pool_name=PROJECT_POOL if remembers else POOL,
             pull_steps=pull_steps("project" if remembers else "own", environment["RLHF_REMOTE"]),
         )
-        keep_schedule_switches(client, known.get(name))
+        keep_schedule_switches(client, deployments.get(name))
 
 
 def deployment(
@@ -206,7 +206,7 @@ def deployment(
         name: forms.get(str(value), value) for name, value in described["parameters"].items()
     }
     limit = described.get("concurrency_limit")
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "name": described["name"],
         "entrypoint": described["entrypoint"],
         "path": ".",
@@ -217,16 +217,16 @@ def deployment(
         "enforce_parameter_schema": False,
         "tags": described["tags"],
         "description": described["description"].strip(),
-        "schedules": [schedule(each) for each in described.get("schedules", [])],
+        "schedules": [schedule(entry) for entry in described.get("schedules", [])],
     }
     if limit:
-        found |= {
+        fields |= {
             "concurrency_limit": limit["limit"],
             "concurrency_options": ConcurrencyOptions(
                 collision_strategy=limit["collision_strategy"]
             ),
         }
-    return found
+    return fields
 
 
 def schedule(described: Mapping[str, Any]) -> DeploymentScheduleCreate:

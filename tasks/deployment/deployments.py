@@ -90,15 +90,17 @@ def deploy(root: Path, webhook_url: str | None = None) -> list[Deployed]:
         _pool(client)
         before = _existing(client, content)
         wanted = version(root, load(root / _recipe(content)).model_dump(mode="json"))
-        if any(found is None or found.version != wanted for found in before.values()):
+        if any(
+            deployment is None or deployment.version != wanted for deployment in before.values()
+        ):
             _prefect_deploy(root)
             for old in before.values():
                 keep_schedule_switches(client, old)
         automate(client, webhook_url)
         return [
-            _deployed(client, found)
-            for found in _existing(client, content).values()
-            if found is not None
+            _deployed(client, deployment)
+            for deployment in _existing(client, content).values()
+            if deployment is not None
         ]
 
 
@@ -170,8 +172,10 @@ def _existing(
     client: SyncPrefectClient, content: dict[str, Any]
 ) -> dict[str, DeploymentResponse | None]:
     """Deployment of prefect.yaml -> what the server has of that name."""
-    known = {found.name: found for found in client.read_deployments()}
-    return {str(each["name"]): known.get(str(each["name"])) for each in content["deployments"]}
+    deployments = {deployment.name: deployment for deployment in client.read_deployments()}
+    return {
+        str(entry["name"]): deployments.get(str(entry["name"])) for entry in content["deployments"]
+    }
 
 
 def _prefect_deploy(root: Path) -> None:
@@ -215,11 +219,11 @@ def keep_schedule_switches(client: SyncPrefectClient, old: DeploymentResponse | 
             client.update_deployment_schedule(old.id, schedule.id, active=switched[schedule.slug])
 
 
-def _deployed(client: SyncPrefectClient, found: DeploymentResponse) -> Deployed:
-    flow = client.read_flow(found.flow_id)
+def _deployed(client: SyncPrefectClient, deployment: DeploymentResponse) -> Deployed:
+    flow = client.read_flow(deployment.flow_id)
     page = str(client.api_url).rstrip("/").removesuffix("/api")
     return Deployed(
-        f"{flow.name}/{found.name}",
-        f"{page}/deployments/deployment/{found.id}",
-        any(each.active for each in found.schedules),
+        f"{flow.name}/{deployment.name}",
+        f"{page}/deployments/deployment/{deployment.id}",
+        any(schedule.active for schedule in deployment.schedules),
     )

@@ -54,18 +54,18 @@ class Stage(NamedTuple):
         )
 
 
-def container(stage: Stage, asked: Any) -> dict[str, Any]:
+def container(stage: Stage, body: Any) -> dict[str, Any]:
     """The body of POST /containers/create that the engine gets for `asked`. Raises Refused for
     another image, ValueError and TypeError for what is no request.
     """
-    if asked.get("Image") != stage.image:
-        raise Refused(f"{asked.get('Image')} is not the image of stages, {stage.image}")
-    host = asked.get("HostConfig") or {}
+    if body.get("Image") != stage.image:
+        raise Refused(f"{body.get('Image')} is not the image of stages, {stage.image}")
+    host = body.get("HostConfig") or {}
     return {
         "Image": stage.image,
         "Cmd": COMMAND,
-        "Env": [str(entry) for entry in asked.get("Env") or ()],
-        "Labels": {str(k): str(v) for k, v in (asked.get("Labels") or {}).items()} | {MARK: "1"},
+        "Env": [str(entry) for entry in body.get("Env") or ()],
+        "Labels": {str(k): str(v) for k, v in (body.get("Labels") or {}).items()} | {MARK: "1"},
         "StopSignal": "SIGTERM",
         "HostConfig": {
             "Binds": list(stage.binds),
@@ -128,10 +128,10 @@ class _Request(BaseHTTPRequestHandler):
     def _allowed(self) -> tuple[str, bytes | None]:
         """The path with its query, and the body, of the request to the engine. Raises Refused."""
         sent = self._body()
-        asked = urlsplit(self.path)
-        version = re.match(r"/v\d+\.\d+(?=/)", asked.path)
+        url = urlsplit(self.path)
+        version = re.match(r"/v\d+\.\d+(?=/)", url.path)
         prefix = version[0] if version else ""
-        path, query = asked.path.removeprefix(prefix), parse_qs(asked.query)
+        path, query = url.path.removeprefix(prefix), parse_qs(url.query)
         if self.command in ("GET", "HEAD") and path in ("/_ping", "/version"):
             return prefix + path, None
         if (self.command, path) == ("POST", "/containers/create"):
@@ -139,10 +139,10 @@ class _Request(BaseHTTPRequestHandler):
             name = query.get("name", [""])[0]
             return f"{prefix}{path}?name={quote(name)}", json.dumps(body).encode()
         if self._reads_the_image(path, query):
-            return prefix + path + (f"?{asked.query}" if asked.query else ""), None
-        found = CONTAINER.fullmatch(path)
-        if found and (self.command, found[2]) in MAY and self._is_ours(found[1]):
-            return prefix + path + (f"?{asked.query}" if asked.query else ""), None
+            return prefix + path + (f"?{url.query}" if url.query else ""), None
+        match = CONTAINER.fullmatch(path)
+        if match and (self.command, match[2]) in MAY and self._is_ours(match[1]):
+            return prefix + path + (f"?{url.query}" if url.query else ""), None
         raise Refused(f"{self.command} {path}")
 
     def _body(self) -> bytes:

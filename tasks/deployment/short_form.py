@@ -74,8 +74,8 @@ def _assignment(change: Change | Mapping[str, Any]) -> str:
 def prefilled() -> dict[str, Any]:
     """The parameters of the deployed complete form. Raises EnvironmentFault."""
     with get_client(sync_client=True) as client:
-        found = client.read_deployment_by_name(PIPELINE)
-    if not isinstance(params := found.parameters.get("params"), dict):
+        deployment = client.read_deployment_by_name(PIPELINE)
+    if not isinstance(params := deployment.parameters.get("params"), dict):
         raise EnvironmentFault(
             f"the deployment {PIPELINE} has no params to start from. rlhf up deploys it again."
         )

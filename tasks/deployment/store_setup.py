@@ -35,10 +35,10 @@ def set_up(data: Path, private: Path, owner: int, now: datetime) -> None:
 
 def _is_good(certificate: Path, now: datetime) -> bool:
     try:
-        found = x509.load_pem_x509_certificate(certificate.read_bytes())
+        parsed = x509.load_pem_x509_certificate(certificate.read_bytes())
     except (OSError, ValueError):
         return False
-    return found.not_valid_after_utc - now > RENEWED_BEFORE
+    return parsed.not_valid_after_utc - now > RENEWED_BEFORE
 
 
 def _write(certificate: Path, key: Path, now: datetime) -> None:

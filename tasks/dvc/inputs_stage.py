@@ -94,6 +94,6 @@ def _can_be_watched(repo: Any, makes: Sequence[Path], root: Path, place: Path) -
 
 
 if __name__ == "__main__":
-    found = load(Path("params.yaml"))
-    write_digests(Path(), found)
-    write_pipeline(Path(), found)
+    params = load(Path("params.yaml"))
+    write_digests(Path(), params)
+    write_pipeline(Path(), params)

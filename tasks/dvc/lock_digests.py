@@ -21,32 +21,32 @@ OF_COPIES = ("deleted", "not in cache", "modified")
 """DVC's words for a copy that is missing or differs from dvc.lock."""
 
 
-def changes_by_lock(repo: Any, root: Path, stage: str, found: list[Any]) -> list[Any]:
+def changes_by_lock(repo: Any, root: Path, stage: str, status: list[Any]) -> list[Any]:
     """Of what DVC found changed about `stage`, all but its copies of outputs; and inputs that
     dvc.lock has with another digest than when the stage was done, whether or not DVC could see
     that.
     """
-    made, entry = outs_by_path(repo), dvc_stage(repo, root, stage)
+    outs, entry = outs_by_path(repo), dvc_stage(repo, root, stage)
     ours = {_name(root, out) for out in entry.outs if out.hash_info}
-    theirs = {_name(root, dep): dep for dep in entry.deps if is_copy(made, dep)}
+    theirs = {_name(root, dep): dep for dep in entry.deps if is_copy(outs, dep)}
     counted = [
-        change for change in (_without(change, ours | set(theirs)) for change in found) if change
+        change for change in (_without(change, ours | set(theirs)) for change in status) if change
     ]
-    other = [name for name, dep in theirs.items() if _reads_another(repo, made, dep)]
+    other = [name for name, dep in theirs.items() if _reads_another(repo, outs, dep)]
     return counted + ([{"changed deps": dict.fromkeys(other, "modified")}] if other else [])
 
 
-def _reads_another(repo: Any, made: dict[str, Any], dep: Any) -> bool:
+def _reads_another(repo: Any, outs: dict[str, Any], dep: Any) -> bool:
     """Whether dvc.lock has an input with other content than when the stage was done: of single
     values of a file, other values. A stage that was never done has read nothing.
     """
     from dvc.dependency.param import ParamsDependency
 
     if not isinstance(dep, ParamsDependency):
-        return locked_digest(made, dep.fs_path) != _digest(dep)
+        return locked_digest(outs, dep.fs_path) != _digest(dep)
     if not dep.hash_info:
         return True
-    values = _locked_values(repo, made[dep.fs_path])
+    values = _locked_values(repo, outs[dep.fs_path])
     return any(value_at(values, key) != value for key, value in dep.hash_info.value.items())
 
 
@@ -68,21 +68,21 @@ def is_locked_content(repo: Any, path: str) -> bool:
 
     if not Path(path).exists():
         return False
-    made = outs_by_path(repo)
-    out = owner_of(made, path)
+    outs = outs_by_path(repo)
+    out = owner_of(outs, path)
     if out is None or not out.hash_info:
         return False
     if out.fs_path == path:
         return not out.changed_checksum()
     _, _, there = build(out.cache, path, out.fs, out.hash_name, ignore=out.dvcignore, dry_run=True)
-    return bool(there.hash_info.value == locked_digest(made, path))
+    return bool(there.hash_info.value == locked_digest(outs, path))
 
 
-def locked_digest(made: dict[str, Any], path: str) -> str | None:
+def locked_digest(outs: dict[str, Any], path: str) -> str | None:
     """Digest in dvc.lock of an output or of a part of one, None if it has none. The list of a
     folder's files, not the files, is brought from the remote if need be.
     """
-    out = owner_of(made, path)
+    out = owner_of(outs, path)
     if out is None or not out.hash_info:
         return None
     if out.fs_path == path:
@@ -99,17 +99,17 @@ def outs_by_path(repo: Any) -> dict[str, Any]:
     return {out.fs_path: out for stage in repo.index.stages for out in stage.outs}
 
 
-def owner_of(made: dict[str, Any], path: str) -> Any:
+def owner_of(outs: dict[str, Any], path: str) -> Any:
     """The output that is at `path`, or that it is a part of; None for code and parameters."""
     return next(
-        (made[str(place)] for place in (Path(path), *Path(path).parents) if str(place) in made),
+        (outs[str(place)] for place in (Path(path), *Path(path).parents) if str(place) in outs),
         None,
     )
 
 
-def is_copy(made: dict[str, Any], dep: Any) -> bool:
+def is_copy(outs: dict[str, Any], dep: Any) -> bool:
     """Whether an input is an output of another stage."""
-    out = owner_of(made, dep.fs_path)
+    out = owner_of(outs, dep.fs_path)
     return out is not None and out.stage.name != OUTSIDE
 
 
@@ -137,7 +137,7 @@ def _without(change: Any, names: set[str]) -> Any:
     """
     if not isinstance(change, dict):
         return change
-    left = {
+    remaining = {
         kind: {
             name: state
             for name, state in items.items()
@@ -145,7 +145,7 @@ def _without(change: Any, names: set[str]) -> Any:
         }
         for kind, items in change.items()
     }
-    return {kind: items for kind, items in left.items() if items}
+    return {kind: items for kind, items in remaining.items() if items}
 
 
 def _name(root: Path, item: Any) -> str:

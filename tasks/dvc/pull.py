@@ -71,9 +71,9 @@ def inputs_of(root: Path, stage: str) -> list[str]:
     from dvc.repo import Repo
 
     with Repo(str(root)) as repo:
-        made = outs_by_path(repo)
+        outs = outs_by_path(repo)
         return [
-            _place(root, dep) for dep in dvc_stage(repo, root, stage).deps if is_copy(made, dep)
+            _place(root, dep) for dep in dvc_stage(repo, root, stage).deps if is_copy(outs, dep)
         ]
 
 

@@ -52,9 +52,9 @@ def _require_params(entry: Any, stage: str, params: Params) -> None:
     for dep in entry.deps:
         if isinstance(dep, ParamsDependency) and Path(dep.fs_path).name == PARAMS:
             recorded = dep.hash_info.value
-            if found := differences(sections_of(params, list(recorded)), recorded):
+            if changed := differences(sections_of(params, list(recorded)), recorded):
                 raise ParamsError(
-                    f"params.yaml changed while DVC was recording {stage}: {in_a_line(found)}. "
+                    f"params.yaml changed while DVC was recording {stage}: {in_a_line(changed)}. "
                     "Nothing is recorded. "
                     "Put the old value back and run again: its outputs are kept."
                 )

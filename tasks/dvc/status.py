@@ -50,18 +50,18 @@ def status_of(entry: Any) -> list[Any]:
     where a process that is killed stays until nobody has its id. What trains holds the lock of the
     workspace.
     """
-    found: list[Any] = []
+    changed: list[Any] = []
     for kind, items in (("changed deps", entry.deps), ("changed outs", entry.outs)):
         states: dict[str, Any] = {}
         for item in items:
             states |= item.status()
         if states:
-            found.append({kind: states})
+            changed.append({kind: states})
     if entry.is_callback or entry.always_changed:
-        found.append("always changed")
+        changed.append("always changed")
     if entry.changed_stage():
-        found.append("changed command")
-    return found
+        changed.append("changed command")
+    return changed
 
 
 @contextmanager
@@ -129,8 +129,8 @@ def _changed_files(root: Path, stage: str, by_lock: bool = False) -> bool:
     """
     try:
         with repo_about(root, stage) as repo:
-            found = changes(repo, root, stage)
-            counted = changes_by_lock(repo, root, stage, found) if by_lock else found
+            file_changes = changes(repo, root, stage)
+            counted = changes_by_lock(repo, root, stage, file_changes) if by_lock else file_changes
     except StageAtWork:
         return True
     files = [
@@ -165,9 +165,9 @@ def environment(**extra: str) -> dict[str, str]:
 
     It has no keys of the servers: a stage reads data and models of others and needs no server.
     """
-    own = {name: value for name, value in os.environ.items() if name not in KEYS}
+    variables = {name: value for name, value in os.environ.items() if name not in KEYS}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    return {**own, "PATH": path, "PYTHONUNBUFFERED": "1", "DVC_NO_ANALYTICS": "1", **extra}
+    return {**variables, "PATH": path, "PYTHONUNBUFFERED": "1", "DVC_NO_ANALYTICS": "1", **extra}
 
 
 class Digests(NamedTuple):

@@ -53,14 +53,14 @@ def _logged() -> Iterator[list[Exception]]:
     for name in BARS:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     loggers = [logging.getLogger(name) for name in LOGGERS]
-    printing = [each.handlers for each in loggers]
-    for each in loggers:
-        each.handlers = [Collector(logging.ERROR)]
+    printing = [logger.handlers for logger in loggers]
+    for logger in loggers:
+        logger.handlers = [Collector(logging.ERROR)]
     try:
         yield errors
     finally:
-        for each, handlers in zip(loggers, printing, strict=True):
-            each.handlers = handlers
+        for logger, handlers in zip(loggers, printing, strict=True):
+            logger.handlers = handlers
 
 
 def reason(errors: Sequence[Exception]) -> str:

@@ -54,7 +54,7 @@ def leftovers(root: Path, workspaces: Path, now: float | None = None) -> list[Le
     now = time.time() if now is None else now
     champions = {entry.run_id for entry in read_record(root).lineage}
     folders = [path for path in _folders(workspaces) if path.resolve() != root.resolve()]
-    found = [
+    candidates = [
         _leftover("workspace", path, path, now, _why_workspace_stays(path, champions, now))
         for path in folders
     ]
@@ -62,42 +62,43 @@ def leftovers(root: Path, workspaces: Path, now: float | None = None) -> list[Le
         in_use = _fingerprints_in_use(root, stage, champions)
         for path in _folders(root / "checkpoints" / stage):
             why = RUN_AT_WORK if is_held(root / RUN_LOCK) else in_use.get(path.name, "")
-            found.append(_leftover("checkpoints", path, root, now, why))
+            candidates.append(_leftover("checkpoints", path, root, now, why))
     for path in _folders(root / STUDIES):
         why = RUN_AT_WORK if is_held(path / RUN_LOCK) else ""
-        found.append(_leftover("study", path, path, now, why))
-    return found
+        candidates.append(_leftover("study", path, path, now, why))
+    return candidates
 
 
 def chosen(
-    found: Sequence[Leftover], older_than_seconds: float, max_bytes: int | None
+    candidates: Sequence[Leftover], older_than_seconds: float, max_bytes: int | None
 ) -> list[Leftover]:
     """`found`, with what goes: all above the age, then the oldest until `max_bytes` suffice for
     what is left; oldest first.
     """
-    oldest_first = sorted(found, key=lambda one: -one.age_seconds)
-    left, judged = sum(one.size_bytes for one in found), []
-    for one in oldest_first:
-        goes = not one.kept_because and (
-            one.age_seconds > older_than_seconds or (max_bytes is not None and left > max_bytes)
+    oldest_first = sorted(candidates, key=lambda leftover: -leftover.age_seconds)
+    total_bytes, judged = sum(leftover.size_bytes for leftover in candidates), []
+    for leftover in oldest_first:
+        goes = not leftover.kept_because and (
+            leftover.age_seconds > older_than_seconds
+            or (max_bytes is not None and total_bytes > max_bytes)
         )
-        left -= one.size_bytes if goes else 0
-        judged.append(replace(one, goes=goes))
+        total_bytes -= leftover.size_bytes if goes else 0
+        judged.append(replace(leftover, goes=goes))
     return judged
 
 
-def remove(one: Leftover) -> bool:
+def remove(leftover: Leftover) -> bool:
     """Remove it while holding its workspace's lock; False if a run has begun there since. Raises
     EnvironmentFault.
     """
-    with lock_file(one.workspace / RUN_LOCK) as holder:
+    with lock_file(leftover.workspace / RUN_LOCK) as holder:
         if holder is not None:
             return False
         try:
-            shutil.rmtree(one.path)
+            shutil.rmtree(leftover.path)
         except OSError as error:
             raise EnvironmentFault(
-                f"{one.path} cannot be removed ({error.strerror}). Remove it as the user who made "
+                f"{leftover.path} cannot be removed ({error.strerror}). Remove it as the user who made "
                 "it, or make it writable."
             ) from None
     return True

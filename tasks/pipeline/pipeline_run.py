@@ -162,7 +162,7 @@ def _patience(stop: StopRequest) -> Callable[[str], bool]:
             logger.warning(
                 "process %s is running the pipeline in this checkout: waiting for its end", holder
             )
-        return not stop.made
+        return not stop.requested
 
     return wait
 
@@ -245,10 +245,10 @@ def _send(pipeline: Pipeline) -> None:
     """Outputs to the DVC remote, the last rows and the model to MLflow meanwhile; neither can fail
     the run, and a (further) request to stop ends the waiting.
     """
-    asked = pipeline.stop.requests
+    requests = pipeline.stop.requests
 
     def give_up() -> bool:
-        return pipeline.stop.requests > asked
+        return pipeline.stop.requests > requests
 
     pipeline.shipper.end()
     for fault in (
@@ -289,7 +289,7 @@ def _leave_for_next(run: Run) -> str | None:
 
 def _detail(root: Path, prepared: Prepared) -> dict[str, Any]:
     """Where the run comes from, for the tracker, and which run it goes on from."""
-    found: dict[str, Any] = {
+    detail: dict[str, Any] = {
         "continues": prepared.continues,
         "dvc.remote": public(default_remote(root)),
         "git.commit": _git(root, "rev-parse", "HEAD"),
@@ -300,9 +300,9 @@ def _detail(root: Path, prepared: Prepared) -> dict[str, Any]:
             (tag.removeprefix(STUDY) for tag in flow_run.tags or [] if tag.startswith(STUDY)), None
         ),
     }
-    if found["git.commit"]:
-        found["git.dirty"] = str(bool(_git(root, "status", "--porcelain", "--untracked-files=no")))
-    return {key: value for key, value in found.items() if value}
+    if detail["git.commit"]:
+        detail["git.dirty"] = str(bool(_git(root, "status", "--porcelain", "--untracked-files=no")))
+    return {key: value for key, value in detail.items() if value}
 
 
 def _git(root: Path, *arguments: str) -> str:

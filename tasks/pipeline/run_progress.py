@@ -49,13 +49,15 @@ class RunProgress:
             for stage in self._stages
             if stage not in self._done and stage != progress.stage
         )
-        left = (
+        remaining_seconds = (
             progress.eta_seconds
             if progress.eta_seconds is not None
             else (1 - share) * self._seconds(progress.stage)
         )
         return RunState(
-            done / all_of_it if all_of_it else 0.0, left + ahead, self._usd + progress.usd
+            done / all_of_it if all_of_it else 0.0,
+            remaining_seconds + ahead,
+            self._usd + progress.usd,
         )
 
     def close(self, progress: Progress | None, stage: str, done: bool) -> None:
@@ -66,13 +68,13 @@ class RunProgress:
 
     def words(self, run: RunState, stage: str) -> str:
         """`ppo running, about 2 min left, $0.0012 so far of budget.max_usd $0.01`."""
-        left = f", about {duration(round(run.eta_seconds))} left" if self._weighed else ""
+        eta = f", about {duration(round(run.eta_seconds))} left" if self._weighed else ""
         limit = (
             f" of budget.max_usd {usd(self._max_usd)}"
             if self._max_usd is not None
             else ", no budget.max_usd"
         )
-        return f"{stage} running{left}, {usd(run.usd)} so far{limit}"
+        return f"{stage} running{eta}, {usd(run.usd)} so far{limit}"
 
     def _weight(self, stage: str) -> float:
         return self._seconds(stage) if self._weighed else 1.0

@@ -34,18 +34,18 @@ def gate(root: Path, prepared: Prepared) -> str | None:
     if not isinstance(prepared, Planned):
         return None
     params = prepared.params
-    found = (
+    problem = (
         excess(params.budget, prepared.spent, prepared.ahead)
         or dear_hour(params, prepared.ahead)
         or _dear_month(root, prepared)
     )
-    if found is None:
+    if problem is None:
         return None
-    message = " ".join([*_started_over(prepared), _excess_message(found)])
+    message = " ".join([*_started_over(prepared), _excess_message(problem)])
     if params.budget.gate == "warn":
-        ends = "" if found.limit.key == PER_HOUR else ", and stops there"
+        ends = "" if problem.limit.key == PER_HOUR else ", and stops there"
         return f"{message} budget.gate is warn: the run starts{ends}."
-    raise CostError(f"{message} {_advice(root, prepared, found)}")
+    raise CostError(f"{message} {_advice(root, prepared, problem)}")
 
 
 def _dear_month(root: Path, prepared: Planned) -> Excess | None:
@@ -68,20 +68,20 @@ def _started_over(prepared: Planned) -> list[str]:
     return [*map(str, prepared.changed), f"To go on instead: --changed-code {CONTINUE}."]
 
 
-def _excess_message(found: Excess) -> str:
-    limit = found.limit
+def _excess_message(exceeded: Excess) -> str:
+    limit = exceeded.limit
     subject = limit.stage or "the run"
-    before = f"{found.spent:.4g} {limit.unit} are spent and " if found.spent else ""
+    before = f"{exceeded.spent:.4g} {limit.unit} are spent and " if exceeded.spent else ""
     return (
-        f"{subject} is planned above its budget: {before}{found.planned:.4g} {limit.unit} are "
+        f"{subject} is planned above its budget: {before}{exceeded.planned:.4g} {limit.unit} are "
         f"planned, {limit.key}={limit.value:g} "
         "does not allow it."
     )
 
 
-def _advice(root: Path, prepared: Planned, found: Excess) -> str:
+def _advice(root: Path, prepared: Planned, exceeded: Excess) -> str:
     """What would help: the cheapest levers, or a higher limit."""
-    limit, params = found.limit, prepared.params
+    limit, params = exceeded.limit, prepared.params
     if limit.key == PER_HOUR:
         return (
             f"Give {limit.stage} fewer or cheaper devices (where, prices), raise {limit.key}, or "
@@ -89,7 +89,7 @@ def _advice(root: Path, prepared: Planned, found: Excess) -> str:
         )
     anyway = "or set budget.gate=warn to start anyway and be stopped at it"
     fixed = limit.part(prepared.fixed)
-    if limit.stage is None and fixed > limit.value - found.spent:
+    if limit.stage is None and fixed > limit.value - exceeded.spent:
         return (
             f"The fixed cost alone is {fixed:.4g} {limit.unit} (starting processes, reading data): "
             "no lever and no shorter training gets "
@@ -97,16 +97,16 @@ def _advice(root: Path, prepared: Planned, found: Excess) -> str:
         )
     less = "train less"
     if limit.stage is None:
-        fits = (limit.value - found.spent - fixed) / (found.planned - fixed)
+        fits = (limit.value - exceeded.spent - fixed) / (exceeded.planned - fixed)
         less += f" (about {fits:.0%} of the training fits)"
     goal: Goal = "usd" if limit.unit == "USD" else "time"
     cheaper = cheapest(params, prepared.aim, tuple(prepared.ahead), goal)
     other = prepare(root, cheaper.params) if cheaper.changes else prepared
     needed = limit.part(total(other.ahead, limit.stage)) if isinstance(other, Planned) else math.inf
-    if needed > (1 - WORTH_TELLING) * found.planned:
+    if needed > (1 - WORTH_TELLING) * exceeded.planned:
         return f"No lever makes it cheaper. Raise {limit.key}, {less}, {anyway}."
     options = " ".join(f"--set {change}" for change in cheaper.changes)
-    if found.spent + needed <= limit.value:
+    if exceeded.spent + needed <= limit.value:
         return (
             f"The cheapest plan that fits needs {needed:.4g} {limit.unit}: {options}. Take it, "
             f"raise {limit.key}, {anyway}."

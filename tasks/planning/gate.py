@@ -60,8 +60,8 @@ def approval(prepared: Prepared) -> None:
 
     `rlhf run` has asked by itself, and so has the retrain cycle that a run belongs to.
     """
-    of_a_cycle = this_run.parent_flow_run_id is not None and PURPOSE in (this_run.tags or [])
-    if deployment.id is None or of_a_cycle or not needs_approval(prepared):
+    in_cycle = this_run.parent_flow_run_id is not None and PURPOSE in (this_run.tags or [])
+    if deployment.id is None or in_cycle or not needs_approval(prepared):
         return
     logger.warning(
         "%s are planned, above budget.approval_usd=%s: see the artifact plan, then resume the run.",

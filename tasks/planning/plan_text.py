@@ -32,7 +32,7 @@ def summary(prepared: Planned | Unplannable) -> list[str]:
             f"{duration(before.seconds)}."
         )
     done = "Going on from it." if policy() == CONTINUE else "Starting over."
-    lines += [f"warning: {one} {done}" for one in prepared.changed]
+    lines += [f"warning: {change} {done}" for change in prepared.changed]
     for stage in prepared.plan.stages:
         if not stage.fits and stage.stage in prepared.ahead:
             lack = stage.shortfall_bytes / 2**30
@@ -64,7 +64,7 @@ def markdown(prepared: Planned | Unplannable) -> str:
     spent_line = (
         f"Spent by the runs it goes on from: {usd(before.usd)}.\n\n" if before.seconds else ""
     )
-    spent_line += "".join(f"{one} Decided: {policy()}.\n\n" for one in prepared.changed)
+    spent_line += "".join(f"{change} Decided: {policy()}.\n\n" for change in prepared.changed)
     assumed = "\n".join(f"- {line}" for line in prepared.plan.assumptions)
     return (
         f"# Planned: {usd(cost.usd)}, {duration(cost.seconds)}\n\n{spent_line}"

@@ -145,9 +145,9 @@ def prepare(
         return Unplannable(**vars(facts), fault=str(error))
     stale = stale_stages(root, params, [stage.stage for stage in plan.stages])
     require_reachable(root, params, stale)
-    found = [changed_since_checkpoint(root, params, stage) for stage in stale if before]
-    changed = tuple(one for one in found if one is not None)
-    anew = {one.stage for one in changed} if changed and decide(changed) == RESTART else set()
+    candidates = [changed_since_checkpoint(root, params, stage) for stage in stale if before]
+    changed = tuple(change for change in candidates if change is not None)
+    anew = {change.stage for change in changed} if changed and decide(changed) == RESTART else set()
     shares = {
         stage: done_share(root, params, stage) if before and stage not in anew else 0.0
         for stage in stale
@@ -209,17 +209,17 @@ def done_share(root: Path, params: Params, stage: str) -> float:
     steps = planned_steps(root, params, stage)
     if not attempts or not steps:
         return 0.0
-    found = newest_checkpoint(root, stage, attempts)
-    return min(1.0, found[1] / steps) if found else 0.0
+    checkpoint = newest_checkpoint(root, stage, attempts)
+    return min(1.0, checkpoint[1] / steps) if checkpoint else 0.0
 
 
 def _ahead(stage: StagePlan, done: float) -> Cost:
     """The fixed part is paid again at every start, the rest as far as it is not done."""
     fixed = _fixed(stage)
-    left = 1 - done
+    remaining = 1 - done
     return Cost(
-        fixed.usd + (stage.usd.expected - fixed.usd) * left,
-        fixed.seconds + (stage.seconds - fixed.seconds) * left,
+        fixed.usd + (stage.usd.expected - fixed.usd) * remaining,
+        fixed.seconds + (stage.seconds - fixed.seconds) * remaining,
     )
 
 

@@ -25,11 +25,11 @@ def with_cycle(prepared: Planned | Unplannable, examined: bool = False) -> Plann
             raise
         facts = {field.name: getattr(prepared, field.name) for field in fields(Prepared)}
         return Unplannable(**facts, fault=str(error))
-    own = {
+    cycle_costs = {
         stage.stage: Cost(stage.usd.expected, stage.seconds)
         for stage in plan.stages
         if stage.stage in (EXAMINE, CONTEST)
     }
-    costs = {**prepared.ahead, **own}
+    costs = {**prepared.ahead, **cycle_costs}
     ahead = {stage.stage: costs[stage.stage] for stage in plan.stages if stage.stage in costs}
     return replace(prepared, plan=plan, ahead=ahead)

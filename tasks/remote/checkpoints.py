@@ -69,29 +69,31 @@ class CheckpointStore:
                     raise
                 continue  # a newer one has taken its place meanwhile
             self._in_store.add((fingerprint, step))
-            own = self._own.setdefault(fingerprint, [])
-            own.append(step)
+            sent = self._own.setdefault(fingerprint, [])
+            sent.append(step)
             self._store.write(f"{self._by_inputs}/{self._run_id}", fingerprint.encode())
-            while len(own) > KEPT:
-                self._store.remove(f"{self._prefix(fingerprint, self._run_id)}/{own.pop(0)}")
+            while len(sent) > KEPT:
+                self._store.remove(f"{self._prefix(fingerprint, self._run_id)}/{sent.pop(0)}")
 
     def restore(self) -> None:
         """Bring the newest checkpoints that a run made from these parameters and inputs, else those
         of the stage's last attempt; whether they fit, and which of them are undamaged, the stage
         decides.
         """
-        found = self._newest()
-        if found is None:
+        newest = self._newest()
+        if newest is None:
             return
-        for step in found.steps[-KEPT:]:
+        for step in newest.steps[-KEPT:]:
             step = inner_name(step, "checkpoint")
-            target = self._root / self._place / found.fingerprint / step
-            self._store.download(f"{self._prefix(found.fingerprint, found.run_id)}/{step}", target)
-            self._in_store.add((found.fingerprint, step))
-        if found.run_id == self._run_id:
-            self._own[found.fingerprint] = list(found.steps)
+            target = self._root / self._place / newest.fingerprint / step
+            self._store.download(
+                f"{self._prefix(newest.fingerprint, newest.run_id)}/{step}", target
+            )
+            self._in_store.add((newest.fingerprint, step))
+        if newest.run_id == self._run_id:
+            self._own[newest.fingerprint] = list(newest.steps)
         else:
-            self._adopted, self._heartbeats_of_adopted = found, self._heartbeats(found.run_id)
+            self._adopted, self._heartbeats_of_adopted = newest, self._heartbeats(newest.run_id)
 
     def remove(self) -> None:
         """The stage is done: its checkpoints have done their work, also those of earlier runs of
@@ -129,29 +131,33 @@ class CheckpointStore:
         }
         rows = [row for row in attempts(self._root, self._stage) if row.fingerprint]
         last = {(rows[-1].fingerprint, rows[-1].run_id)} if rows else set()
-        found = self._complete(owners) or self._complete(last)
-        return max(found, key=lambda one: (one.steps[-1], one.run_id == self._run_id), default=None)
+        complete = self._complete(owners) or self._complete(last)
+        return max(
+            complete,
+            key=lambda checkpoint: (checkpoint.steps[-1], checkpoint.run_id == self._run_id),
+            default=None,
+        )
 
     def _complete(self, owners: set[tuple[str, str]]) -> list[Found]:
         """What the store has of each (fingerprint, run), if that is a complete checkpoint."""
-        found = []
+        checkpoints = []
         for fingerprint, run_id in sorted(owners):
             names = self._store.below(self._prefix(fingerprint, run_id)).names()
             steps = tuple(
                 sorted(name.split("/")[0] for name in names if name.endswith(f"/{MANIFEST}"))
             )
             if steps:
-                found.append(Found(steps, fingerprint, run_id))
-        return found
+                checkpoints.append(Found(steps, fingerprint, run_id))
+        return checkpoints
 
     def _heartbeats(self, run_id: str) -> dict[str, bytes | None]:
         """Exchange of each container of a run without a reply -> its last heartbeat."""
         exchanges = self._store.below(f"exchange/{run_id}")
         names = exchanges.names()
-        asked = {name.rpartition("/")[0] for name in names if name.endswith(f"/{REQUEST}")}
+        requests = {name.rpartition("/")[0] for name in names if name.endswith(f"/{REQUEST}")}
         return {
             name: exchanges.read(f"{name}/{CONTAINER}")
-            for name in asked
+            for name in requests
             if f"{name}/{REPLY}" not in names
         }
 
@@ -172,12 +178,12 @@ def inputs_digest(root: Path, stage: str) -> str:
     the sections that make it differ; a checkpoint that does not fit is passed over.
     """
     lock, params = (yaml_of(root / name) for name in ("dvc.lock", "params.yaml"))
-    made = {
+    entries = {
         name: entry.get("outs", [])
         for name, entry in lock.get("stages", {}).items()
         if name != OUTSIDE
     }
-    outs = {out["path"]: out.get("md5") for each in made.values() for out in each}
+    outs = {out["path"]: out.get("md5") for entry in entries.values() for out in entry}
     entry = defined(root)[stage]
     read: dict[str, Any] = {}
     for dep in entry.get("deps", []):

@@ -60,7 +60,7 @@ def run_remote(run: Run, stage: str, pool: str, stop: StopRequest, observe: Obse
     """
     require_same_params(run, stage)
     _patiently(lambda: recover_abandoned(run, stage, stop), stop)
-    if stop.made:
+    if stop.requested:
         raise StageStopped(
             f"Stopped before {stage}, as asked. Everything before it is kept: run again to resume "
             "there."
@@ -77,7 +77,7 @@ def _patiently(action: Callable[[], Result], stop: StopRequest) -> Result:
     """Retry an operation on the store before or after a stage; a temporary outage is not an
     error.
     """
-    return persist(action, lambda: stop.made, STORE_PATIENCE_SECONDS)
+    return persist(action, lambda: stop.requested, STORE_PATIENCE_SECONDS)
 
 
 def run_here(
@@ -98,7 +98,7 @@ def run_here(
         )
     if not remote_stages(run):
         return run_stage(run, stage, stop, observe)
-    if not stop.made and is_unchanged_elsewhere(run.root, stage):
+    if not stop.requested and is_unchanged_elsewhere(run.root, stage):
         _patiently(lambda: fetch(run.root, small_outputs(run.root, stage)), stop)
         return record(run, stage, Outcome(cached=True, attempt=None))
     _patiently(lambda: fetch(run.root, inputs_of(run.root, stage)), stop)
@@ -137,7 +137,7 @@ def _in_containers(
         # what fails is the request: it comes before the hand-over
         placed = _patiently(lambda: RemoteStage(run, stage, pool), stop)
         reply = placed.follow(stop, observe)
-        if reply.kind != "stopped" or stop.made or placed.budget.reached is not None:
+        if reply.kind != "stopped" or stop.requested or placed.budget.reached is not None:
             break
         logger.warning(
             "%s was taken away from its container: %s Going on in a new one.", stage, reply.message
@@ -156,7 +156,7 @@ def _judge(stage: str, placed: "RemoteStage", reply: Reply, stop: StopRequest) -
             return Outcome(cached=reply.cached, attempt=reply.attempt)
         case "bad_input":
             raise UserError(reply.message)
-        case "stopped" if placed.budget.reached is not None and not stop.made:
+        case "stopped" if placed.budget.reached is not None and not stop.requested:
             raise placed.budget.over(reply.message)
         case "stopped":
             raise StageStopped(reply.message)
@@ -200,7 +200,7 @@ class RemoteStage:
             while not self._ended():
                 self._exchange_news(stop, watch)
                 observe(watch.look())
-                if stop.made and self._is_waiting():
+                if stop.requested and self._is_waiting():
                     return self._withdrawn()
                 if watch.attempt is None and time.monotonic() - began > START_PATIENCE_SECONDS:
                     raise EnvironmentFault(self._never_began(START_PATIENCE_SECONDS))
@@ -210,9 +210,9 @@ class RemoteStage:
                 self._exchange.write(STOP, b"1")
             raise
         # it has ended: its rows and its reply are waited for as long as it takes
-        persist(self._receiver.receive, lambda: stop.made)
+        persist(self._receiver.receive, lambda: stop.requested)
         observe(watch.look())
-        reply = persist(self._reply, lambda: stop.made)
+        reply = persist(self._reply, lambda: stop.requested)
         if watch.attempt is not None and watch.attempt.event != "end":
             self._note_loss(watch.attempt)
         return reply
@@ -251,10 +251,10 @@ class RemoteStage:
         try:
             self._receiver.receive()
             self._sign.show()
-            asked = max(stop.requests, int(self.budget.look(watch)))
-            if asked > self._stop_requests_sent:
-                self._exchange.write(STOP, str(asked).encode())
-                self._stop_requests_sent = asked
+            requests = max(stop.requests, int(self.budget.look(watch)))
+            if requests > self._stop_requests_sent:
+                self._exchange.write(STOP, str(requests).encode())
+                self._stop_requests_sent = requests
             self._heard_at = time.monotonic()
         except EnvironmentFault as fault:
             if time.monotonic() - self._heard_at > STORE_PATIENCE_SECONDS:

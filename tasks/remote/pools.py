@@ -34,25 +34,25 @@ def require_served(pool: str, placed: str) -> None:
     """
     with get_client(sync_client=True) as client:
         try:
-            found = client.read_work_pool(pool)
+            work_pool = client.read_work_pool(pool)
         except ObjectNotFound:
             raise EnvironmentFault(
                 f"{placed}={pool}: Prefect has no work pool of that name. Make it: prefect "
                 f"work-pool create {pool} --type docker "
                 f"--base-job-template docker/pools/docker.json, or set {placed}: local."
             ) from None
-        if found.is_paused:
+        if work_pool.is_paused:
             raise EnvironmentFault(
                 f"{placed}={pool}: the work pool is paused. Resume it: prefect work-pool resume "
                 f"{pool}."
             )
-        if found.type == "process":
+        if work_pool.type == "process":
             raise EnvironmentFault(
                 f"{placed}={pool}: this work pool starts processes, stages are placed on pools of "
                 "containers (docker, kubernetes). "
                 f"Name another, or set {placed}: local."
             )
-        _require_image(found, placed)
+        _require_image(work_pool, placed)
         workers = client.read_workers_for_work_pool(pool)
         if not any(worker.status == WorkerStatus.ONLINE for worker in workers):
             raise EnvironmentFault(
@@ -90,11 +90,11 @@ def submit(pool: str, request: str, name: str) -> FlowRun:
             parameter_openapi_schema=PARAMETERS,
             description="A stage in a container of its own; started by the pipeline.",
         )
-    made: Any = run_deployment(
+    flow_run: Any = run_deployment(
         deployment, parameters={"request": request}, flow_run_name=name, timeout=0, as_subflow=True
     )
-    assert isinstance(made, FlowRun)
-    return made
+    assert isinstance(flow_run, FlowRun)
+    return flow_run
 
 
 def withdraw(flow_run: UUID) -> None:

@@ -33,9 +33,9 @@ def ask_to_stop(run: Run) -> None:
 
     Raises EnvironmentFault if the store cannot be reached.
     """
-    for left, _ in _exchanges(run):
-        if left.read(REPLY) is None:
-            left.write(STOP, b"1")
+    for exchange, _ in _exchanges(run):
+        if exchange.read(REPLY) is None:
+            exchange.write(STOP, b"1")
 
 
 def recover_abandoned(run: Run, stage: str, stop: StopRequest) -> str | None:
@@ -46,15 +46,15 @@ def recover_abandoned(run: Run, stage: str, stop: StopRequest) -> str | None:
     Raises EnvironmentFault if the store cannot be reached.
     """
     lock = None
-    for left, of in _exchanges(run):
+    for exchange, of in _exchanges(run):
         if of == stage:
-            reply = _end(run.root, stage, left, stop)
-            usable = _usable_lock(run.root, left, reply)
+            reply = _end(run.root, stage, exchange, stop)
+            usable = _usable_lock(run.root, exchange, reply)
             if usable is not None:
                 take_lock(run.root, usable)
                 lock = usable
-            if reply is not None or not stop.made:
-                clear(left)  # not before the lock is here: there is no other copy of it
+            if reply is not None or not stop.requested:
+                clear(exchange)  # not before the lock is here: there is no other copy of it
     return lock
 
 
@@ -81,7 +81,7 @@ def _exchanges(run: Run) -> list[tuple[Exchange, str]]:
     earlier = _earlier_runs(run)
     if not earlier or default_remote(run.root) is None:
         return []
-    exchanges, found = Exchange(f"{remote_of(run.root)['url']}/exchange"), []
+    exchanges, pairs = Exchange(f"{remote_of(run.root)['url']}/exchange"), []
     for name in exchanges.names():
         run_id, _, request = name.partition("/")
         if (
@@ -89,10 +89,10 @@ def _exchanges(run: Run) -> list[tuple[Exchange, str]]:
             and request.endswith(f"/{REQUEST}")
             and not request.startswith("check-")
         ):
-            found.append(
+            pairs.append(
                 (exchanges.below(name.removesuffix(f"/{REQUEST}")), request.partition("-")[0])
             )
-    return found
+    return pairs
 
 
 def _earlier_runs(run: Run) -> set[str]:
@@ -102,22 +102,24 @@ def _earlier_runs(run: Run) -> set[str]:
     } - {run.run_id}
 
 
-def _end(root: Path, stage: str, left: Exchange, stop: StopRequest) -> Reply | None:
+def _end(root: Path, stage: str, exchange: Exchange, stop: StopRequest) -> Reply | None:
     """Its reply; None if nothing is heard of it any more, or the run is asked to stop meanwhile."""
     receiver, silence = (
-        Receiver(root / "runs" / stage, left, again=True),
-        HeartbeatMonitor(left, CONTAINER),
+        Receiver(root / "runs" / stage, exchange, again=True),
+        HeartbeatMonitor(exchange, CONTAINER),
     )
-    if left.read(REPLY) is None:
+    if exchange.read(REPLY) is None:
         message = (
             f"{stage} may still be running in a container of a run that was killed: letting it "
             "checkpoint, then going on from there."
         )
         logger.warning("%s", message)
         Display().say(message)
-        left.write(STOP, b"1")
+        exchange.write(STOP, b"1")
     while (
-        (content := left.read(REPLY)) is None and silence.seconds() < GONE_SECONDS and not stop.made
+        (content := exchange.read(REPLY)) is None
+        and silence.seconds() < GONE_SECONDS
+        and not stop.requested
     ):
         receiver.receive()
         time.sleep(POLL_SECONDS)
@@ -125,11 +127,11 @@ def _end(root: Path, stage: str, left: Exchange, stop: StopRequest) -> Reply | N
     return Reply.of(content) if content is not None else None
 
 
-def _usable_lock(root: Path, left: Exchange, reply: Reply | None) -> str | None:
+def _usable_lock(root: Path, exchange: Exchange, reply: Reply | None) -> str | None:
     """The new lock, if the stage started from the lock that is here."""
     if reply is None or reply.kind != "done":
         return None
-    started_from = json.loads(left.read(REQUEST) or b"{}").get("files", {}).get("dvc.lock")
+    started_from = json.loads(exchange.read(REQUEST) or b"{}").get("files", {}).get("dvc.lock")
     here = root / "dvc.lock"
     return (
         reply.lock

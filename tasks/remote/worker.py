@@ -114,7 +114,7 @@ def _answer(
     except StageStopped as stopped:
         return Reply("stopped", str(stopped))
     except TransientFault as fault:
-        return Reply("stopped" if stop.made else "crashed", str(fault))
+        return Reply("stopped" if stop.requested else "crashed", str(fault))
     except UnknownFault as fault:
         return Reply("crashed", str(fault))
     except UserError as error:
@@ -142,10 +142,10 @@ def _says_full(error: OSError) -> bool:
 
 
 def _same_code(request: dict[str, Any]) -> None:
-    own = code_digest()
-    if request["code"] != own:
+    digest = code_digest()
+    if request["code"] != digest:
         raise EnvironmentFault(
-            f"the image of work pool {request['pool']} has the code {own}, the pipeline has "
+            f"the image of work pool {request['pool']} has the code {digest}, the pipeline has "
             f"{request['code']}. "
             "Build both images from one commit (make images), and name the new one in the pool."
         )
@@ -228,9 +228,9 @@ def _stage(
     root = afterwards.enter_context(_workspace(request))
     run = Run(root, request["run_id"], load(root / "params.yaml"))
     store = Exchange(request["remote"]["url"])
-    persist(lambda: fetch(root, inputs_of(root, stage)), lambda: stop.made)
+    persist(lambda: fetch(root, inputs_of(root, stage)), lambda: stop.requested)
     mirror = CheckpointStore(root, stage, store, run.run_id)
-    persist(mirror.restore, lambda: stop.made)
+    persist(mirror.restore, lambda: stop.requested)
     with _transfers(root, stage, exchange, mirror, stop):
         outcome = run_stage(run, stage, stop, lambda progress: None)
     return _done(run, stage, outcome, exchange, mirror, stop, afterwards)
@@ -250,7 +250,7 @@ def _done(
     """
 
     def give_up() -> bool:
-        return stop.made or _asked(exchange) > 0
+        return stop.requested or _asked(exchange) > 0
 
     try:
         persist(lambda: send_outputs(run.root, stage), give_up)
@@ -314,8 +314,8 @@ def _transfers(
 
     def rows() -> None:
         sender.send()
-        asked = int(exchange.read(STOP) or 0)
-        stop.requests = max(stop.requests, asked)
+        requests = int(exchange.read(STOP) or 0)
+        stop.requests = max(stop.requests, requests)
         ALIVE.touch()
 
     threads = [

@@ -31,12 +31,12 @@ def promote_by_hand(params: Params, pipeline_flow_run: str, why: str) -> str:
 
 def _run_of(root: Path, pipeline_flow_run: str) -> str:
     rows = pipeline_rows(root)
-    found = (
+    run_ids = (
         row.run_id
         for row in reversed(rows)
         if row.event == "start" and row.detail.get("prefect.flow_run_id") == pipeline_flow_run
     )
-    run_id = next(found, None)
+    run_id = next(run_ids, None)
     if run_id is None:
         raise EnvironmentFault(
             "runs/pipeline.jsonl does not know the run that was to be promoted. Start the "

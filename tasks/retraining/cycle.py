@@ -308,17 +308,17 @@ def _workspace_is_taken(root: Path) -> str | None:
 def _run_of(cycle: Cycle) -> str | None:
     """The pipeline run that this cycle started."""
     rows = pipeline_rows(cycle.root)
-    own = (
+    run_ids = (
         row.run_id
         for row in reversed(rows)
         if row.event == "start" and row.detail.get(PURPOSE) == cycle.flow_run_id
     )
-    return next(own, None)
+    return next(run_ids, None)
 
 
 def _evaluation(challenger: Path) -> tuple[bool | None, str]:
     """Whether the run's own evaluation found reward hacking, against its SFT model, None where it
     could not tell, and why it says so.
     """
-    found = json.loads((challenger / "metrics" / "evaluate.json").read_text(encoding="utf-8"))
-    return found["reward_hacking"], str(found.get("reward_hacking_reason", ""))
+    metrics = json.loads((challenger / "metrics" / "evaluate.json").read_text(encoding="utf-8"))
+    return metrics["reward_hacking"], str(metrics.get("reward_hacking_reason", ""))

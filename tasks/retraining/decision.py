@@ -19,7 +19,7 @@ class Decision(NamedTuple):
 
 
 def decide(
-    found: Examination,
+    examination: Examination,
     planned_usd: float | None,
     month: Month,
     settings: Retrain,
@@ -30,11 +30,11 @@ def decide(
     `planned_usd` is None where no plan can be made: with a monthly limit that is a reason not to.
     `forced` stands for a reason to train, never for money.
     """
-    speaking = list(reasons_to_train(found, settings))
+    speaking = list(reasons_to_train(examination, settings))
     if forced:
         speaking.append("asked for")
     if not speaking:
-        return Decision(False, (not_enough(found, settings),))
+        return Decision(False, (not_enough(examination, settings),))
     if month.left_usd is not None:
         if planned_usd is None:
             return Decision(
@@ -50,28 +50,28 @@ def decide(
     return Decision(True, tuple(speaking))
 
 
-def reasons_to_train(found: Examination, settings: Retrain) -> list[str]:
+def reasons_to_train(examination: Examination, settings: Retrain) -> list[str]:
     """Reasons for training in the data, each with its numbers."""
     reasons = []
-    if found.changed_rows >= settings.min_new_rows:
+    if examination.changed_rows >= settings.min_new_rows:
         reasons.append(
-            f"{found.changed_rows} rows were added or changed since the champion's data "
+            f"{examination.changed_rows} rows were added or changed since the champion's data "
             f"({settings.min_new_rows} are a reason)"
         )
-    drift = found.length_drift
+    drift = examination.length_drift
     if drift is not None and drift.distance > max(settings.max_length_drift, drift.critical):
         reasons.append(
             f"the prompts' lengths have drifted: {drift.mean_new:.1f} tokens on average, "
             f"{drift.mean_before:.1f} before; distance "
             f"{drift.distance:.2f}, {settings.max_length_drift:g} is allowed"
         )
-    words = found.new_words
+    words = examination.new_words
     if words is not None and words.low > settings.max_new_words:
         reasons.append(
             f"{percent(words.value)} of the words in new prompts were never seen, "
             f"{percent(settings.max_new_words)} are allowed"
         )
-    accuracy, before = found.accuracy, found.accuracy_before
+    accuracy, before = examination.accuracy, examination.accuracy_before
     if (
         accuracy is not None
         and before is not None
@@ -85,12 +85,12 @@ def reasons_to_train(found: Examination, settings: Retrain) -> list[str]:
     return reasons
 
 
-def not_enough(found: Examination, settings: Retrain) -> str:
+def not_enough(examination: Examination, settings: Retrain) -> str:
     """Why there is no reason to train."""
-    if not found.changed_rows:
+    if not examination.changed_rows:
         return "nothing is new since the champion's data"
     return (
-        f"{found.changed_rows} rows were added or changed since the champion's data, "
+        f"{examination.changed_rows} rows were added or changed since the champion's data, "
         f"retrain.min_new_rows={settings.min_new_rows} are a reason "
         "to train; neither drift nor the reward model's accuracy on them is"
     )

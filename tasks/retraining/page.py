@@ -62,25 +62,25 @@ def data_section(examination: Examination) -> str:
     )
 
 
-def _contest(found: Contest) -> str:
+def _contest(contest: Contest) -> str:
     gold = (
-        f"{found.gold.mean:+.3f} ({found.gold.low:+.3f} to {found.gold.high:+.3f})"
-        if found.gold
+        f"{contest.gold.mean:+.3f} ({contest.gold.low:+.3f} to {contest.gold.high:+.3f})"
+        if contest.gold
         else "not known"
     )
-    by_champion, own = found.champion_reward, found.challenger_reward
-    left = (
-        f", {found.left_out} more were left out because one of the models was trained on them"
-        if found.left_out
+    by_champion, by_challenger = contest.champion_reward, contest.challenger_reward
+    left_out = (
+        f", {contest.left_out} more were left out because one of the models was trained on them"
+        if contest.left_out
         else ""
     )
     return (
-        f"{found.prompts} held-out prompts{left}; judge: {found.judge}.\n\n"
+        f"{contest.prompts} held-out prompts{left_out}; judge: {contest.judge}.\n\n"
         "| difference to the champion | mean (interval) |\n|---|---|\n"
         f"| gold score | {gold} |\n"
         f"| score of the champion's reward model | {by_champion.mean:+.3f} ({by_champion.low:+.3f} "
         f"to {by_champion.high:+.3f}) |\n"
-        f"| score of its own reward model | {own.mean:+.3f} ({own.low:+.3f} to {own.high:+.3f}) |"
+        f"| score of its own reward model | {by_challenger.mean:+.3f} ({by_challenger.low:+.3f} to {by_challenger.high:+.3f}) |"
     )
 
 

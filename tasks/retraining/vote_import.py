@@ -15,16 +15,16 @@ def import_votes(file: str, form: str, columns: Mapping[str, str], question: str
     """Append the votes of an export, and show what came of it. Raises DataError or ParamsError as
     `labelling.intake.take_in` does.
     """
-    found = take_in(Path.cwd(), Path(file), form, columns, question)
+    taken_in = take_in(Path.cwd(), Path(file), form, columns, question)
     text = (
-        f"# {found.imported} votes imported\n\n{found.unchanged} of `{file}` were in "
-        f"`{found.votes}` already, or replaced in the same file.\n"
+        f"# {taken_in.imported} votes imported\n\n{taken_in.unchanged} of `{file}` were in "
+        f"`{taken_in.votes}` already, or replaced in the same file.\n"
     )
-    if found.agreement is not None:
-        text += f"\nAnnotators agree in {found.agreement:.1%} of couples of votes on a pair.\n"
-    if found.refused:
+    if taken_in.agreement is not None:
+        text += f"\nAnnotators agree in {taken_in.agreement:.1%} of couples of votes on a pair.\n"
+    if taken_in.refused:
         text += (
-            f"\n{found.refused} entries were refused: {found.reasons}. "
-            f"All of them are in `{found.quarantine}`.\n"
+            f"\n{taken_in.refused} entries were refused: {taken_in.reasons}. "
+            f"All of them are in `{taken_in.quarantine}`.\n"
         )
     create_markdown_artifact(text, key="votes", description=f"Votes taken from {file}")

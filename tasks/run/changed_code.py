@@ -58,25 +58,25 @@ def newest_checkpoint(root: Path, stage: str, attempts: list[Attempt]) -> tuple[
     if not attempts:
         return None
     folder = root / "checkpoints" / stage / (attempts[-1].fingerprint or "none")
-    found = [path.parent for path in folder.glob("step-*/manifest.json")]
-    newest = max(found, key=lambda path: path.name, default=None)
+    folders = [path.parent for path in folder.glob("step-*/manifest.json")]
+    newest = max(folders, key=lambda path: path.name, default=None)
     return (newest, int(newest.name.removeprefix("step-"))) if newest else None
 
 
 def changed_since_checkpoint(root: Path, params: Params, stage: str) -> ChangedCode | None:
     """None where the stage has no checkpoint, or today's code made it."""
     attempts, _ = read_attempts(root / "runs" / stage)
-    found = newest_checkpoint(root, stage, attempts)
-    files = changed_code(found[0], stage_code(root, stage)) if found else []
-    if found is None or not files:
+    checkpoint = newest_checkpoint(root, stage, attempts)
+    files = changed_code(checkpoint[0], stage_code(root, stage)) if checkpoint else []
+    if checkpoint is None or not files:
         return None
-    step, own = (
-        found[1],
+    step, same_attempts = (
+        checkpoint[1],
         [attempt for attempt in attempts if attempt.fingerprint == attempts[-1].fingerprint],
     )
     rows = {
         (row.step, row.phase): row
-        for attempt in own
+        for attempt in same_attempts
         for row in attempt.usage
         if 1 <= row.step <= step
     }.values()

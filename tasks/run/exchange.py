@@ -80,9 +80,9 @@ class Exchange:
         """All files below, by their place seen from here."""
         with StoreFaults(self.url):
             prefix = f"{self._root.strip('/')}/"
-            found = (str(path).strip("/") for path in self._files.find(self._root))
+            paths = (str(path).strip("/") for path in self._files.find(self._root))
             return sorted(
-                path.removeprefix(prefix) for path in found if not Path(path).name.startswith(".")
+                path.removeprefix(prefix) for path in paths if not Path(path).name.startswith(".")
             )
 
     def upload(self, folder: Path, name: str, last: str) -> None:
@@ -218,7 +218,7 @@ class Receiver:
         """Of what was sent, what the files hold already: from the newest backwards, as it was taken
         in order.
         """
-        taken: set[str] = set()
+        received: set[str] = set()
         for path, names in groupby(sent, self._path):
             held, pieces = path.read_bytes() if path.exists() else b"", list(names)
             last = (
@@ -233,8 +233,8 @@ class Receiver:
                 if held
                 else -1
             )
-            taken.update(pieces[: last + 1])
-        return taken
+            received.update(pieces[: last + 1])
+        return received
 
     def _path(self, name: str) -> Path:
         return self._folder / name[: -len(".000000000000")]

@@ -79,7 +79,7 @@ def run_usd(root: Path, params: Params, run_id: str) -> float:
     kept none that can be read.
     """
     try:
-        own = kept_params(root, run_id)
+        kept = kept_params(root, run_id)
     except RlhfError:
-        own = params
-    return ledger(root, own, run_id).total_usd
+        kept = params
+    return ledger(root, kept, run_id).total_usd

@@ -20,7 +20,7 @@ def differs_from_recipe(root: Path, params: Params, recipe: Path | None) -> str 
     """
     wanted = params.model_dump(mode="json")
     files = [recipe] if recipe is not None else sorted((root / "recipes").glob("*.yaml"))
-    found: list[tuple[int, str, list[Difference]]] = []
+    candidates: list[tuple[int, str, list[Difference]]] = []
     for file in files:
         try:
             against = differences(read(file), wanted)
@@ -29,8 +29,8 @@ def differs_from_recipe(root: Path, params: Params, recipe: Path | None) -> str 
                 raise
             continue  # ignore recipes that cannot be read
         place = file.relative_to(root) if file.is_relative_to(root) else file
-        found.append((len(against), str(place), against))
-    if not found or min(found)[0] == 0:
+        candidates.append((len(against), str(place), against))
+    if not candidates or min(candidates)[0] == 0:
         return None
-    _, name, against = min(found)
+    _, name, against = min(candidates)
     return f"params.yaml: {in_a_line(against, MOST_NAMED)} (recipe: {name})"

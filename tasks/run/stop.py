@@ -21,7 +21,7 @@ class StopRequest:
         self.requests = 0
 
     @property
-    def made(self) -> bool:
+    def requested(self) -> bool:
         return self.requests > 0
 
     @property

@@ -191,9 +191,9 @@ def read_unfinished(remote: str, key: str) -> Unfinished | None:
     content = Exchange(remote).read(UNFINISHED.format(name=DEPLOYED, key=key))
     if content is None:
         return None
-    found = json.loads(content)
+    unfinished = json.loads(content)
     return Unfinished(
-        found["run_id"], {stage: Cost(*cost) for stage, cost in found["spent"].items()}
+        unfinished["run_id"], {stage: Cost(*cost) for stage, cost in unfinished["spent"].items()}
     )
 
 

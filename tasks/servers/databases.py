@@ -44,8 +44,8 @@ def ensure_databases(uri: str) -> list[str]:
             connect_timeout=CONNECT_SECONDS,
             autocommit=True,
         ) as connection:
-            known = {name for (name,) in connection.execute("SELECT datname FROM pg_database")}
-            missing = [name for name in wanted if name not in known]
+            names = {name for (name,) in connection.execute("SELECT datname FROM pg_database")}
+            missing = [name for name in wanted if name not in names]
             for name in missing:
                 connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
             return missing

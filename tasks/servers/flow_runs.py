@@ -15,12 +15,12 @@ def runs_at_work(root: Path) -> list[psutil.Process]:
     """The processes of runs in this checkout: of a worker, which they may have outlived, or of a
     terminal.
     """
-    found = []
+    flow_runs = []
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             if is_run(process.cmdline()) and Path(process.cwd()) == root.resolve():
-                found.append(process)
-    return found
+                flow_runs.append(process)
+    return flow_runs
 
 
 def is_run(command: Sequence[str]) -> bool:

@@ -111,8 +111,8 @@ def stop(root: Path) -> list[Server]:
 
 def prefect_api(root: Path) -> str | None:
     """API of the running Prefect server of this project, None if there is none that answers."""
-    found = next((server for server in servers(root) if server.name == "prefect"), None)
-    return f"{found.url}/api" if found and found.is_healthy() else None
+    prefect = next((server for server in servers(root) if server.name == "prefect"), None)
+    return f"{prefect.url}/api" if prefect and prefect.is_healthy() else None
 
 
 def start_temporary(root: Path) -> str:

@@ -31,33 +31,33 @@ def show_benchmark(
     Raises as `bench` does.
     """
     root, display = Path.cwd(), Display()
-    loads = [LoadSpec(concurrency=each) for each in sorted(set(concurrency))]
+    loads = [LoadSpec(concurrency=number) for number in sorted(set(concurrency))]
     run_id = run if run == "champion" else resolve_one(root, run)
     settings = BenchSettings(run_id, loads=loads, seconds=seconds, weights=weights, slots=slots)
 
-    def on_load(load: Load, left: int) -> None:
+    def on_load(load: Load, remaining: int) -> None:
         display.say(
-            f"concurrency {load.concurrency}: {load.tokens_per_second:.0f} tokens/s, {left} left"
+            f"concurrency {load.concurrency}: {load.tokens_per_second:.0f} tokens/s, {remaining} left"
         )
 
-    found = bench(root, params, settings, usd_per_device_hour(params), on_load)
-    line = serving_line(found.benchmark) or "no load was measured"
+    result = bench(root, params, settings, usd_per_device_hour(params), on_load)
+    line = serving_line(result.benchmark) or "no load was measured"
     create_table_artifact(
-        serving_rows(found.benchmark),
+        serving_rows(result.benchmark),
         key="serving",
-        description=f"{found.model}: {line}. {_where(root, params, found)}",
+        description=f"{result.model}: {line}. {_where(root, params, result)}",
     )
     return line
 
 
-def _where(root: Path, params: Params, found: BenchResult) -> str:
+def _where(root: Path, params: Params, result: BenchResult) -> str:
     """A link to the model version in MLflow; without one, to the run."""
-    if found.run_id is None:
+    if result.run_id is None:
         return ""
-    mlflow = pages(root, params, servers(root), found.run_id)["mlflow"]
+    mlflow = pages(root, params, servers(root), result.run_id)["mlflow"]
     name = params.tracking.registered_model
     try:
-        version = version_of(connect(root, params.tracking), name, found.model_digest)
+        version = version_of(connect(root, params.tracking), name, result.model_digest)
     except EnvironmentFault:
         version = None
     if version is None:

@@ -102,7 +102,7 @@ def bench(
         finally:
             endpoint.stop()
     run_id = model.name if _is_run(root, model.name) else None
-    found = Benchmark(
+    benchmark = Benchmark(
         engine=str(model.settings.get("engine", OUTSIDE)),
         weights=str(model.settings.get("weights", "")),
         slots=int(model.settings.get("slots", 0)),
@@ -115,25 +115,34 @@ def bench(
         pace_seconds=mean(paces),
     )
     if run_id is None:
-        return BenchResult(found, model.name, url, None, "", interrupted, None)
+        return BenchResult(benchmark, model.name, url, None, "", interrupted, None)
     run_params, digest = kept_params(root, run_id), describe(root, run_id).model_digest
     if loads:
-        keep_benchmark(root, run_id, digest, found, is_whole=not interrupted)
+        keep_benchmark(root, run_id, digest, benchmark, is_whole=not interrupted)
         fault = None if interrupted else update_mlflow(root, run_params)
         if fault is not None:
             Display().say(f"warning: {fault}")
-    plan = _plan(root, run_params, url, found)
-    return BenchResult(found, model.name, url, run_id, digest, interrupted, plan)
+    plan = _plan(root, run_params, url, benchmark)
+    return BenchResult(benchmark, model.name, url, run_id, digest, interrupted, plan)
 
 
-def _plan(root: Path, params: Params, url: str, found: Benchmark) -> ServingPlan | None:
+def _plan(root: Path, params: Params, url: str, benchmark: Benchmark) -> ServingPlan | None:
     """Planned rates of the measured concurrencies."""
-    concurrencies = [each.concurrency for each in found.loads if each.concurrency is not None]
-    if found.engine != "llama_cpp" or not is_loopback(url):
+    concurrencies = [load.concurrency for load in benchmark.loads if load.concurrency is not None]
+    if benchmark.engine != "llama_cpp" or not is_loopback(url):
         return None
-    aim = Aim(this_device(root), own_price(found.usd_per_hour, "rlhf bench", found.time), root=root)
+    aim = Aim(
+        this_device(root),
+        own_price(benchmark.usd_per_hour, "rlhf bench", benchmark.time),
+        root=root,
+    )
     return plan_serving(
-        params, aim, found.weights, found.slots, concurrencies, pace_seconds=found.pace_seconds
+        params,
+        aim,
+        benchmark.weights,
+        benchmark.slots,
+        concurrencies,
+        pace_seconds=benchmark.pace_seconds,
     )
 
 
@@ -214,10 +223,12 @@ def _payloads(root: Path, params: Params, settings: BenchSettings) -> list[dict[
     settings_of_all = {"max_tokens": most, "temperature": params.evaluate.temperature}
     return [
         {
-            "messages": [{"role": "user", "content": each}] if isinstance(each, str) else each,
+            "messages": [{"role": "user", "content": prompt}]
+            if isinstance(prompt, str)
+            else prompt,
             **settings_of_all,
         }
-        for each in prompts
+        for prompt in prompts
     ]
 
 

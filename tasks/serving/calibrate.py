@@ -88,14 +88,14 @@ def measured_rates(root: Path, say: Callable[[str], None]) -> ServingRates:
         shape = _shape(folder / "small")
         weights = gguf_path(folder / "small", "f32").stat().st_size
         context = read_exported(folder / "small").context_length
-    longest = max(each.input_tokens for each in small)
+    longest = max(load.input_tokens for load in small)
     beside = weights + SLOTS * context * cache_bytes(shape)
     beside += buffer_bytes(shape, SLOTS, context, longest)
     return ServingRates(
         processor=this_machine(),
         date=datetime.now(UTC).date().isoformat(),
         pace_seconds=pace,
-        small=tuple(_between(one, two) for one, two in zip(small, again, strict=True)),
+        small=tuple(_between(first, two) for first, two in zip(small, again, strict=True)),
         deep=tuple(deep),
         large=tuple(large),
         process_bytes=round(held - beside),
@@ -131,8 +131,8 @@ def _measured(
     shape = _shape(export)
     with _served(export, weights) as (endpoint, peak):
         points, before = [], pace_seconds()
-        for each in loads:
-            load, after = _load(endpoint, each), pace_seconds()
+        for spec in loads:
+            load, after = _load(endpoint, spec), pace_seconds()
             assert load.ttft_ms is not None
             replies, faster = load.replies_per_second * load.seconds, 2 * pace / (before + after)
             before = after
@@ -141,7 +141,7 @@ def _measured(
                     weights=weights,
                     parameters=matrix_parameters(shape),
                     layers=shape.layers,
-                    concurrency=each.concurrency,
+                    concurrency=spec.concurrency,
                     input_tokens=load.usage.input_tokens / replies,
                     output_tokens=load.usage.output_tokens / replies,
                     seconds_per_reply=faster / load.replies_per_second,

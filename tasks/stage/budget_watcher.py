@@ -44,9 +44,9 @@ class BudgetWatch:
 
     def refuse_without_room(self) -> None:
         """Raise OverBudget if the stage could not even start within the budget."""
-        left = self.left(1)
-        if left is not None and left.seconds <= self._start_seconds():
-            limit, used = left.limit, left.limit.part(total(self._spent, left.limit.stage))
+        room = self.time_left(1)
+        if room is not None and room.seconds <= self._start_seconds():
+            limit, used = room.limit, room.limit.part(total(self._spent, room.limit.stage))
             if limit.key in self._months:
                 used = self._months[limit.key].spent_usd
             raise OverBudget(
@@ -54,17 +54,17 @@ class BudgetWatch:
                 f"{limit.unit} are spent. {_go_on(limit)}"
             )
 
-    def left(self, world_size: int) -> TimeLeft | None:
+    def time_left(self, world_size: int) -> TimeLeft | None:
         """Wall seconds left by the tightest limit: of the run's budget or a month's."""
-        found = [
+        limits = [
             time_left(self._run.params.budget, self._spent, self._stage, world_size, self._price)
         ]
-        for key, of_month in self._months.items():
-            if of_month.limit_usd is not None and of_month.left_usd is not None:
-                limit = Limit(key, of_month.limit_usd, "USD", None)
-                left = of_month.left_usd / self._price.usd(1.0, world_size)
-                found.append(TimeLeft(left, limit))
-        return min((each for each in found if each is not None), default=None)
+        for key, spending in self._months.items():
+            if spending.limit_usd is not None and spending.left_usd is not None:
+                limit = Limit(key, spending.limit_usd, "USD", None)
+                seconds = spending.left_usd / self._price.usd(1.0, world_size)
+                limits.append(TimeLeft(seconds, limit))
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def _start_seconds(self) -> float:
         """What starting took the last time: of this stage, else of the slowest other; 0 if none
@@ -90,10 +90,10 @@ class BudgetWatch:
         attempt = watch.attempt
         costs = self._local if attempt is None else attempt.event != "end"
         if self.reached is None and costs:
-            left = self.left(attempt.world_size if attempt else self._processes)
+            room = self.time_left(attempt.world_size if attempt else self._processes)
             began = self._began_at if self._local else watch.began
-            if left is not None and must_stop(watch.pace, now(), began + left.seconds):
-                self.reached = left.limit
+            if room is not None and must_stop(watch.pace, now(), began + room.seconds):
+                self.reached = room.limit
         return self.reached is not None
 
     def over(self, message: str) -> OverBudget:

@@ -47,11 +47,11 @@ def judge(stage: str, before: int, rows: Sequence[AttemptRow], ended: Ended) -> 
     Raises UserError (bad input; the stage's own line), StageStopped or StageCrashed.
     """
     log = f"runs/{stage}/log.txt"
-    own = [row for row in rows if row.attempt > before and row.event != "lost"]
-    end = own[-1] if own and own[-1].event == "end" else None
+    new_rows = [row for row in rows if row.attempt > before and row.event != "lost"]
+    end = new_rows[-1] if new_rows and new_rows[-1].event == "end" else None
     message = end.message if end is not None else _own_line(stage, ended.output)
     if ended.code == EXIT_DONE:
-        return own[-1].attempt if own else None
+        return new_rows[-1].attempt if new_rows else None
     if ended.code == EXIT_BAD_INPUT and message:
         raise UserError(f"{stage}: {message}")
     if ended.code == EXIT_RESUMABLE:
@@ -68,8 +68,8 @@ def judge(stage: str, before: int, rows: Sequence[AttemptRow], ended: Ended) -> 
         )
     if end is None:
         reason = f"{message or last_line(ended.output)} The full output is in {log}."
-        if own:
-            raise StageCrashed(f"{stage}: attempt {own[-1].attempt} failed: {reason}")
+        if new_rows:
+            raise StageCrashed(f"{stage}: attempt {new_rows[-1].attempt} failed: {reason}")
         raise StageCrashed(f"{stage}: the process failed before it began: {reason}", hopeless=True)
     raise StageCrashed(
         f"{stage}: attempt {end.attempt} failed after step {end.step}: {message} The full output "

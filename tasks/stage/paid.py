@@ -71,18 +71,20 @@ def charge(
     died     seconds since the epoch
     """
     folder = root / "runs" / stage
-    own = [attempt for attempt in read_attempts(folder)[0] if attempt.number > before]
-    newest = own[-1] if own else None
-    left = lived_seconds - sum(row.seconds for attempt in own[:-1] for row in attempt.usage)
+    attempts = [attempt for attempt in read_attempts(folder)[0] if attempt.number > before]
+    newest = attempts[-1] if attempts else None
+    unaccounted = lived_seconds - sum(
+        row.seconds for attempt in attempts[:-1] for row in attempt.usage
+    )
     if newest is None or newest.exit_code is None:
-        lost = _lost(newest, run_id, pid, before, max(0.0, left), died)
+        lost = _lost(newest, run_id, pid, before, max(0.0, unaccounted), died)
         jsonl.append(folder / "attempts.jsonl", lost)
         return
-    left -= sum(row.seconds for row in newest.usage)
-    if left > 0:
+    unaccounted -= sum(row.seconds for row in newest.usage)
+    if unaccounted > 0:
         row = UsageRow(
             time=died, run_id=newest.run_id, attempt=newest.number, step=_step(newest),
-            phase="other", seconds=left, tokens=0, sequences=0, peak_bytes=0,
+            phase="other", seconds=unaccounted, tokens=0, sequences=0, peak_bytes=0,
             device=newest.device, world_size=newest.world_size,
         )  # fmt: skip
         jsonl.append(folder / "usage.jsonl", row)

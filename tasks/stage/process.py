@@ -46,14 +46,14 @@ def run_process(
     process may still write its checkpoint. If this process is killed, a stage notices by itself.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    own = {PIPELINE_VARIABLE: f"{os.getpid()}:{created(os.getpid())}", **(variables or {})}
+    added = {PIPELINE_VARIABLE: f"{os.getpid()}:{created(os.getpid())}", **(variables or {})}
     began = now()
     with log.open("ab") as file:
         start = file.tell()
         process = subprocess.Popen(
             command,
             cwd=folder,
-            env=environment(**own),
+            env=environment(**added),
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -93,16 +93,16 @@ def _wait(
     process: "subprocess.Popen[bytes]", stop: StopRequest, look: Callable[[int], bool]
 ) -> int:
     """Its exit code, once it has ended."""
-    asked = False
+    stopping = False
     while True:
         try:
             return process.wait(POLL_SECONDS)
         except subprocess.TimeoutExpired:
-            must_stop = look(process.pid) or stop.made
+            must_stop = look(process.pid) or stop.requested
         if stop.force:
             _kill(process)
-        elif must_stop and not asked:
-            asked = True
+        elif must_stop and not stopping:
+            stopping = True
             process.terminate()
 
 

@@ -41,7 +41,7 @@ def run_stage(
     Raises what `tasks.stage.outcome.judge` raises, OverBudget, and EnvironmentFault for what DVC
     cannot check or keep.
     """
-    if stop.made:
+    if stop.requested:
         raise StageStopped(
             f"Stopped before {stage}, as asked. Everything before it is kept: run again to resume "
             "there."
@@ -61,9 +61,9 @@ def require_same_params(run: Run, stage: str) -> None:
     what the run began with.
     """
     keys = [key for key in defined(run.root)[stage].get("params", []) if isinstance(key, str)]
-    if found := Watched(run.root / "params.yaml", run.params, keys).differences():
+    if changed := Watched(run.root / "params.yaml", run.params, keys).differences():
         raise ParamsError(
-            f"params.yaml changed since the run {run.run_id} began: {in_a_line(found)}, which "
+            f"params.yaml changed since the run {run.run_id} began: {in_a_line(changed)}, which "
             f"{stage} reads. "
             "Put the old value back and run again to go on, or run again to begin with the new one."
         )
@@ -73,16 +73,16 @@ def record(run: Run, stage: str, outcome: Outcome) -> Outcome:
     """Record which attempt's outputs the run uses: for a cached stage, the one that made these very
     bytes.
     """
-    known = digests(run.root, stage)
+    current = digests(run.root, stage)
     if outcome.cached:
-        outcome = Outcome(cached=True, attempt=maker(run.root, stage, known.outs))
+        outcome = Outcome(cached=True, attempt=maker(run.root, stage, current.outs))
     run.record(
         "stage",
         stage=stage,
         cached=outcome.cached,
         attempt=outcome.attempt,
         state="completed",
-        detail=known._asdict(),
+        detail=current._asdict(),
     )
     return outcome
 
@@ -92,12 +92,12 @@ def maker(root: Path, stage: str, outs: dict[str, str]) -> int | None:
     is recorded.
     """
     rows = pipeline_rows(root)
-    made = [
+    makers = [
         row
         for row in rows
         if row.stage == stage and row.attempt is not None and row.detail.get("outs") == outs
     ]
-    return made[-1].attempt if made else None
+    return makers[-1].attempt if makers else None
 
 
 def log_path(root: Path, stage: str) -> Path:
@@ -139,7 +139,7 @@ def _run(run: Run, stage: str, stop: StopRequest, observe: Observer) -> int | No
         _require_not_stopped(stage, ended, stop, budget)
         return judge(stage, lifetime.before, attempts(run.root, stage), ended)
     except StageStopped as stopped:
-        if budget.reached is not None and not stop.made:
+        if budget.reached is not None and not stop.requested:
             raise budget.over(str(stopped)) from None
         raise
 
@@ -153,5 +153,5 @@ def _require_not_stopped(stage: str, ended: Ended, stop: StopRequest, budget: Bu
             f"{stage} was ended at once, without a last checkpoint: run again to resume from the "
             "one before."
         )
-    if ended.code < 0 and (stop.made or budget.reached is not None):
+    if ended.code < 0 and (stop.requested or budget.reached is not None):
         raise StageStopped(f"{stage} was asked to stop before it began: run again to resume there.")

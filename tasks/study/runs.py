@@ -137,7 +137,7 @@ def works(root: Path, content: StudyFile) -> list[Work]:
     for seed in content.seeds:
         for name, changes in content.variants.items():
             params = load(
-                of_project(root, content.recipe), [*content.set, *changes, f"seed={seed}"]
+                in_project(root, content.recipe), [*content.set, *changes, f"seed={seed}"]
             )
             # every reply is kept, so that variants are compared prompt by prompt
             evaluate = params.evaluate.model_copy(update={"samples": params.evaluate.prompts})
@@ -155,7 +155,7 @@ def works(root: Path, content: StudyFile) -> list[Work]:
     return planned
 
 
-def of_project(root: Path, file: Path) -> Path:
+def in_project(root: Path, file: Path) -> Path:
     """A study or a recipe: the project's, else that of the code, where a worker's workspace has
     none.
     """
@@ -168,8 +168,8 @@ def _tracking_uri(root: Path, params: Params) -> str:
     """
     from tracking.client import resolved_uri
 
-    of_stack = os.environ.get("MLFLOW_TRACKING_URI") if root.resolve() != HOME else None
-    return of_stack or resolved_uri(root, params.tracking.uri)
+    uri = os.environ.get("MLFLOW_TRACKING_URI") if root.resolve() != HOME else None
+    return uri or resolved_uri(root, params.tracking.uri)
 
 
 def within(params: Params, max_usd: float | None, so_far: float) -> Params:
@@ -182,8 +182,10 @@ def within(params: Params, max_usd: float | None, so_far: float) -> Params:
             "the same command to go on."
         )
     limit = params.budget.max_usd
-    left = max_usd - so_far if limit is None else min(limit, max_usd - so_far)
-    return params.model_copy(update={"budget": params.budget.model_copy(update={"max_usd": left})})
+    max_usd_left = max_usd - so_far if limit is None else min(limit, max_usd - so_far)
+    return params.model_copy(
+        update={"budget": params.budget.model_copy(update={"max_usd": max_usd_left})}
+    )
 
 
 def make_ready(root: Path, place: Path, params: Params) -> None:

@@ -43,25 +43,25 @@ def pages(
     flow_run = start.detail.get("prefect.flow_run_id") if start else None
     cursor = load(cursor_path(root, params.tracking.uri))
     tracked = cursor.runs.get(start.run_id) if start else None
-    own = (
+    mlflow_url = (
         params.tracking.uri
         if params.tracking.uri.startswith("http")
         else f"http://{HOST}:{ports['mlflow']}"
     )
-    mlflow = os.environ.get(MLFLOW_UI_VARIABLE, own).rstrip("/")
+    mlflow = os.environ.get(MLFLOW_UI_VARIABLE, mlflow_url).rstrip("/")
     prefect = os.environ.get(PREFECT_UI_VARIABLE, f"http://{HOST}:{ports['prefect']}").rstrip("/")
-    found = {"prefect": prefect + (f"/runs/flow-run/{flow_run}" if flow_run else "")}
+    links = {"prefect": prefect + (f"/runs/flow-run/{flow_run}" if flow_run else "")}
     # MLflow opens as a tool for traces of language model applications unless it is set otherwise
     runs = (
         f"{mlflow}/#/experiments/{cursor.experiment_id}/runs"
         if cursor.experiment_id
         else f"{mlflow}/#/experiments"
     )
-    found["mlflow"] = f"{runs}{f'/{tracked}' if tracked else ''}?workflowType=machine_learning"
+    links["mlflow"] = f"{runs}{f'/{tracked}' if tracked else ''}?workflowType=machine_learning"
     if cursor.experiment_id:
-        found["runs"] = f"{runs}?{LINK_QUERY}"
+        links["runs"] = f"{runs}?{LINK_QUERY}"
     if tracked:
-        found["report"] = (
+        links["report"] = (
             f"{runs}/{tracked}/artifacts/{REPORT_ARTIFACT}?workflowType=machine_learning"
         )
-    return found
+    return links

@@ -61,7 +61,7 @@ def test_every_consumer_prices_an_hour_of_a_stage_alike(
 
         assert spent_by_stage(tmp_path, params, ["r"])[stage].usd == pytest.approx(book.usd)
 
-        left = BudgetWatch(Run(tmp_path, "other", params), stage).left(place.processes)
+        left = BudgetWatch(Run(tmp_path, "other", params), stage).time_left(place.processes)
         assert left is not None
         assert params.budget.max_usd is not None
         hours = left.seconds / HOUR

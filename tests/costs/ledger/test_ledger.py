@@ -222,7 +222,7 @@ def test_memory_that_ran_out_in_a_step_done_again_is_wasted_once(
     (stage,) = ledger(tmp_path, params).stages
     assert stage.seconds == pytest.approx(36 + 10)
     assert stage.waste_seconds == pytest.approx(6 + 10)
-    assert sum(phase.seconds for phase in stage.made) == pytest.approx(20 + 10)
+    assert sum(phase.seconds for phase in stage.useful_phases) == pytest.approx(20 + 10)
 
 
 @pytest.mark.parametrize("exit_code", [None, 2])
@@ -237,7 +237,7 @@ def test_an_attempt_that_did_nothing_wastes_nobodys_work(
     attempt(tmp_path, "ppo", 3, "a", ("update", 2, 10.0), resumed=1, code=0)
     (stage,) = ledger(tmp_path, params).stages
     assert stage.waste_seconds == pytest.approx(3)
-    assert sum(phase.seconds for phase in stage.made) == pytest.approx(20)
+    assert sum(phase.seconds for phase in stage.useful_phases) == pytest.approx(20)
 
 
 def test_work_whose_heir_was_abandoned_was_abandoned_too(tmp_path: Path, params: Params) -> None:
@@ -247,7 +247,7 @@ def test_work_whose_heir_was_abandoned_was_abandoned_too(tmp_path: Path, params:
     done_attempt(tmp_path, "ppo", 3, "a", begin=300.0, seconds=7.0, fingerprint="two")
     (stage,) = ledger(tmp_path, params).stages
     assert stage.waste_seconds == pytest.approx(20)
-    assert sum(phase.seconds for phase in stage.made) == pytest.approx(7)
+    assert sum(phase.seconds for phase in stage.useful_phases) == pytest.approx(7)
 
 
 SECONDS = st.floats(0.01, 100)
@@ -291,9 +291,11 @@ def test_what_made_the_outputs_and_the_waste_are_all_that_was_paid(
             if code is not None:
                 process.event("end", fingerprint, step=done, exit_code=code)
         (stage,) = ledger(root, params).stages
-    made = sum(phase.seconds for phase in stage.made)
+    made = sum(phase.seconds for phase in stage.useful_phases)
     assert made + stage.waste_seconds == pytest.approx(stage.seconds)
-    assert sum(phase.usd for phase in stage.made) + stage.waste_usd == pytest.approx(stage.usd)
+    assert sum(phase.usd for phase in stage.useful_phases) + stage.waste_usd == pytest.approx(
+        stage.usd
+    )
     assert sum(phase.usd for phase in stage.phases) == pytest.approx(stage.usd)
 
 
@@ -544,7 +546,7 @@ def test_a_stage_without_rows_of_its_own_is_what_the_run_says_of_it(
     pipeline(tmp_path, "b", "stage", stage="sft", **values)
     (stage,) = ledger(tmp_path, params).stages
     assert (stage.state, stage.attempt, stage.message) == (state, attempt, "")
-    assert (stage.device, stage.world_size, stage.made) == ("", 1, ())
+    assert (stage.device, stage.world_size, stage.useful_phases) == ("", 1, ())
     assert (stage.saved_seconds, stage.saved_usd) == (0.0, 0.0)
 
 

@@ -163,7 +163,12 @@ def two_stages(**changes: Any) -> tuple[Ledger, dict[str, Any]]:
     def stage(name: str, seconds: float, peak: int) -> StageCost:
         made = (PhaseCost("train", seconds, 1, 1, seconds / 1000, peak),)
         return stage_cost(
-            name, seconds=seconds, usd=seconds / 1000, peak_bytes=peak, phases=made, made=made
+            name,
+            seconds=seconds,
+            usd=seconds / 1000,
+            peak_bytes=peak,
+            phases=made,
+            useful_phases=made,
         )
 
     stages = (stage("sft", 4.0, 40), stage("reward", 6.0, 30))
@@ -207,7 +212,9 @@ def test_a_stage_that_is_not_done_or_has_no_peak_is_remembered_as_it_is(tmp_path
     book, planned = two_stages()
     stages = (
         replace(book.stages[0], state="failed"),
-        replace(book.stages[1], made=(replace(book.stages[1].made[0], peak_bytes=0),)),
+        replace(
+            book.stages[1], useful_phases=(replace(book.stages[1].useful_phases[0], peak_bytes=0),)
+        ),
     )
     planned["stages"][1]["peak_bytes_per_gpu"] = 0
     stopped = replace(book, stages=stages)

@@ -73,7 +73,7 @@ def test_the_ledger_and_the_budget_pay_for_those_that_wait(
     assert evaluate.usd == pytest.approx((1 + waiting) * 60 / 3600 * price)
     assert evaluate.idle_usd == pytest.approx(waiting * 60 / 3600 * price)
     assert evaluate.device_seconds == 60.0  # working
-    assert sum(phase.usd for phase in evaluate.made) == pytest.approx(evaluate.usd)
+    assert sum(phase.usd for phase in evaluate.useful_phases) == pytest.approx(evaluate.usd)
     attempts, _ = read_attempts(tmp_path / "runs" / "evaluate")
     paid = spent(attempts, ["r1"], StagePrice(price, rented_devices(params, "evaluate")))
     assert paid.usd == pytest.approx(evaluate.usd)

@@ -62,7 +62,7 @@ def events(project: Path) -> list[tuple[int, str, int]]:
 def test_devices_that_wait_use_the_budget_up_too(project: Path) -> None:
     alone = a_run(project, "alone", "budget.max_usd=1")
     together = a_run(project, "together", "budget.max_usd=1", "where.sft.processes=4")
-    rooms = [BudgetWatch(run, "evaluate").left(1) for run in (alone, together)]
+    rooms = [BudgetWatch(run, "evaluate").time_left(1) for run in (alone, together)]
     assert [room.seconds for room in rooms if room] == pytest.approx([1000.0, 250.0])
 
 
