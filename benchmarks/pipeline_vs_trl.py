@@ -4,7 +4,8 @@ rows, with the same tokenizer, settings and first weights, each stage a process.
     python -m benchmarks.pipeline_vs_trl --json
     python -m benchmarks.pipeline_vs_trl --set rloo.updates=4 --set reward.max_steps=100
 
-Seconds are those of the processes, imports included; memory is the largest resident set of a stage.
+Seconds are those of the processes, imports included; memory is the largest resident set of a stage
+(ours measures its own: it resets the system's high-water mark in each phase).
 Both policies answer the same held-out prompts with the same random numbers, for the gold score.
 """
 
@@ -22,7 +23,9 @@ from typing import Any, NamedTuple
 from benchmarks.projects.checkouts import ROOT
 from benchmarks.projects.processes import stage_process
 from benchmarks.trl_comparison.runs import gold_of
+from config import jsonl
 from config.load import load, write
+from config.records import UsageRow
 from config.schema import Params
 from config.sections.offline import Optimisation
 from training.modeling.models import base_model
@@ -163,16 +166,18 @@ def compare(folder: Path, overrides: Sequence[str]) -> dict[str, Any]:
     trl: dict[str, Took] = {}
     for stage in STAGES:  # in turn: a busy neighbour hits both
         module = ("training.ppo", "rloo") if stage == "rloo" else (f"training.{stage}",)
-        ours[stage] = run(folder, stage, *module)
+        seconds = run(folder, stage, *module).seconds
+        usage = jsonl.read(folder / "runs" / stage / "usage.jsonl", UsageRow).rows
+        ours[stage] = Took(seconds, max(row.peak_bytes for row in usage) / 2**20)
         trl[stage] = run(
             folder, f"trl {stage}", "benchmarks.pipeline_vs_trl", "--stage", stage, str(folder)
         )
-    seconds, peaks = (
+    totals, peaks = (
         [sum(took.seconds for took in side.values()) for side in (ours, trl)],
         [max(took.peak_mib for took in side.values()) for side in (ours, trl)],
     )
     return {
-        "seconds_ratio": seconds[0] / seconds[1],
+        "seconds_ratio": totals[0] / totals[1],
         "memory_ratio": peaks[0] / peaks[1],
         "gold": gold_of(folder / "models/rloo", folder, params),
         "trl_gold": gold_of(folder / "trl/rloo", folder, params),

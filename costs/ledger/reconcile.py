@@ -169,5 +169,5 @@ def as_dict(book: Ledger, reconciled: Reconciled) -> dict[str, Any]:
         ]
         for phase in stage["phases"]:
             phase |= comparison.phases.get(phase["phase"], UNKNOWN).as_dict()
-        del stage["made"]
+        del stage["useful_phases"]
     return content | reconciled.total.as_dict() | {"planned_hardware": reconciled.hardware}
