@@ -1,12 +1,10 @@
-"""Stop a run at random budgets, go on each time, and compare the models with those of a run that
-was never stopped.
+"""Stop a run at random budgets, go on each time, and compare the models with those of a run that was never stopped.
 
     python benchmarks/budget_stops.py [--stops 20] [--seed 1] [--recipe recipes/demo.yaml] [--json]
 
-Both runs are made in clones of this checkout (its committed code). Each stop is also held against
-its promise: within 2 % of the budget or one optimizer step, whichever is longer. A stage whose
-start alone took longer than what was left (`start_passed_it`, on a busy machine) cannot keep that:
-it does one step, checkpoints and stops.
+Both runs are made in clones of this checkout (its committed code). Each stop is also held against its promise: within
+2 % of the budget or one optimizer step, whichever is longer. A stage whose start alone took longer than what was left
+(`start_passed_it`, on a busy machine) cannot keep that: it does one step, checkpoints and stops.
 """
 
 import argparse
@@ -67,9 +65,7 @@ def longest_step(rows: list[UsageRow]) -> float:
     return max(steps.values(), default=0.0)
 
 
-def stopped_run(
-    root: Path, recipe: Path, whole: Path, stops: int, rng: random.Random
-) -> list[dict[str, Any]]:
+def stopped_run(root: Path, recipe: Path, whole: Path, stops: int, rng: random.Random) -> list[dict[str, Any]]:
     """Run all stages, each stopped at random budgets; what every stop came to."""
     seen: list[dict[str, Any]] = []
     runs: list[Run] = []
@@ -78,18 +74,9 @@ def stopped_run(
         """`seconds`: what the stage may take from here on."""
         params = load(recipe)
         spent = total(spent_by_stage(root, params, [run.run_id for run in runs]), stage).seconds
-        limit = (
-            []
-            if seconds is None
-            else [f"budget.max_hours_by_stage.{stage}={(spent + seconds) / 3600!r}"]
-        )
+        limit = [] if seconds is None else [f"budget.max_hours_by_stage.{stage}={(spent + seconds) / 3600!r}"]
         runs.append(
-            begin(
-                root,
-                f"stop-{len(runs)}",
-                load(recipe, limit),
-                {"continues": runs[-1].run_id} if runs else {},
-            )
+            begin(root, f"stop-{len(runs)}", load(recipe, limit), {"continues": runs[-1].run_id} if runs else {})
         )
         return runs[-1]
 
@@ -109,9 +96,7 @@ def stopped_run(
                 bring_up(run, stage)
             except OverBudget:
                 budget = run.params.budget.max_hours_by_stage[stage] * 3600
-                spent = total(
-                    spent_by_stage(root, run.params, [each.run_id for each in runs]), stage
-                ).seconds
+                spent = total(spent_by_stage(root, run.params, [each.run_id for each in runs]), stage).seconds
                 own = usage(root, stage)[attempts:]
                 allowed = max(SHARE_OF_BUDGET * budget, longest_step(own)) + POLL_SECONDS
                 seen.append(
@@ -121,9 +106,7 @@ def stopped_run(
                         "spent_seconds": spent,
                         "allowed_seconds": allowed,
                         "began": bool(own),
-                        "start_passed_it": spent
-                        - sum(row.seconds for row in own if row.phase != "start")
-                        > budget,
+                        "start_passed_it": spent - sum(row.seconds for row in own if row.phase != "start") > budget,
                         "kept": spent - budget <= allowed,
                     }
                 )
@@ -133,9 +116,7 @@ def stopped_run(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stops", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--recipe", type=Path, default=ROOT / "recipes/demo.yaml")
@@ -148,10 +129,7 @@ def main() -> int:
         for stage in STAGES:
             bring_up(run, stage)
         stops = stopped_run(stopped, recipe, whole, arguments.stops, random.Random(arguments.seed))
-        same = {
-            stage: digest(whole / "models" / stage) == digest(stopped / "models" / stage)
-            for stage in STOPPED
-        }
+        same = {stage: digest(whole / "models" / stage) == digest(stopped / "models" / stage) for stage in STOPPED}
     late = sum(stop["start_passed_it"] for stop in stops)
     result = {
         "stops": len(stops),
@@ -160,11 +138,7 @@ def main() -> int:
         "identical": same,
     }
     print(json.dumps(result | {"each": stops}, indent=1) if arguments.json else json.dumps(result))
-    return (
-        0
-        if all(same.values()) and all(stop["kept"] or stop["start_passed_it"] for stop in stops)
-        else 1
-    )
+    return 0 if all(same.values()) and all(stop["kept"] or stop["start_passed_it"] for stop in stops) else 1
 
 
 if __name__ == "__main__":

@@ -1,19 +1,18 @@
-"""Kills training processes at random moments and starts them again: do they end with the bits of
-the run that was never killed?
+"""Kills training processes at random moments and starts them again: do they end with the bits of the run that was
+never killed?
 
     python benchmarks/crash_resume.py [--kills 60] [--seed 1] [--start fork|exec] [--json]
 
-A tiny helpdesk run of the stages sft, reward, ppo and distill. Each stage first runs undisturbed;
-then it is started, killed with SIGKILL at a moment uniform over the seconds of that run, started
-again, killed again ..., until it is done, and then from the beginning, until it had its share of
-the kills. Every output is compared with that of the undisturbed run, and while a process works and
-after every kill whatever is visible of an output must be the whole previous one or the whole new
-one.
+A tiny helpdesk run of the stages sft, reward, ppo and distill. Each stage first runs undisturbed; then it is started,
+killed with SIGKILL at a moment uniform over the seconds of that run, started again, killed again ..., until it is
+done, and then from the beginning, until it had its share of the kills. Every output is compared with that of the
+undisturbed run, and while a process works and after every kill whatever is visible of an output must be the whole
+previous one or the whole new one.
 
 --start fork  (the default) forks the stage's process from one that has imported everything and
               computed nothing, so that kills hit the
-              stage's work; exec starts `python -m training.<stage>` as the pipeline does: most
-              kills then hit the imports.
+              stage's work; exec starts `python -m training.<stage>` as the pipeline does: most kills then hit the
+              imports.
 """
 
 import argparse
@@ -45,12 +44,7 @@ from training.process.stage import run_stage  # noqa: E402
 TRAINED = ("sft", "reward", "ppo", "distill")
 OUTPUTS = {
     "sft": ("models/sft", "metrics/sft.json", "plots/sft.csv"),
-    "reward": (
-        "models/reward",
-        "metrics/reward.json",
-        "plots/reward.csv",
-        "plots/reward_calibration.csv",
-    ),
+    "reward": ("models/reward", "metrics/reward.json", "plots/reward.csv", "plots/reward_calibration.csv"),
     "ppo": ("models/ppo", "metrics/ppo.json", "plots/ppo.csv"),
     "distill": ("models/distill", "metrics/distill.json", "plots/distill.csv"),
 }
@@ -124,9 +118,7 @@ class Tally:
 
 
 def begin(root: Path, stage: str, start: str) -> int:
-    """Start the stage in `root` as a process of its own; its id. What it prints goes to
-    runs/<stage>/log.txt.
-    """
+    """Start the stage in `root` as a process of its own; its id. What it prints goes to runs/<stage>/log.txt."""
     (root / "runs" / stage).mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     pid = os.fork()
@@ -139,9 +131,7 @@ def begin(root: Path, stage: str, start: str) -> int:
         os.dup2(log, 2)
         if start == "exec":
             environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-            os.execve(
-                sys.executable, [sys.executable, "-m", stage_module(stage), stage], environment
-            )
+            os.execve(sys.executable, [sys.executable, "-m", stage_module(stage), stage], environment)
         code = run_stage(stage, *entry(stage))
         sys.stdout.flush()
         os._exit(code)
@@ -156,16 +146,12 @@ def finished(root: Path, stage: str, start: str) -> float:
     began = time.monotonic()
     _, status = os.waitpid(begin(root, stage, start), 0)
     if os.waitstatus_to_exitcode(status) != 0:
-        sys.exit(
-            f"{stage} failed:\n{(root / 'runs' / stage / 'log.txt').read_text('utf-8')[-2000:]}"
-        )
+        sys.exit(f"{stage} failed:\n{(root / 'runs' / stage / 'log.txt').read_text('utf-8')[-2000:]}")
     return time.monotonic() - began
 
 
 def killed(root: Path, stage: str, start: str, after_seconds: float, watch: "Watch") -> bool:
-    """Start the stage and kill it after a time, watching its outputs; False if it was done
-    before.
-    """
+    """Start the stage and kill it after a time, watching its outputs; False if it was done before."""
     began = time.monotonic()
     pid = begin(root, stage, start)
     try:
@@ -174,10 +160,7 @@ def killed(root: Path, stage: str, start: str, after_seconds: float, watch: "Wat
             if done:
                 pid = 0
                 if os.waitstatus_to_exitcode(status) != 0:
-                    sys.exit(
-                        f"{stage} "
-                        f"failed:\n{(root / 'runs' / stage / 'log.txt').read_text('utf-8')[-2000:]}"
-                    )
+                    sys.exit(f"{stage} failed:\n{(root / 'runs' / stage / 'log.txt').read_text('utf-8')[-2000:]}")
                 return False
             watch.look()
             time.sleep(POLL_SECONDS)
@@ -199,21 +182,15 @@ def contents(root: Path, output: str) -> Contents:
     path = root / output
     if path.is_file():
         return {output: path.read_bytes()}
-    return {
-        str(file.relative_to(root)): file.read_bytes()
-        for file in sorted(path.rglob("*"))
-        if file.is_file()
-    }
+    return {str(file.relative_to(root)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
 
 
 class Watch:
-    """Looks at the outputs of a stage from outside: each must be the whole previous one, the whole
-    new one, or absent.
+    """Looks at the outputs of a stage from outside: each must be the whole previous one, the whole new one, or
+    absent.
     """
 
-    def __init__(
-        self, root: Path, stage: str, previous: dict[str, Contents], new: dict[str, Contents]
-    ) -> None:
+    def __init__(self, root: Path, stage: str, previous: dict[str, Contents], new: dict[str, Contents]) -> None:
         self._root = root
         self._stage = stage
         self._allowed = {output: (previous[output], new[output]) for output in OUTPUTS[stage]}
@@ -224,9 +201,7 @@ class Watch:
         """A quick look by names and sizes, as often as possible while a process works."""
         for output, allowed in self._allowed.items():
             sizes = self._sizes(output)
-            if sizes and sizes not in [
-                {name: len(content) for name, content in whole.items()} for whole in allowed
-            ]:
+            if sizes and sizes not in [{name: len(content) for name, content in whole.items()} for whole in allowed]:
                 self.half_written.add(output)
 
     def _sizes(self, output: str) -> dict[str, int]:
@@ -252,14 +227,12 @@ class Watch:
 
     def replaced(self) -> int:
         """Outputs that are the new ones."""
-        return sum(
-            contents(self._root, output) == self._new[output] for output in OUTPUTS[self._stage]
-        )
+        return sum(contents(self._root, output) == self._new[output] for output in OUTPUTS[self._stage])
 
 
 def doing(root: Path, stage: str, began: float, watch: Watch) -> str:
-    """What the newest attempt was at when it was killed, from what it left behind. `began` is in
-    seconds since the epoch.
+    """What the newest attempt was at when it was killed, from what it left behind. `began` is in seconds since the
+    epoch.
     """
     checkpoints = [
         *(root / "checkpoints" / stage).glob("*/.step-*.new"),
@@ -267,21 +240,13 @@ def doing(root: Path, stage: str, began: float, watch: Watch) -> str:
     ]
     if any(path.stat().st_mtime >= began for path in checkpoints):
         return "checkpointing"
-    temporary = [
-        path
-        for output in OUTPUTS[stage]
-        for path in (root / output).parent.glob(f".{Path(output).name}.*")
-    ]
+    temporary = [path for output in OUTPUTS[stage] for path in (root / output).parent.glob(f".{Path(output).name}.*")]
     if temporary or watch.replaced():
         return "saving"
     usage = jsonl.read(root / "runs" / stage / "usage.jsonl", UsageRow).rows
     if not usage or usage[-1].time < began:
         return "starting"
-    return (
-        "evaluating"
-        if last_step(root, stage, usage[-1].attempt) >= LAST_STEP[stage]
-        else "training"
-    )
+    return "evaluating" if last_step(root, stage, usage[-1].attempt) >= LAST_STEP[stage] else "training"
 
 
 def last_step(root: Path, stage: str, attempt: int) -> int:
@@ -299,13 +264,8 @@ def last_step(root: Path, stage: str, attempt: int) -> int:
 def steps_done_again(root: Path, stage: str) -> int:
     """Steps of every attempt beyond the one its successor went on from."""
     rows = jsonl.read(root / "runs" / stage / "attempts.jsonl", AttemptRow).rows
-    began_at = {row.attempt: 0 for row in rows} | {
-        row.attempt: row.step for row in rows if row.event == "resume"
-    }
-    return sum(
-        max(0, last_step(root, stage, attempt) - began_at.get(attempt + 1, 10**9))
-        for attempt in began_at
-    )
+    began_at = {row.attempt: 0 for row in rows} | {row.attempt: row.step for row in rows if row.event == "resume"}
+    return sum(max(0, last_step(root, stage, attempt) - began_at.get(attempt + 1, 10**9)) for attempt in began_at)
 
 
 # ---------------------------------------------------------------- the experiment
@@ -321,8 +281,8 @@ def undisturbed(folder: Path, start: str) -> tuple[Path, dict[str, float]]:
 
 
 def before(reference: Path, root: Path, stage: str) -> dict[str, Contents]:
-    """Make `root` the project in which the stages before `stage` have run, with an earlier output
-    of `stage` in place; that output.
+    """Make `root` the project in which the stages before `stage` have run, with an earlier output of `stage` in place;
+    that output.
     """
     shutil.copytree(reference, root, ignore=shutil.ignore_patterns("runs", "checkpoints"))
     for output in OUTPUTS[stage]:
@@ -336,12 +296,8 @@ def before(reference: Path, root: Path, stage: str) -> dict[str, Contents]:
     return {output: contents(root, output) for output in OUTPUTS[stage]}
 
 
-def crash_and_resume(
-    reference: Path, folder: Path, tally: Tally, kills: int, rng: random.Random, start: str
-) -> None:
-    """Runs of a stage until it was killed `kills` times, each to its end; what happened goes to
-    `tally`.
-    """
+def crash_and_resume(reference: Path, folder: Path, tally: Tally, kills: int, rng: random.Random, start: str) -> None:
+    """Runs of a stage until it was killed `kills` times, each to its end; what happened goes to `tally`."""
     stage = tally.stage
     new = {output: contents(reference, output) for output in OUTPUTS[stage]}
     while tally.kills < kills:
@@ -352,11 +308,7 @@ def crash_and_resume(
             last = tally.kills >= kills
             began, wall = time.monotonic(), time.time()
             is_done = not killed(
-                root,
-                stage,
-                start,
-                PATIENCE_SECONDS if last else rng.uniform(0, tally.undisturbed_seconds),
-                watch,
+                root, stage, start, PATIENCE_SECONDS if last else rng.uniform(0, tally.undisturbed_seconds), watch
             )
             tally.seconds += time.monotonic() - began
             watch.look_closely()
@@ -409,16 +361,11 @@ def show(found: dict[str, Any]) -> None:
         print(
             f"{row['stage']:<8}{row['kills']:>6}{counts}{row['runs']:>6}{row['identical_runs']:>11}{row['steps_lost']:>12}{row['seconds_lost']:>14.1f}"
         )
-    print(
-        f"\nbit-identical: {found['identical']}; outputs seen half-written: "
-        f"{len(found['half_written'])}"
-    )
+    print(f"\nbit-identical: {found['identical']}; outputs seen half-written: {len(found['half_written'])}")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--start", choices=("fork", "exec"), default="fork")

@@ -1,11 +1,11 @@
-"""Time and memory of the stages by the number of rows: is the data stage linear in time and flat in
-memory, and do the others start on many rows with no more memory than on few?
+"""Time and memory of the stages by the number of rows: is the data stage linear in time and flat in memory, and do the
+others start on many rows with no more memory than on few?
 
     python -m benchmarks.data_at_size --rows 200000 --json
     python -m benchmarks.data_at_size --rows 1000000 --row-bytes 2100 --stages data
 
-It writes a file of generated preference pairs, prepares a quarter, a half and all of them with
-`python -m training.data`, and takes two steps of SFT and of the reward model on each.
+It writes a file of generated preference pairs, prepares a quarter, a half and all of them with `python -m
+training.data`, and takes two steps of SFT and of the reward model on each.
 """
 
 import argparse
@@ -76,9 +76,7 @@ def at_size(folder: Path, rows: int, row_bytes: int, names: Sequence[str]) -> di
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--row-bytes", type=int, default=180, help="of the file, about")
     parser.add_argument("--stages", nargs="+", default=["data", "sft", "reward"])
@@ -90,9 +88,7 @@ def main() -> None:
             rows = round(options.rows * part)
             sizes.append(at_size(Path(folder) / str(part), rows, options.row_bytes, options.stages))
             stages = sizes[-1]["stages"]
-            line = ", ".join(
-                f"{s} {m['seconds']:.1f} s {m['mib']:.0f} MiB" for s, m in stages.items()
-            )
+            line = ", ".join(f"{s} {m['seconds']:.1f} s {m['mib']:.0f} MiB" for s, m in stages.items())
             print(f"{sizes[-1]['rows']:,} pairs: {line}", file=sys.stderr)
     small, large = sizes[0]["stages"]["data"], sizes[-1]["stages"]["data"]
     rows = sizes[-1]["rows"] - sizes[0]["rows"]

@@ -1,10 +1,10 @@
-"""The figures of the demo recipe: time of the whole pipeline and of reruns, quality of every stage,
-over several seeds.
+"""The figures of the demo recipe: time of the whole pipeline and of reruns, quality of every stage, over several
+seeds.
 
     python benchmarks/demo_figures.py [--seeds 1 2 3] [--recipe recipes/demo.yaml] [--json]
 
-Each seed runs in a clone of its own (with this checkout's committed code), so nothing is reused and
-no file of yours is touched.
+Each seed runs in a clone of its own (with this checkout's committed code), so nothing is reused and no file of yours
+is touched.
 """
 
 import argparse
@@ -69,16 +69,13 @@ def measure(folder: Path, recipe: str, seed: int, reruns: bool) -> dict[str, Any
     run = ("run", "--recipe", recipe, "--set", f"seed={seed}", "--json")
     seconds, output = rlhf(folder, *run)
     reward, evaluation = (
-        json.loads((folder / f"metrics/{name}.json").read_text(encoding="utf-8"))
-        for name in ("reward", "evaluate")
+        json.loads((folder / f"metrics/{name}.json").read_text(encoding="utf-8")) for name in ("reward", "evaluate")
     )
     limit = reward["bayes_accuracy"]
     figures: dict[str, Any] = {
         "seed": seed,
         "seconds": seconds,
-        "stage_seconds": {
-            stage["stage"]: stage["seconds"] for stage in json.loads(output)["stages"]
-        },
+        "stage_seconds": {stage["stage"]: stage["seconds"] for stage in json.loads(output)["stages"]},
         "reward_accuracy": reward["accuracy"],
         "bayes_accuracy": limit,
         "gap_to_bayes": None if limit is None else limit - reward["accuracy"],
@@ -95,12 +92,8 @@ def rerun_figures(folder: Path, run: tuple[str, ...]) -> dict[str, Any]:
     """Seconds of the same run again: unchanged, with another price, beside servers."""
     figures: dict[str, Any] = {}
     figures["rerun_seconds"] = rlhf(folder, *run)[0]
-    figures["price_change_seconds"], after = rlhf(
-        folder, *run, "--set", "prices.usd_per_device_hour=0.2"
-    )
-    figures["price_change_trains"] = [
-        stage["stage"] for stage in json.loads(after)["stages"] if not stage["cached"]
-    ]
+    figures["price_change_seconds"], after = rlhf(folder, *run, "--set", "prices.usd_per_device_hour=0.2")
+    figures["price_change_trains"] = [stage["stage"] for stage in json.loads(after)["stages"] if not stage["cached"]]
     prefect_port, mlflow_port = str(free_port()), str(free_port())
     rlhf(folder, "up", "--prefect-port", prefect_port, "--mlflow-port", mlflow_port)
     try:
@@ -111,9 +104,7 @@ def rerun_figures(folder: Path, run: tuple[str, ...]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--recipe", default="recipes/demo.yaml")
     parser.add_argument("--json", action="store_true")
@@ -132,11 +123,7 @@ def main() -> None:
     for name in names:
         print(f"| {name} | " + " | ".join(_shown(row.get(name)) for row in rows) + " |")
     for stage in rows[0]["stage_seconds"]:
-        print(
-            f"| {stage} seconds | "
-            + " | ".join(_shown(row["stage_seconds"][stage]) for row in rows)
-            + " |"
-        )
+        print(f"| {stage} seconds | " + " | ".join(_shown(row["stage_seconds"][stage]) for row in rows) + " |")
 
 
 def _shown(value: Any) -> str:

@@ -2,17 +2,16 @@
 
     python -m benchmarks.faults [--seed 1] [--faults 20] [--kind "kill stage"] [--json] [--again]
 
-Processes die by kill -9 (pipeline, also while DVC records, stage, servers, container, worker, all
-at once), terminals and pipes close, disks fill up, MLflow, Prefect and the store go away for a
-while, an MLflow run is deleted, the clock jumps; at moments drawn from the seed, in local runs and
-in runs whose stage is placed on a Prefect work pool with a worker. Then `rlhf run` again, and
-whatever its messages tell somebody to do. A fault is recovered if that run completes, `models/`
-has the undisturbed bits, every row is in MLflow exactly once, the ledger has the time of the
+Processes die by kill -9 (pipeline, also while DVC records, stage, servers, container, worker, all at once), terminals
+and pipes close, disks fill up, MLflow, Prefect and the store go away for a while, an MLflow run is deleted, the clock
+jumps; at moments drawn from the seed, in local runs and in runs whose stage is placed on a Prefect work pool with a
+worker. Then `rlhf run` again, and whatever its messages tell somebody to do. A fault is recovered if that run
+completes, `models/` has the undisturbed bits, every row is in MLflow exactly once, the ledger has the time of the
 processes within 1% or 2 s, nothing was promoted, and no process and no lock is left.
 
-Each case is a line of .bench/faults/seed-<S>.jsonl as soon as it is done: started again, the
-same seed goes on where it stopped. --again does the cases again that were not recovered. Linux; as
-root for full disks (a tmpfs), with a C compiler for the clock.
+Each case is a line of .bench/faults/seed-<S>.jsonl as soon as it is done: started again, the same seed goes on where
+it stopped. --again does the cases again that were not recovered. Linux; as root for full disks (a tmpfs), with a C
+compiler for the clock.
 """
 
 import argparse
@@ -106,9 +105,7 @@ def faulted(kind: Kind, moment: moments.Moment, scene: Scene) -> dict[str, Any]:
     outage = scene.rng.choice(kind.outages)
     scene.run = Terminal(scene, kind.way)
     process = scene.run.process
-    struck = moments.reached(
-        moment, scene.project, scene.witness, lambda: process.poll() is not None
-    )
+    struck = moments.reached(moment, scene.project, scene.witness, lambda: process.poll() is not None)
     undo = (kind.strike(scene) if struck else None) or (lambda: None)
     if outage is not None:
         with suppress(subprocess.TimeoutExpired):
@@ -201,10 +198,7 @@ def small_disk(project: Project, wanted: bool) -> Iterator[None]:
         return
     for child in project.root.iterdir():
         shutil.rmtree(child) if child.is_dir() else child.unlink()
-    used = sum(
-        -(-path.lstat().st_size // 4096) * 4096
-        for path in (project.undisturbed / "project").rglob("*")
-    )
+    used = sum(-(-path.lstat().st_size // 4096) * 4096 for path in (project.undisturbed / "project").rglob("*"))
     size = f"size={used + ROOM_BYTES}"
     subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(project.root)], check=True)
     try:
@@ -244,9 +238,7 @@ def table(lines: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--faults", type=int, default=len(KINDS))
     parser.add_argument("--folder", type=Path, default=FOLDER, help="results, and the project")

@@ -1,14 +1,13 @@
-"""Every stage, method, layout, adapter and rollout engine on this machine's accelerator: which end
-well, in what time and memory; and how fast training and sampling are at real sizes.
+"""Every stage, method, layout, adapter and rollout engine on this machine's accelerator: which end well, in what time
+and memory; and how fast training and sampling are at real sizes.
 
     python -m benchmarks.gpu_report            # what is not measured yet, within 8 minutes
     python -m benchmarks.gpu_report --parts matrix --cpu --json
 
-A cell is a stage process on a small model with other params. Cells that ended well are kept under
---work and not run again, so the command resumes where its time was up. Without an accelerator it
-exits with 2; with --cpu it runs the matrix on the CPU, whose figures belong beside the others. The
-memory that the plan of a cell says is compared with what the allocator held, also on the device of
-the tests that only pretends to be an accelerator and counts every byte:
+A cell is a stage process on a small model with other params. Cells that ended well are kept under --work and not run
+again, so the command resumes where its time was up. Without an accelerator it exits with 2; with --cpu it runs the
+matrix on the CPU, whose figures belong beside the others. The memory that the plan of a cell says is compared with
+what the allocator held, also on the device of the tests that only pretends to be an accelerator and counts every byte:
 
     PYTHONPATH=$PWD/tests/pretend/hook python -m benchmarks.gpu_report --parts matrix
 """
@@ -94,8 +93,8 @@ class Outcome(NamedTuple):
     """Of the process."""
     peak_bytes: int
     phases: dict[str, dict[str, float]]
-    """Seconds, tokens and peak bytes of each phase, without the first step, which warms up; and
-    planned bytes, for the sequences that it had.
+    """Seconds, tokens and peak bytes of each phase, without the first step, which warms up; and planned bytes, for the
+    sequences that it had.
     """
     metrics: dict[str, float]
     """The last row."""
@@ -124,9 +123,7 @@ BASE_STAGES = ("data", "sft", "reward")
 def matrix() -> tuple[list[Cell], list[Cell]]:
     """The stages that others start from, in order; and those that start from them."""
     first = [
-        Cell(f"{base} {stage}", stage, overrides, base)
-        for base, overrides in BASES.items()
-        for stage in BASE_STAGES
+        Cell(f"{base} {stage}", stage, overrides, base) for base, overrides in BASES.items() for stage in BASE_STAGES
     ]
     then = []
     for base, overrides in BASES.items():
@@ -251,11 +248,7 @@ def figures(folder: Path, stage: str) -> tuple[int, dict[str, dict[str, float]],
         for name, planned in planned_bytes(folder, stage, usage).items():
             if name in phases:
                 phases[name]["planned_bytes"] = planned
-    return (
-        max((row.peak_bytes for row in usage), default=0),
-        phases,
-        dict(rows[-1].values) if rows else {},
-    )
+    return (max((row.peak_bytes for row in usage), default=0), phases, dict(rows[-1].values) if rows else {})
 
 
 def planned_bytes(folder: Path, stage: str, usage: Sequence[UsageRow]) -> dict[str, float]:
@@ -320,9 +313,7 @@ def speed_cells(shape: str, batch: int, new_tokens: int) -> list[Cell]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=("matrix", "speed"),
                         default=["matrix", "speed"])  # fmt: skip
     parser.add_argument("--cells", default="", help="only those whose name has this in it")

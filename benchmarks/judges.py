@@ -4,9 +4,9 @@
     python -m benchmarks.judges --votes testset-v1.json --json
     python -m benchmarks.judges --votes testset-v1.json --url http://127.0.0.1:8000/v1 --model M
 
-The votes (as recipes/votes-cpu.yaml reads them) are split by prompt: --learn of them for judges
-that learn, TEST to judge them on, the rest for the SFT model that the judge's own reward model
-starts from. Answers of an endpoint are kept under --work: a measurement that was stopped goes on.
+The votes (as recipes/votes-cpu.yaml reads them) are split by prompt: --learn of them for judges that learn, TEST to
+judge them on, the rest for the SFT model that the judge's own reward model starts from. Answers of an endpoint are
+kept under --work: a measurement that was stopped goes on.
 """
 
 import argparse
@@ -54,9 +54,7 @@ def measured(work: Path, params: Any, most: int | None) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--votes", type=Path, required=True, help="human votes, such as PandaLM's")
     parser.add_argument("--learn", type=float, default=0.45, help="share of prompts to learn from")
     parser.add_argument("--encoder", default=str(ROOT / "models/judge/minilm"))

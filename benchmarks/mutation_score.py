@@ -1,9 +1,8 @@
 """How many mutants of the pure cores the quick tests kill: `make mutate SEED=1 MUTANTS=400`.
 
-mutmut writes every mutant of the files that [tool.mutmut] of pyproject.toml names into mutants/,
-notes which test calls which function, and forks a process for each mutant that runs those tests.
-This draws some of them by a seed and lists what survived, each with its reason where
-equivalent_mutants.yaml has one.
+mutmut writes every mutant of the files that [tool.mutmut] of pyproject.toml names into mutants/, notes which test
+calls which function, and forks a process for each mutant that runs those tests. This draws some of them by a seed and
+lists what survived, each with its reason where equivalent_mutants.yaml has one.
 """
 
 import argparse
@@ -67,9 +66,7 @@ def statuses(files: Sequence[Path]) -> dict[str, str]:
 def change(name: str, path: Path) -> tuple[str, str]:
     """The code that a mutant takes away and what it puts there, each on one line."""
     lines = get_diff_for_mutant(name, path=path).splitlines()[2:]
-    return tuple(
-        " ".join(line[1:].strip() for line in lines if line.startswith(sign)) for sign in "-+"
-    )
+    return tuple(" ".join(line[1:].strip() for line in lines if line.startswith(sign)) for sign in "-+")
 
 
 def reasons() -> dict[tuple[str, str, str], str]:
@@ -78,9 +75,7 @@ def reasons() -> dict[tuple[str, str, str], str]:
     return {(row["function"], row["removed"], row["added"]): row["reason"] for row in rows}
 
 
-def survivors(
-    names: Sequence[str], found: dict[str, str], files: dict[str, Path]
-) -> list[Survivor]:
+def survivors(names: Sequence[str], found: dict[str, str], files: dict[str, Path]) -> list[Survivor]:
     """The mutants of `names` that no test killed."""
     known = reasons()
     said = []
@@ -120,10 +115,7 @@ def main() -> int:
     for one in alive:
         why = one.reason or "a test is missing"
         print(f"{one.name}\n  - {one.removed}\n  + {one.added}\n  {why}")
-    print(
-        f"seed {options.seed}: {len(names)} of {len(files)} mutants in {minutes:.0f} minutes, "
-        f"{score:.1%} killed"
-    )
+    print(f"seed {options.seed}: {len(names)} of {len(files)} mutants in {minutes:.0f} minutes, {score:.1%} killed")
     print(", ".join(f"{number} {status}" for status, number in counted.most_common()))
     print(f"{sum(one.reason is not None for one in alive)} of {len(alive)} others are equivalent")
     return 0 if score >= options.least else 1

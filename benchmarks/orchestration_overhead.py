@@ -2,19 +2,18 @@
 
     python benchmarks/orchestration_overhead.py [--runs 3] [--json]
 
-In a checkout of its own, over the tiny recipe of the end-to-end tests; every stage is computed anew
-each time. In turns:
+In a checkout of its own, over the tiny recipe of the end-to-end tests; every stage is computed anew each time. In
+turns:
 
 bare       `python -m training.STAGE`, one after the other
 running    `rlhf run` with the servers of `rlhf up`: plan, DVC, Prefect, MLflow and the report come
            on top
 temporary  `rlhf run` with the temporary Prefect server that it starts itself
 
-On a shared machine the stages themselves differ by more than what is looked for, so the time that
-the stages account for in their own rows is taken off, on both sides: overhead = (wall - rows) of
-the flow - (wall - rows) of the bare processes. Medians over the runs. Other work on the cores
-stretches that too; what it cannot change much is the processor time, flow less bare, which is
-shown beside it. Exit code 1 if the overhead is above its limit.
+On a shared machine the stages themselves differ by more than what is looked for, so the time that the stages account
+for in their own rows is taken off, on both sides: overhead = (wall - rows) of the flow - (wall - rows) of the bare
+processes. Medians over the runs. Other work on the cores stretches that too; what it cannot change much is the
+processor time, flow less bare, which is shown beside it. Exit code 1 if the overhead is above its limit.
 """
 
 import argparse
@@ -52,9 +51,7 @@ class Timing(NamedTuple):
     rows_seconds: float
     """What the stages account for themselves: from the start of each process to its last row."""
     cpu_seconds: float
-    """Processor time of all processes that were waited for; that of the servers of `rlhf up` is not
-    in it.
-    """
+    """Processor time of all processes that were waited for; that of the servers of `rlhf up` is not in it."""
 
     @property
     def rest_seconds(self) -> float:
@@ -101,9 +98,7 @@ def cpu_seconds() -> float:
 
 def rows_seconds(root: Path) -> float:
     return sum(
-        row.seconds
-        for stage in STAGES
-        for row in jsonl.read(root / "runs" / stage / "usage.jsonl", UsageRow).rows
+        row.seconds for stage in STAGES for row in jsonl.read(root / "runs" / stage / "usage.jsonl", UsageRow).rows
     )
 
 
@@ -127,15 +122,12 @@ def python(root: Path, *arguments: str) -> None:
     )
     if done.returncode:
         raise SystemExit(
-            f"{' '.join(arguments)} ended with "
-            f"{done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+            f"{' '.join(arguments)} ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
         )
 
 
 def measure(root: Path, runs: int, ports: list[str]) -> dict[str, list[Timing]]:
-    """The three ways, after one run of each kind that warms the file cache and makes the
-    databases.
-    """
+    """The three ways, after one run of each kind that warms the file cache and makes the databases."""
     bare = [["-m", stage_module(stage), stage] for stage in STAGES]
     flow = [["-m", "cli.main", "run", "--json"]]
     seeds = iter(range(1000, 10_000))
@@ -171,20 +163,13 @@ def main() -> int:
         timings = {way: [each._asdict() for each in timings] for way, timings in found.items()}
         print(
             json.dumps(
-                {
-                    "timings": timings,
-                    "overhead": {way: result._asdict() for way, result in results.items()},
-                },
-                indent=2,
+                {"timings": timings, "overhead": {way: result._asdict() for way, result in results.items()}}, indent=2
             )
         )
     for way, result in results.items():
         if not chosen.json:
             allowed = f"{len(STAGES)} stages, at most {result.limit_seconds:.0f} s"
-            print(
-                f"{way:<10} {result.seconds:5.1f} s over {allowed}; {result.cpu_seconds:.1f} s of "
-                "processor time"
-            )
+            print(f"{way:<10} {result.seconds:5.1f} s over {allowed}; {result.cpu_seconds:.1f} s of processor time")
     return 0 if all(result.kept for result in results.values()) else 1
 
 

@@ -1,11 +1,11 @@
-"""Our pipeline against the one that a user of TRL writes: SFT, reward model and RLOO on the same
-rows, with the same tokenizer, settings and first weights, each stage a process.
+"""Our pipeline against the one that a user of TRL writes: SFT, reward model and RLOO on the same rows, with the same
+tokenizer, settings and first weights, each stage a process.
 
     python -m benchmarks.pipeline_vs_trl --json
     python -m benchmarks.pipeline_vs_trl --set rloo.updates=4 --set reward.max_steps=100
 
-Seconds are those of the processes, imports included; memory is the largest resident set of a stage
-(ours measures its own: it resets the system's high-water mark in each phase).
+Seconds are those of the processes, imports included; memory is the largest resident set of a stage (ours measures its
+own: it resets the system's high-water mark in each phase).
 Both policies answer the same held-out prompts with the same random numbers, for the gold score.
 """
 
@@ -92,10 +92,7 @@ def trl_stage(stage: str, folder: Path) -> None:
         from trl import RLOOConfig, RLOOTrainer
 
         trainer = RLOOTrainer(
-            str(folder / "trl/sft"),
-            str(folder / "trl/reward"),
-            RLOOConfig(**online(params, out)),
-            **common,
+            str(folder / "trl/sft"), str(folder / "trl/reward"), RLOOConfig(**online(params, out)), **common
         )
     trainer.train()
     trainer.save_model(out)
@@ -169,9 +166,7 @@ def compare(folder: Path, overrides: Sequence[str]) -> dict[str, Any]:
         seconds = run(folder, stage, *module).seconds
         usage = jsonl.read(folder / "runs" / stage / "usage.jsonl", UsageRow).rows
         ours[stage] = Took(seconds, max(row.peak_bytes for row in usage) / 2**20)
-        trl[stage] = run(
-            folder, f"trl {stage}", "benchmarks.pipeline_vs_trl", "--stage", stage, str(folder)
-        )
+        trl[stage] = run(folder, f"trl {stage}", "benchmarks.pipeline_vs_trl", "--stage", stage, str(folder))
     totals, peaks = (
         [sum(took.seconds for took in side.values()) for side in (ours, trl)],
         [max(took.peak_mib for took in side.values()) for side in (ours, trl)],
@@ -181,16 +176,12 @@ def compare(folder: Path, overrides: Sequence[str]) -> dict[str, Any]:
         "memory_ratio": peaks[0] / peaks[1],
         "gold": gold_of(folder / "models/rloo", folder, params),
         "trl_gold": gold_of(folder / "trl/rloo", folder, params),
-        "stages": {
-            stage: {"ours": ours[stage]._asdict(), "trl": trl[stage]._asdict()} for stage in STAGES
-        },
+        "stages": {stage: {"ours": ours[stage]._asdict(), "trl": trl[stage]._asdict()} for stage in STAGES},
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument("--stage", choices=STAGES, help=argparse.SUPPRESS)
     parser.add_argument("folder", nargs="?", type=Path, help=argparse.SUPPRESS)
@@ -206,10 +197,7 @@ def main() -> None:
         return
     for stage, sides in result["stages"].items():
         (our_seconds, our_mib), (seconds, mib) = (side.values() for side in sides.values())
-        print(
-            f"{stage:<8}{our_seconds:>8.1f} s {our_mib:>7.0f} MiB   TRL {seconds:>8.1f} s "
-            f"{mib:>7.0f} MiB"
-        )
+        print(f"{stage:<8}{our_seconds:>8.1f} s {our_mib:>7.0f} MiB   TRL {seconds:>8.1f} s {mib:>7.0f} MiB")
     print(
         f"{result['seconds_ratio']:.2f} of TRL's time, {result['memory_ratio']:.2f} of its memory; "
         f"gold {result['gold']:.3f}, TRL {result['trl_gold']:.3f}"

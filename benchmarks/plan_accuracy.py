@@ -1,11 +1,10 @@
-"""How far the plan of a recipe is off on this machine: in a clone of its own `rlhf calibrate`, then
-the whole run, and every stage's planned time and memory beside the measured ones.
+"""How far the plan of a recipe is off on this machine: in a clone of its own `rlhf calibrate`, then the whole run, and
+every stage's planned time and memory beside the measured ones.
 
     python benchmarks/plan_accuracy.py [--recipes demo demo-distill] [--runs 3] [--write]
 
-Each recipe is calibrated once and run with as many seeds as there are runs. smollm-cpu and
-smollm-distill fetch their model first, and take half an hour a run. --write puts the intervals into
-costs/tables/checked_cpu.yaml.
+Each recipe is calibrated once and run with as many seeds as there are runs. smollm-cpu and smollm-distill fetch their
+model first, and take half an hour a run. --write puts the intervals into costs/tables/checked_cpu.yaml.
 """
 
 import argparse
@@ -78,10 +77,7 @@ def compared(recipe: str, seed: int, stage: dict[str, Any], billions: float) -> 
 
 def table(found: Sequence[Compared]) -> str:
     """Errors by recipe and stage, and their means."""
-    lines = [
-        "| recipe | stage | seconds measured, planned | error | memory |",
-        "|---|---|--:|--:|--:|",
-    ]
+    lines = ["| recipe | stage | seconds measured, planned | error | memory |", "|---|---|--:|--:|--:|"]
     for each in found:
         memory = f"{error(each.peak_bytes):+.1%}" if each.peak_bytes else "-"
         lines.append(
@@ -130,11 +126,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        found = [
-            each
-            for recipe in options.recipes
-            for each in runs_of(recipe, options.runs, Path(place))
-        ]
+        found = [each for recipe in options.recipes for each in runs_of(recipe, options.runs, Path(place))]
     print(table(found))
     if options.write:
         CHECKED.write_text(written(found), encoding="utf-8")

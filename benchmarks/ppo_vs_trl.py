@@ -1,14 +1,13 @@
-"""Our PPO against the last one of TRL (1.12.0): episodes per second, seconds to a gold score, peak
-memory, final gold score, phases.
+"""Our PPO against the last one of TRL (1.12.0): episodes per second, seconds to a gold score, peak memory, final gold
+score, phases.
 
     python -m benchmarks.ppo_vs_trl        # the whole comparison: hours on two cores
     python -m benchmarks.ppo_vs_trl --sizes 2M --pairs 1 --updates 3 --layouts separate --json
 
-SFT and reward model are trained once per size by our own stages
-(benchmarks/trl_comparison/workspaces.py). Then the trainers run in turn, each in a fresh process,
-on the same prompts, models and hyper-parameters; ratios are taken within a pair, and the median
-over the pairs is reported. Speed is that of all updates but the first. Memory is the peak above
-what the process held after its imports, in runs of their own with a 32,000-entry vocabulary.
+SFT and reward model are trained once per size by our own stages (benchmarks/trl_comparison/workspaces.py). Then the
+trainers run in turn, each in a fresh process, on the same prompts, models and hyper-parameters; ratios are taken
+within a pair, and the median over the pairs is reported. Speed is that of all updates but the first. Memory is the
+peak above what the process held after its imports, in runs of their own with a 32,000-entry vocabulary.
 """
 
 import argparse
@@ -29,23 +28,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.projects.checkouts import ROOT
-from benchmarks.trl_comparison.runs import (
-    Measurement,
-    lora_of,
-    ppo_params,
-    run_ours,
-    run_trl,
-    sft_peak_bytes,
-)
+from benchmarks.trl_comparison.runs import Measurement, lora_of, ppo_params, run_ours, run_trl, sft_peak_bytes
 from benchmarks.trl_comparison.trl_venv import TRL_VERSION, bench_python
 from benchmarks.trl_comparison.utilisation import matmul_flops_per_second, update_flops
-from benchmarks.trl_comparison.workspaces import (
-    SIZES,
-    Workspace,
-    long_vocabulary,
-    prepared,
-    with_adapters,
-)
+from benchmarks.trl_comparison.workspaces import SIZES, Workspace, long_vocabulary, prepared, with_adapters
 from config.errors import UserError
 from config.schema import Params
 from training.modeling.models import DTYPES
@@ -67,41 +53,20 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), help="parameters of the policy")
+    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS), help="ours; TRL has but one")
+    parser.add_argument("--pairs", type=int, default=3, help="runs of each trainer, in turn (default 3)")
+    parser.add_argument("--updates", type=int, help="PPO updates per run, the first untimed (default by size)")
+    parser.add_argument(
+        "--memory-updates", type=int, default=2, help="updates of a memory run; 0 leaves memory out (default 2)"
+    )
+    parser.add_argument("--gold-target", type=float, default=0.8, help="for the seconds to reach it (default 0.8)")
+    parser.add_argument(
+        "--trl-accumulation", type=int, default=1, help="micro-batches per optimizer step of TRL (default 1)"
     )
     parser.add_argument(
-        "--sizes", nargs="+", choices=SIZES, default=list(SIZES), help="parameters of the policy"
-    )
-    parser.add_argument(
-        "--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS), help="ours; TRL has but one"
-    )
-    parser.add_argument(
-        "--pairs", type=int, default=3, help="runs of each trainer, in turn (default 3)"
-    )
-    parser.add_argument(
-        "--updates", type=int, help="PPO updates per run, the first untimed (default by size)"
-    )
-    parser.add_argument(
-        "--memory-updates",
-        type=int,
-        default=2,
-        help="updates of a memory run; 0 leaves memory out (default 2)",
-    )
-    parser.add_argument(
-        "--gold-target", type=float, default=0.8, help="for the seconds to reach it (default 0.8)"
-    )
-    parser.add_argument(
-        "--trl-accumulation",
-        type=int,
-        default=1,
-        help="micro-batches per optimizer step of TRL (default 1)",
-    )
-    parser.add_argument(
-        "--threads",
-        type=int,
-        default=os.cpu_count(),
-        help="CPU threads of every process (default all)",
+        "--threads", type=int, default=os.cpu_count(), help="CPU threads of every process (default all)"
     )
     parser.add_argument(
         "--set",
@@ -111,9 +76,7 @@ def parse() -> argparse.Namespace:
         metavar="SECTION.KEY=VALUE",
         help="params of both sides",
     )
-    parser.add_argument(
-        "--work", type=Path, default=ROOT / ".bench" / "work", help="where models and runs are kept"
-    )
+    parser.add_argument("--work", type=Path, default=ROOT / ".bench" / "work", help="where models and runs are kept")
     parser.add_argument("--json", action="store_true", help="print JSON, not a table")
     options = parser.parse_args()
     for name in ("pairs", "threads", "trl_accumulation"):
@@ -142,11 +105,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
         "gold_target": options.gold_target,
         "overrides": options.overrides,
     }
-    return {
-        "machine": machine,
-        "settings": settings,
-        "sizes": [compare_size(name, options) for name in options.sizes],
-    }
+    return {"machine": machine, "settings": settings, "sizes": [compare_size(name, options) for name in options.sizes]}
 
 
 def compare_size(name: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -218,11 +177,7 @@ def run_all(
         measured[layout] = run_ours(workspace, params, folder / f"{name}-{layout}", environment)
         if rival(params) not in measured:
             measured[rival(params)] = run_trl(
-                workspace,
-                params,
-                folder / f"{name}-{rival(params)}",
-                environment,
-                options.trl_accumulation,
+                workspace, params, folder / f"{name}-{rival(params)}", environment, options.trl_accumulation
             )
     return measured
 
@@ -230,18 +185,15 @@ def run_all(
 def matmul_rate(workspace: Workspace) -> float:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return matmul_flops_per_second(
-        workspace.shape,
-        workspace.params.ppo.micro_batch_tokens,
-        DTYPES[workspace.params.model.dtype],
-        device,
+        workspace.shape, workspace.params.ppo.micro_batch_tokens, DTYPES[workspace.params.model.dtype], device
     )
 
 
 def memory_runs(
     name: str, workspace: Workspace, options: argparse.Namespace, environment: dict[str, str]
 ) -> tuple[dict[str, Measurement], int | None]:
-    """The run of each layout with the long vocabulary, and the peak of our SFT beside the layout
-    that shares its base.
+    """The run of each layout with the long vocabulary, and the peak of our SFT beside the layout that shares its
+    base.
     """
     if not options.memory_updates:
         return {}, None
@@ -274,23 +226,15 @@ def layout_row(
         "speedup": median(a / b for a, b in zip(*speeds, strict=True)),
         "peak_bytes": memory.peak_bytes if memory else None,
         "trl_peak_bytes": trl_memory.peak_bytes if trl_memory else None,
-        "memory_ratio": memory.peak_bytes / trl_memory.peak_bytes
-        if memory and trl_memory
-        else None,
+        "memory_ratio": memory.peak_bytes / trl_memory.peak_bytes if memory and trl_memory else None,
         "gold_final": median(m.gold_final for m in ours),
         "trl_gold_final": median(m.gold_final for m in trl),
         "seconds_to_gold": median_time(ours, gold_target),
         "trl_seconds_to_gold": median_time(trl, gold_target),
         "update_utilisation": utilisation(
-            workspace,
-            params,
-            ours,
-            flops_per_second,
-            own_value_trunk=params.ppo.layout != "shared_trunk",
+            workspace, params, ours, flops_per_second, own_value_trunk=params.ppo.layout != "shared_trunk"
         ),
-        "trl_update_utilisation": utilisation(
-            workspace, params, trl, flops_per_second, own_value_trunk=True
-        ),
+        "trl_update_utilisation": utilisation(workspace, params, trl, flops_per_second, own_value_trunk=True),
         "phases": median_phases(ours),
         "trl_phases": median_phases(trl),
         "mean_response_tokens": fmean(m.mean_response_tokens for m in ours),
@@ -304,9 +248,7 @@ def layout_row(
 
 def median_time(runs: list[Measurement], gold_target: float) -> float | None:
     """Median seconds to the gold score; None if half of the runs or more never reach it."""
-    times = sorted(
-        float("inf") if (t := run.seconds_to_gold(gold_target)) is None else t for run in runs
-    )
+    times = sorted(float("inf") if (t := run.seconds_to_gold(gold_target)) is None else t for run in runs)
     return None if times[len(times) // 2] == float("inf") else median(times)
 
 
@@ -316,14 +258,10 @@ def median_phases(runs: list[Measurement]) -> dict[str, float]:
 
 
 def utilisation(
-    workspace: Workspace,
-    params: Params,
-    runs: list[Measurement],
-    flops_per_second: list[float],
-    own_value_trunk: bool,
+    workspace: Workspace, params: Params, runs: list[Measurement], flops_per_second: list[float], own_value_trunk: bool
 ) -> float:
-    """Useful FLOP/s of the update phase over the matmul rate measured just before its pair, a
-    fraction; median over the pairs.
+    """Useful FLOP/s of the update phase over the matmul rate measured just before its pair, a fraction; median over
+    the pairs.
     """
     shares = []
     for run, rate in zip(runs, flops_per_second, strict=True):
@@ -343,13 +281,7 @@ def utilisation(
     return median(shares)
 
 
-SPEEDS = (
-    "episodes_per_second",
-    "trl_episodes_per_second",
-    "speedup",
-    "update_utilisation",
-    "trl_update_utilisation",
-)
+SPEEDS = ("episodes_per_second", "trl_episodes_per_second", "speedup", "update_utilisation", "trl_update_utilisation")
 
 
 def show(result: dict[str, Any]) -> None:
@@ -358,12 +290,9 @@ def show(result: dict[str, Any]) -> None:
         f"Our PPO and TRL {TRL_VERSION}'s, medians of {result['settings']['pairs']} pairs on "
         f"{result['machine']['device']}"
     )
-    speed = table(
-        f"{title}: speed", ("size", "layout", "episodes/s", "TRL", "speedup", "update use", "TRL")
-    )
+    speed = table(f"{title}: speed", ("size", "layout", "episodes/s", "TRL", "speedup", "update use", "TRL"))
     worth = table(
-        "Memory and what was learnt",
-        ("size", "layout", "peak MiB", "TRL", "ratio", "gold", "TRL", "s to gold", "TRL"),
+        "Memory and what was learnt", ("size", "layout", "peak MiB", "TRL", "ratio", "gold", "TRL", "s to gold", "TRL")
     )
     phases = table("Seconds per update", ("size", "trainer", *PHASES))
     for size in result["sizes"]:
@@ -382,10 +311,7 @@ def show(result: dict[str, Any]) -> None:
 
 def worth_cells(row: dict[str, Any]) -> list[str]:
     """Memory and what was learnt."""
-    mib = [
-        None if row[name] is None else row[name] / 2**20
-        for name in ("peak_bytes", "trl_peak_bytes")
-    ]
+    mib = [None if row[name] is None else row[name] / 2**20 for name in ("peak_bytes", "trl_peak_bytes")]
     return [
         number(mib[0], 0),
         number(mib[1], 0),

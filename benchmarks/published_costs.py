@@ -3,8 +3,8 @@
     python -m benchmarks.published_costs TABLE.yaml --json   # every row planned or refused
     python -m benchmarks.published_costs [--out docs/published-costs.md]
 
-The second form writes the page from the rows in benchmarks/published/rows, and the errors that the
-intervals of plans rest on (costs/tables/checked.yaml). docs/planning.md describes a row.
+The second form writes the page from the rows in benchmarks/published/rows, and the errors that the intervals of plans
+rest on (costs/tables/checked.yaml). docs/planning.md describes a row.
 """
 
 import argparse
@@ -21,9 +21,7 @@ from config.errors import CostError
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", type=Path, nargs="*", metavar="TABLE.yaml")
     parser.add_argument("--json", action="store_true", help="print every row planned or refused")
     parser.add_argument("--out", type=Path, default=Path("docs/published-costs.md"))

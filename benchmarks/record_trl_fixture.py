@@ -1,12 +1,12 @@
-"""Record what TRL 1.12.0's own PPO computes on a tiny batch, for tests/training/test_trl_parity.py.
-Runs in the bench venv:
+"""Record what TRL 1.12.0's own PPO computes on a tiny batch, for tests/training/test_trl_parity.py. Runs in the bench
+venv:
 
     python -m benchmarks.trl_comparison.trl_venv      # once: makes .bench/trl-1.12.0
     .bench/trl-1.12.0/bin/python benchmarks/record_trl_fixture.py
 
-It drives the unmodified PPOTrainer for one update and reads the local variables of its `train` each
-time that calls `backward`, so every number comes from TRL's code. Two cases: `ragged`, responses
-that end at EOS, and `full`, all of them as long as allowed.
+It drives the unmodified PPOTrainer for one update and reads the local variables of its `train` each time that calls
+`backward`, so every number comes from TRL's code. Two cases: `ragged`, responses that end at EOS, and `full`, all of
+them as long as allowed.
 """
 
 import json
@@ -21,12 +21,7 @@ import trl
 from datasets import Dataset
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    LlamaForSequenceClassification,
-    PreTrainedTokenizerFast,
-)
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
 from trl.experimental.ppo import PPOConfig, PPOTrainer
 
 TARGET = Path(__file__).parent.parent / "tests" / "fixtures" / "trl_ppo_loss.safetensors"
@@ -83,47 +78,27 @@ LOSSES = ("loss", "pg_loss", "vf_loss")
 def main() -> None:
     torch.manual_seed(0)
     sft = trained_policy()
-    reward, value = (
-        LlamaForSequenceClassification(LlamaConfig(**SHAPE, num_labels=1)) for _ in range(2)
-    )
+    reward, value = (LlamaForSequenceClassification(LlamaConfig(**SHAPE, num_labels=1)) for _ in range(2))
     policy = LlamaForCausalLM(LlamaConfig(**SHAPE))
     policy.load_state_dict(sft.state_dict())
     with torch.no_grad():  # away from the reference, so that the KL penalty is not zero
         for parameter in policy.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
     tensors: dict[str, torch.Tensor] = {}
-    for role, model in {
-        "policy": policy,
-        "ref_policy": sft,
-        "reward_model": reward,
-        "value_model": value,
-    }.items():
+    for role, model in {"policy": policy, "ref_policy": sft, "reward_model": reward, "value_model": value}.items():
         tensors |= weights(f"initial/{role}", model)
     for case, settings in CASES.items():
-        tensors |= {
-            f"{case}/{name}": tensor
-            for name, tensor in record(settings, policy, sft, reward, value).items()
-        }
-    metadata = {
-        "trl": trl.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
-    metadata |= {
-        "shape": json.dumps(SHAPE),
-        "settings": json.dumps(SETTINGS),
-        "cases": json.dumps(CASES),
-    }
+        tensors |= {f"{case}/{name}": tensor for name, tensor in record(settings, policy, sft, reward, value).items()}
+    metadata = {"trl": trl.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
+    metadata |= {"shape": json.dumps(SHAPE), "settings": json.dumps(SETTINGS), "cases": json.dumps(CASES)}
     TARGET.parent.mkdir(parents=True, exist_ok=True)
-    save_file(
-        {name: tensor.detach().contiguous() for name, tensor in tensors.items()}, TARGET, metadata
-    )
+    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, TARGET, metadata)
     print(f"{TARGET}: {TARGET.stat().st_size / 1024:.0f} KiB, {len(tensors)} tensors")
 
 
 def trained_policy() -> LlamaForCausalLM:
-    """A model that ends after some sixteen tokens and never says the pad token, as a trained one:
-    TRL cuts a response at a sampled pad.
+    """A model that ends after some sixteen tokens and never says the pad token, as a trained one: TRL cuts a response
+    at a sampled pad.
     """
     model = LlamaForCausalLM(LlamaConfig(**SHAPE))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -143,13 +118,8 @@ def record(
     reward: LlamaForSequenceClassification,
     value: LlamaForSequenceClassification,
 ) -> dict[str, torch.Tensor]:
-    """One update of the trainer: its rollout, the losses of every step, weights and gradients of
-    the last one.
-    """
-    learning = {
-        "policy": LlamaForCausalLM(policy.config),
-        "value_model": LlamaForSequenceClassification(value.config),
-    }
+    """One update of the trainer: its rollout, the losses of every step, weights and gradients of the last one."""
+    learning = {"policy": LlamaForCausalLM(policy.config), "value_model": LlamaForSequenceClassification(value.config)}
     for name, original in {"policy": policy, "value_model": value}.items():
         learning[name].load_state_dict(original.state_dict())
     generator = torch.Generator().manual_seed(5)
@@ -194,10 +164,7 @@ def record(
                 step |= weights(f"weights/{role}", model)
             backward(loss, **kwargs)
             for role, model in learning.items():
-                step |= {
-                    f"gradients/{role}/{name}": p.grad.clone()
-                    for name, p in model.named_parameters()
-                }
+                step |= {f"gradients/{role}/{name}": p.grad.clone() for name, p in model.named_parameters()}
             steps.append(step)
 
         trainer.accelerator.backward = recording_backward
@@ -213,9 +180,7 @@ def check(steps: list[dict[str, torch.Tensor]], ended: bool) -> None:
     lengths, total = steps[0]["sequence_lengths"] + 1, SETTINGS["response_length"]
     assert len(steps) == SETTINGS["num_ppo_epochs"] * SETTINGS["num_mini_batches"]
     for length, response in zip(lengths.tolist(), steps[0]["responses"], strict=True):
-        assert length == total or response[length - 1] == EOS, (
-            "a pad token was sampled: take another seed"
-        )
+        assert length == total or response[length - 1] == EOS, "a pad token was sampled: take another seed"
     if ended:
         assert 3 <= int((lengths < total).sum()) < BATCH, (
             f"no mix of ended and unended responses, {lengths}: take another seed"
@@ -225,22 +190,15 @@ def check(steps: list[dict[str, torch.Tensor]], ended: bool) -> None:
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """One word a token; the trainer asks it only for its special tokens and for padding on the
-    left.
-    """
+    """One word a token; the trainer asks it only for its special tokens and for padding on the left."""
     words = {"<pad>": PAD, "<eos>": EOS} | {f"w{i}": i for i in range(FIRST_WORD, VOCAB)}
     made = Tokenizer(models.WordLevel(words, unk_token="<eos>"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="<pad>", eos_token="<eos>", padding_side="left"
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>", padding_side="left")
 
 
 def weights(prefix: str, model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {
-        f"{prefix}/{name}": parameter.detach().clone()
-        for name, parameter in model.named_parameters()
-    }
+    return {f"{prefix}/{name}": parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
 if __name__ == "__main__":

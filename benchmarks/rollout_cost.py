@@ -1,16 +1,15 @@
-"""What a generated token costs, and that it does not depend on ppo.max_new_tokens: CPU seconds in
-paired runs, as JSON.
+"""What a generated token costs, and that it does not depend on ppo.max_new_tokens: CPU seconds in paired runs, as
+JSON.
 
-    python benchmarks/rollout_cost.py [--sizes 2M 10M 40M] [--engines static paged] [--pairs 5]
-    [--vocabulary 512] [--kv-heads N]
+    python benchmarks/rollout_cost.py [--sizes 2M 10M 40M] [--engines static paged] [--pairs 5] [--vocabulary 512]
+    [--kv-heads N]
 
-Models are random, so their responses would never end by themselves: the random number at which a
-response is to end is 0, which draws token 0, made the end of sequence, and no other number is small
-enough to. Natural lengths are thus given, about 28 tokens, and the code under test is that of
-training. Each pair generates the same responses with the limit at 60 and at 120 tokens, in turn.
+Models are random, so their responses would never end by themselves: the random number at which a response is to end is
+0, which draws token 0, made the end of sequence, and no other number is small enough to. Natural lengths are thus
+given, about 28 tokens, and the code under test is that of training. Each pair generates the same responses with the
+limit at 60 and at 120 tokens, in turn.
 
-Time is the CPU time of the process with one thread, which a busy machine disturbs less than wall
-time.
+Time is the CPU time of the process with one thread, which a busy machine disturbs less than wall time.
 """
 
 import argparse
@@ -60,9 +59,7 @@ def work_of(rows: int, vocabulary: int, seed: int = 0) -> Work:
     """Prompts of 12 to 28 tokens, responses of 5 to LIMIT tokens, 28 on average."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(12, 29, (rows,), generator=generator).tolist()
-    prompts = [
-        torch.randint(2, vocabulary, (length,), generator=generator).tolist() for length in lengths
-    ]
+    prompts = [torch.randint(2, vocabulary, (length,), generator=generator).tolist() for length in lengths]
     ends = (torch.randn(rows, generator=generator) * 8 + 28).round().clamp(5, LIMIT).long()
     noise_BT = NEVER_ENDS + (1 - NEVER_ENDS) * torch.rand(rows, 2 * LIMIT, generator=generator)
     noise_BT[torch.arange(rows), ends - 1] = 0.0
@@ -72,12 +69,7 @@ def work_of(rows: int, vocabulary: int, seed: int = 0) -> Work:
 def cpu_seconds(engine: str, model: PreTrainedModel, work: Work, limit: int) -> float:
     began = time.process_time()
     rollout = ENGINES[engine](
-        model,
-        work.prompts,
-        work.noise_BT[:, :limit],
-        1.0,
-        Limits(limit, EOS, PAD),
-        len(work.prompts),
+        model, work.prompts, work.noise_BT[:, :limit], 1.0, Limits(limit, EOS, PAD), len(work.prompts)
     )
     seconds = time.process_time() - began
     generated = sum(map(len, rollout.responses))
@@ -89,9 +81,7 @@ def cpu_seconds(engine: str, model: PreTrainedModel, work: Work, limit: int) -> 
     return seconds
 
 
-def measure(
-    name: str, engine: str, pairs: int, vocabulary: int, kv_heads: int | None
-) -> dict[str, object]:
+def measure(name: str, engine: str, pairs: int, vocabulary: int, kv_heads: int | None) -> dict[str, object]:
     model, work = model_of(name, vocabulary, kv_heads), work_of(SIZES[name].batch_size, vocabulary)
     cpu_seconds(engine, model, work, LIMIT)
     short, long = [], []
@@ -105,9 +95,7 @@ def measure(
         "responses": len(work.prompts),
         "tokens": work.tokens,
         "microseconds_per_token": 1e6 * statistics.median(short) / work.tokens,
-        "doubled_limit_ratio": statistics.median(
-            after / before for before, after in zip(short, long, strict=True)
-        ),
+        "doubled_limit_ratio": statistics.median(after / before for before, after in zip(short, long, strict=True)),
     }
 
 
@@ -118,10 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--vocabulary", type=int, default=512)
     parser.add_argument(
-        "--kv-heads",
-        type=int,
-        default=None,
-        help="keys and values have as many heads as queries unless given",
+        "--kv-heads", type=int, default=None, help="keys and values have as many heads as queries unless given"
     )
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)

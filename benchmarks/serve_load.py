@@ -1,15 +1,14 @@
-"""Load on `rlhf serve`: is a request lost or mixed up, what does the front cost beside the engine
-alone, and what do clients see of a promotion and of an engine that is killed?
+"""Load on `rlhf serve`: is a request lost or mixed up, what does the front cost beside the engine alone, and what do
+clients see of a promotion and of an engine that is killed?
 
     python -m benchmarks.serve_load --requests 2000 --concurrency 32 --json
     python -m benchmarks.serve_load --promote RUN --json
 
-Run it in a project that has run. Each greedy reply to a held-out prompt must be the one that
-Transformers gives with the model that answered. `engine_rate` is that of the same client on the
-engine without the front, `share_of_engine` the median ratio of blocks in turn; `added_ms_median`
-compares single requests.
-With --promote the champion is served. RUN is promoted (`rlhf promote`) under load, then `rlhf
-rollback` brings the champion back, then the engine is killed, each during --requests or more.
+Run it in a project that has run. Each greedy reply to a held-out prompt must be the one that Transformers gives with
+the model that answered. `engine_rate` is that of the same client on the engine without the front, `share_of_engine`
+the median ratio of blocks in turn; `added_ms_median` compares single requests.
+With --promote the champion is served. RUN is promoted (`rlhf promote`) under load, then `rlhf rollback` brings the
+champion back, then the engine is killed, each during --requests or more.
 """
 
 import argparse
@@ -50,9 +49,7 @@ Ask = Callable[[int], Awaitable[str]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", default="last", help="a run, or champion (default last)")
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--concurrency", type=int, default=32)
@@ -144,9 +141,7 @@ async def measured(run: str, requests: int, concurrency: int) -> dict[str, Any]:
             growth = memory(front.process.pid) / before - 1
             # in blocks: threads of an engine spin for a while after a reply, on the other's cores
             sides = (by_front, by_engine) * 2
-            singles = [
-                median([await seconds(ask, number) for number in range(SINGLES)]) for ask in sides
-            ]
+            singles = [median([await seconds(ask, number) for number in range(SINGLES)]) for ask in sides]
     wrong = [
         reply
         for block in replies
@@ -217,9 +212,7 @@ async def swapped(run: str, requests: int, concurrency: int) -> dict[str, Any]:
             answers = await under_load(model)
             decision.wait()
             found |= counted(command[0], answers)
-            found[f"{command[0]}_seconds"] = (
-                min(each.time for each in answers if each.model == model) - began
-            )
+            found[f"{command[0]}_seconds"] = min(each.time for each in answers if each.model == model) - began
         began = time.monotonic()
         for child in psutil.Process(front.process.pid).children():
             child.kill()
@@ -246,9 +239,7 @@ def offline(folder: Path, prompts: Sequence[str]) -> list[str]:
     found = []
     for prompt in prompts:
         chat = [{"role": "user", "content": prompt}]
-        ids = tokenizer.apply_chat_template(
-            chat, add_generation_prompt=True, return_dict=False, return_tensors="pt"
-        )
+        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False, return_tensors="pt")
         with torch.no_grad():
             tokens = model.generate(ids, max_new_tokens=MAX_TOKENS, do_sample=False)
         found.append(tokenizer.decode(tokens[0, ids.shape[1] :], skip_special_tokens=True))

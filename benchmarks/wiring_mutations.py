@@ -2,11 +2,10 @@
 
 python -m benchmarks.wiring_mutations --seed 1 --mutants 30
 
-Formulas are mutated by mutation_score.py; this draws faults of what connects them, from every
-package alike: two arguments, cells or keywords in the wrong order, another attribute of the same
-object, a condition turned round, a call or a refusal left out. Each is made in a copy of the
-checkout, in which first the tests of its package and tests/audit run, then, unless --quick is
-given, the whole suite.
+Formulas are mutated by mutation_score.py; this draws faults of what connects them, from every package alike: two
+arguments, cells or keywords in the wrong order, another attribute of the same object, a condition turned round, a call
+or a refusal left out. Each is made in a copy of the checkout, in which first the tests of its package and tests/audit
+run, then, unless --quick is given, the whole suite.
 """
 
 import argparse
@@ -73,9 +72,7 @@ def faults(path: str, source: str) -> Iterator[Fault]:
 
     def swaps(kind: str, nodes: Sequence[ast.expr]) -> Iterator[Fault]:
         for a, b in itertools.pairwise(nodes):
-            plain = isinstance(a, ast.Starred | ast.Constant) or isinstance(
-                b, ast.Starred | ast.Constant
-            )
+            plain = isinstance(a, ast.Starred | ast.Constant) or isinstance(b, ast.Starred | ast.Constant)
             if not plain and text(a) != text(b):
                 (start, _), (_, end) = span(a), span(b)
                 between = source[span(a)[1] : span(b)[0]]
@@ -100,13 +97,7 @@ def faults(path: str, source: str) -> Iterator[Fault]:
             elif isinstance(node, ast.Dict):
                 yield from swaps("values", node.values)
             elif isinstance(node, ast.If | ast.IfExp):
-                yield Fault(
-                    path,
-                    node.test.lineno,
-                    "condition",
-                    *span(node.test),
-                    f"not ({text(node.test)})",
-                )
+                yield Fault(path, node.test.lineno, "condition", *span(node.test), f"not ({text(node.test)})")
             elif isinstance(node, ast.Raise):
                 yield Fault(path, node.lineno, "refusal", *span(node), "pass")
             elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
@@ -119,9 +110,7 @@ def faults(path: str, source: str) -> Iterator[Fault]:
                 and id(node) not in called
             ):
                 for other in sorted(seen[node.value.id] - {node.attr}):
-                    yield Fault(
-                        path, node.lineno, "attribute", *span(node), f"{node.value.id}.{other}"
-                    )
+                    yield Fault(path, node.lineno, "attribute", *span(node), f"{node.value.id}.{other}")
 
 
 def drawn(root: Path, number: int, seed: int) -> list[Fault]:

@@ -2,11 +2,10 @@
 
     python benchmarks/worlds.py --seed 7 --worlds 10 [--json]
 
-Draws worlds from the helpdesk family (other items, problems, wordings, facts to repeat, lengths and
-vocabularies), and runs the stages of recipes/demo.yaml on each, with nothing changed but
-`data.source.world`. Reports each world and the distribution. What a stage has finished is kept
-under .bench/worlds and not computed again by the same code and recipe; a run that was stopped goes
-on.
+Draws worlds from the helpdesk family (other items, problems, wordings, facts to repeat, lengths and vocabularies), and
+runs the stages of recipes/demo.yaml on each, with nothing changed but `data.source.world`. Reports each world and the
+distribution. What a stage has finished is kept under .bench/worlds and not computed again by the same code and recipe;
+a run that was stopped goes on.
 
 sft_gold, ppo_gold  mean gold score of sampled replies to held-out prompts
 data_gold           that of the demonstrations
@@ -44,11 +43,7 @@ RECIPE = "recipes/demo.yaml"
 STAGES = ("data", "sft", "reward", "ppo", "evaluate")
 LARGEST_VOCABULARY = 300
 FIGURES = ("sft_gold", "data_gold", "reward_accuracy", "bayes_accuracy", "ppo_gold")
-WORST = {
-    "sft_behind_demonstrations": max,
-    "reward_behind_bayes": max,
-    "gap_closed": min,
-}
+WORST = {"sft_behind_demonstrations": max, "reward_behind_bayes": max, "gap_closed": min}
 """What a distribution is reported of, and which end of it is the worst."""
 
 
@@ -116,8 +111,8 @@ def run_stages(folder: Path, params: Params) -> dict[str, float]:
 
 
 def expected_accuracy(folder: Path, params: Params) -> float:
-    """How often the reward model's preference would be the label's, were the labels of the held-out
-    pairs drawn again.
+    """How often the reward model's preference would be the label's, were the labels of the held-out pairs drawn
+    again.
     """
     from training.modeling.models import load_reward_model
     from training.modeling.scoring import raw_scores
@@ -153,8 +148,7 @@ def measure(recipe: str, seed: int, parent: Path) -> dict[str, Any]:
     if kept.is_file():
         return dict(json.loads(kept.read_text(encoding="utf-8")))
     data, evaluation = (
-        json.loads((folder / f"metrics/{name}.json").read_text(encoding="utf-8"))
-        for name in ("data", "evaluate")
+        json.loads((folder / f"metrics/{name}.json").read_text(encoding="utf-8")) for name in ("data", "evaluate")
     )
     sft_gold, ppo_gold = evaluation["gold_sft"], evaluation["gold_aligned"]
     row = {
@@ -180,18 +174,13 @@ def measure(recipe: str, seed: int, parent: Path) -> dict[str, Any]:
 def distribution(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """Median and worst of what the worlds are judged by."""
     return {
-        name: {
-            "median": statistics.median(row[name] for row in rows),
-            "worst": worst(row[name] for row in rows),
-        }
+        name: {"median": statistics.median(row[name] for row in rows), "worst": worst(row[name] for row in rows)}
         for name, worst in WORST.items()
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1, help="which worlds are drawn")
     parser.add_argument("--worlds", type=int, default=10)
     parser.add_argument("--recipe", default=RECIPE)

@@ -1,3 +1,1 @@
-"""The `rlhf` command. It reads arguments, calls the packages below, and prints. No package imports
-it.
-"""
+"""The `rlhf` command. It reads arguments, calls the packages below, and prints. No package imports it."""

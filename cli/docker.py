@@ -1,5 +1,5 @@
-"""`rlhf up --docker` and `rlhf down --docker`: the stack of docker/compose.yaml, with each mistake
-reported before anything starts.
+"""`rlhf up --docker` and `rlhf down --docker`: the stack of docker/compose.yaml, with each mistake reported before
+anything starts.
 """
 
 import os
@@ -27,9 +27,7 @@ UP_TIMEOUT_SECONDS = 900
 
 
 def up(gpu: bool, serve: bool) -> None:
-    """Start the stack and print its pages. Raises EnvironmentFault for a missing engine, setting or
-    image.
-    """
+    """Start the stack and print its pages. Raises EnvironmentFault for a missing engine, setting or image."""
     root = project_root()
     settings = read_settings(root / SETTINGS)
     require_engine()
@@ -77,15 +75,14 @@ def down() -> None:
 
 
 def read_settings(path: Path) -> dict[str, str]:
-    """The settings in docker/.env. Raises EnvironmentFault if the file or one of its secrets is
-    missing; never shows a value.
+    """The settings in docker/.env. Raises EnvironmentFault if the file or one of its secrets is missing; never shows a
+    value.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         raise EnvironmentFault(
-            f"{SETTINGS} does not exist, the stack takes its secrets from it. Make it: cp "
-            f"{EXAMPLE} {SETTINGS}"
+            f"{SETTINGS} does not exist, the stack takes its secrets from it. Make it: cp {EXAMPLE} {SETTINGS}"
         ) from None
     settings = dict(re.findall(r"^\s*(\w+)=(.*?)\s*$", "\n".join(lines), re.MULTILINE))
     for name in SECRETS:
@@ -124,24 +121,18 @@ def require_engine() -> None:
         )
     except FileNotFoundError:
         raise EnvironmentFault(
-            "docker is not on PATH, and the stack runs in containers. Install it, or use rlhf up "
-            "without --docker."
+            "docker is not on PATH, and the stack runs in containers. Install it, or use rlhf up without --docker."
         ) from None
     except subprocess.TimeoutExpired:
-        raise EnvironmentFault(
-            f"the Docker engine at {host} does not answer within 60 s. Restart it."
-        ) from None
+        raise EnvironmentFault(f"the Docker engine at {host} does not answer within 60 s. Restart it.") from None
     if done.returncode:
         raise EnvironmentFault(
-            f"no Docker engine answers at {host}: {_last_line(done.stderr)} Start it, or name it "
-            "with DOCKER_HOST."
+            f"no Docker engine answers at {host}: {_last_line(done.stderr)} Start it, or name it with DOCKER_HOST."
         )
 
 
 def _require_image(image: str, setting: str, target: str) -> None:
-    if subprocess.run(
-        ["docker", "image", "inspect", image], capture_output=True, timeout=60, check=False
-    ).returncode:
+    if subprocess.run(["docker", "image", "inspect", image], capture_output=True, timeout=60, check=False).returncode:
         raise EnvironmentFault(
             f"the image {image} ({setting}) is not on this machine. Build it with make images "
             f"(target {target}), or name another in {SETTINGS}."
@@ -149,29 +140,14 @@ def _require_image(image: str, setting: str, target: str) -> None:
 
 
 def _compose(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        "docker",
-        "compose",
-        "--file",
-        str(root / COMPOSE),
-        "--env-file",
-        str(root / SETTINGS),
-        *arguments,
-    ]
+    command = ["docker", "compose", "--file", str(root / COMPOSE), "--env-file", str(root / SETTINGS), *arguments]
     return subprocess.run(
-        command,
-        cwd=root,
-        capture_output=True,
-        text=True,
-        timeout=UP_TIMEOUT_SECONDS + 60,
-        check=False,
+        command, cwd=root, capture_output=True, text=True, timeout=UP_TIMEOUT_SECONDS + 60, check=False
     )
 
 
 def _awaited(gpu: bool, serve: bool) -> list[str]:
-    """Services to wait for. `setup` is left out: it exits by itself, which --wait takes for a
-    failure.
-    """
+    """Services to wait for. `setup` is left out: it exits by itself, which --wait takes for a failure."""
     return [
         "postgres",
         "s3",
@@ -186,9 +162,7 @@ def _awaited(gpu: bool, serve: bool) -> list[str]:
 
 
 def _why(root: Path, output: str) -> str:
-    """The service's own error line if it has one: setup reports problems with store, secrets or
-    recipe.
-    """
+    """The service's own error line if it has one: setup reports problems with store, secrets or recipe."""
     setup_lines = [
         line
         for line in _compose(root, "logs", "--no-log-prefix", "setup").stdout.splitlines()
@@ -201,20 +175,14 @@ def _why(root: Path, output: str) -> str:
             "there is no champion to serve yet: name one with the deployment promote, then rlhf up "
             "--docker --serve again. The rest of the stack runs."
         )
-    if (
-        "password authentication failed"
-        in _compose(root, "logs", "--tail", "20", "postgres").stdout
-    ):
+    if "password authentication failed" in _compose(root, "logs", "--tail", "20", "postgres").stdout:
         return (
             f"PostgreSQL refuses POSTGRES_PASSWORD of {SETTINGS}: its volume was made with "
             "another. Put that one back, or change it in the "
             "database: docker compose exec postgres psql -U rlhf prefect -c '\\password'."
         )
     if "could not select device driver" in output:
-        return (
-            "no GPU can be given to containers here: install the vendor's container toolkit, or "
-            "leave --gpu out."
-        )
+        return "no GPU can be given to containers here: install the vendor's container toolkit, or leave --gpu out."
     return (
         f"the stack did not start: {_last_line(output)} See docker compose --file {COMPOSE} "
         f"--env-file {SETTINGS} logs."

@@ -1,5 +1,5 @@
-"""A flow run from the command line: its planned cost is printed, then it runs in this process,
-against the running server or a temporary one.
+"""A flow run from the command line: its planned cost is printed, then it runs in this process, against the running
+server or a temporary one.
 """
 
 import errno
@@ -39,11 +39,11 @@ def run_flow(
     recipe: Path | None = None,
     retrain: bool = False,
 ) -> "State[Any]":
-    """Plan first, then `start`, which imports a flow and runs it; returns the state of a run that
-    was done or stopped. Of a `retrain` cycle its own processes are planned too.
+    """Plan first, then `start`, which imports a flow and runs it; returns the state of a run that was done or stopped.
+    Of a `retrain` cycle its own processes are planned too.
 
-    Raises CostError if it was not to be started, EnvironmentFault if Prefect cannot run it, and
-    what the flow failed with.
+    Raises CostError if it was not to be started, EnvironmentFault if Prefect cannot run it, and what the flow failed
+    with.
     """
     prepared = plan_first(root, params, yes, recipe, retrain)
     from tasks.planning.prepared import known_plan
@@ -54,9 +54,7 @@ def run_flow(
 
 
 def on_server(root: Path, start: "Callable[[], State[Any]]") -> "State[Any]":
-    """Run a flow on the running server or a temporary one. Raises as `run_flow`, which is for flows
-    with a plan.
-    """
+    """Run a flow on the running server or a temporary one. Raises as `run_flow`, which is for flows with a plan."""
     if "PREFECT_API_URL" in os.environ:  # a server named by the user
         os.environ.update(settings(root, None))
     else:
@@ -88,8 +86,8 @@ def _temporary(root: Path) -> str:
 def plan_first(
     root: Path, params: Params, yes: bool, recipe: Path | None = None, retrain: bool = False
 ) -> "Planned | Unplannable":
-    """Print the planned cost and the differences from the recipe (None: the nearest one); refuse a
-    run over budget, ask for approval where needed; returns the plan of the run. Raises CostError.
+    """Print the planned cost and the differences from the recipe (None: the nearest one); refuse a run over budget,
+    ask for approval where needed; returns the plan of the run. Raises CostError.
     """
     from tasks.planning.budget_gate import gate, needs_approval
     from tasks.planning.plan_text import summary
@@ -123,8 +121,7 @@ def _ask_for_approval(planned_usd: float, approval_usd: float | None) -> None:
     above = f"{planned_usd:.4g} USD are planned, above budget.approval_usd={approval_usd:g}"
     if not sys.stdin.isatty():
         raise CostError(
-            f"{above}, and stdin is not a terminal. Approve with --yes, or raise "
-            "budget.approval_usd in params.yaml."
+            f"{above}, and stdin is not a terminal. Approve with --yes, or raise budget.approval_usd in params.yaml."
         )
     print(f"{above}. Start the run? [y/N] ", file=sys.stderr, end="", flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
@@ -132,24 +129,15 @@ def _ask_for_approval(planned_usd: float, approval_usd: float | None) -> None:
 
 
 def _asked(changed: "Sequence[ChangedCode]") -> str:
-    """Ask at the terminal what to do with checkpoints of other code. Raises CheckpointError without
-    an answer.
-    """
+    """Ask at the terminal what to do with checkpoints of other code. Raises CheckpointError without an answer."""
     for change in changed:
         print(change, file=sys.stderr)
-    print(
-        "Go on from there, or start over? [c]ontinue, [r]estart: ",
-        file=sys.stderr,
-        end="",
-        flush=True,
-    )
+    print("Go on from there, or start over? [c]ontinue, [r]estart: ", file=sys.stderr, end="", flush=True)
     words = sys.stdin.readline().strip().lower()
     for answer in (CONTINUE, RESTART):
         if words and answer.startswith(words):
             return answer
-    raise CheckpointError(
-        f"{changed[0]} Nothing was started. Say --changed-code {CONTINUE} or {RESTART}."
-    )
+    raise CheckpointError(f"{changed[0]} Nothing was started. Say --changed-code {CONTINUE} or {RESTART}.")
 
 
 def reason(state: "State[Any]") -> RlhfError:

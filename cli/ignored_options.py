@@ -18,9 +18,7 @@ def typed_options(context: typer.Context) -> dict[str, str]:
     }
 
 
-def refuse_ignored(
-    context: typer.Context, read: Collection[str], needs: dict[str, str], instead: str
-) -> None:
+def refuse_ignored(context: typer.Context, read: Collection[str], needs: dict[str, str], instead: str) -> None:
     """Refuse options that are not among the parameters `read`.
 
     needs     parameter -> the option without which nothing reads it, where there is one
@@ -32,7 +30,5 @@ def refuse_ignored(
         if name in read:
             continue
         if name in needs:
-            raise UserError(
-                f"{option} does nothing without {needs[name]}. Add {needs[name]}, or leave it out."
-            )
+            raise UserError(f"{option} does nothing without {needs[name]}. Add {needs[name]}, or leave it out.")
         raise UserError(f"{option} does nothing beside {instead}. Leave one of them out.")

@@ -48,8 +48,7 @@ def show_version(wanted: bool) -> None:
 @app.callback()
 def rlhf(
     version: Annotated[
-        bool,
-        typer.Option("--version", callback=show_version, is_eager=True, help="Print the version."),
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """RLHF pipelines that know what they cost."""
@@ -66,21 +65,14 @@ Recipe = Annotated[
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="SECTION.KEY=VALUE",
-        help="Change one parameter, such as sft.epochs=1; repeatable.",
-    ),
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one parameter, such as sft.epochs=1; repeatable."),
 ]
-AsJson = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object for programs instead of a table.")
-]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for programs instead of a table.")]
 ChangedCode = Annotated[
     str | None,
     typer.Option(
         metavar="continue|restart",
-        help="What to do with a checkpoint that other code made; without it, asks on a terminal, "
-        "else restarts.",
+        help="What to do with a checkpoint that other code made; without it, asks on a terminal, else restarts.",
     ),
 ]
 
@@ -90,14 +82,13 @@ def run(
     recipe: Recipe = None,
     overrides: Overrides = None,
     yes: Annotated[
-        bool,
-        typer.Option("--yes", "-y", help="Start without asking, also above budget.approval_usd."),
+        bool, typer.Option("--yes", "-y", help="Start without asking, also above budget.approval_usd.")
     ] = False,
     as_json: AsJson = False,
     changed_code: ChangedCode = None,
 ) -> None:
-    """Run the pipeline: data, sft, reward, the method of align.method, evaluate, report. Only what
-    changed is done again.
+    """Run the pipeline: data, sft, reward, the method of align.method, evaluate, report. Only what changed is done
+    again.
     """
     from cli.commands.run import run_pipeline
 
@@ -109,17 +100,15 @@ def retrain(
     recipe: Recipe = None,
     overrides: Overrides = None,
     force: Annotated[
-        bool,
-        typer.Option("--force", help="Train without a reason in the data; budget and gate stay."),
+        bool, typer.Option("--force", help="Train without a reason in the data; budget and gate stay.")
     ] = False,
     yes: Annotated[
-        bool,
-        typer.Option("--yes", "-y", help="Start without asking, also above budget.approval_usd."),
+        bool, typer.Option("--yes", "-y", help="Start without asking, also above budget.approval_usd.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check for new data and votes; if retraining is worthwhile, train, compare with the champion,
-    and promote only on evidence.
+    """Check for new data and votes; if retraining is worthwhile, train, compare with the champion, and promote only on
+    evidence.
     """
     from cli.commands.retrain import retrain_cycle
 
@@ -148,15 +137,7 @@ app.add_typer(data_app, name="data")
 app.command()(calibrate)
 
 
-UP_HERE = {
-    "prefect_port",
-    "mlflow_port",
-    "serve",
-    "open_page",
-    "notify",
-    "no_auth",
-    "mlflow_auth",
-}
+UP_HERE = {"prefect_port", "mlflow_port", "serve", "open_page", "notify", "no_auth", "mlflow_auth"}
 """Options of `up` that apply to servers of this machine; containers ignore them."""
 
 
@@ -166,57 +147,36 @@ def up(
     prefect_port: Annotated[
         int, typer.Option(help="Port of the Prefect server and its pages.", min=1, max=65535)
     ] = 4200,
-    mlflow_port: Annotated[
-        int, typer.Option(help="Port of MLflow's pages.", min=1, max=65535)
-    ] = 5000,
-    serve: Annotated[
-        bool, typer.Option("--serve", help="Serve the champion too, as rlhf serve does.")
-    ] = False,
-    serve_port: Annotated[
-        int, typer.Option(help="With --serve: the port.", min=1, max=65535)
-    ] = 8000,
+    mlflow_port: Annotated[int, typer.Option(help="Port of MLflow's pages.", min=1, max=65535)] = 5000,
+    serve: Annotated[bool, typer.Option("--serve", help="Serve the champion too, as rlhf serve does.")] = False,
+    serve_port: Annotated[int, typer.Option(help="With --serve: the port.", min=1, max=65535)] = 8000,
     open_page: Annotated[
         str | None,
-        typer.Option(
-            "--open", metavar="SERVER", help="Open the newest run in prefect's or mlflow's pages."
-        ),
+        typer.Option("--open", metavar="SERVER", help="Open the newest run in prefect's or mlflow's pages."),
     ] = None,
     docker: Annotated[
-        bool,
-        typer.Option(
-            "--docker", help="Start the stack of docker/compose.yaml instead, in containers."
-        ),
+        bool, typer.Option("--docker", help="Start the stack of docker/compose.yaml instead, in containers.")
     ] = False,
-    gpu: Annotated[
-        bool, typer.Option("--gpu", help="With --docker: a worker for containers with GPUs too.")
-    ] = False,
+    gpu: Annotated[bool, typer.Option("--gpu", help="With --docker: a worker for containers with GPUs too.")] = False,
     notify: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
-            help="Webhook that is called for runs that finish, fail or reach their budget, and for "
-            "promotions.",
+            help="Webhook that is called for runs that finish, fail or reach their budget, and for promotions.",
         ),
     ] = None,
     no_auth: Annotated[
         bool,
         typer.Option(
-            "--no-auth",
-            help="Prefect asks for no key: only where every user of this machine may run commands "
-            "as you.",
+            "--no-auth", help="Prefect asks for no key: only where every user of this machine may run commands as you."
         ),
     ] = False,
     mlflow_auth: Annotated[
         bool,
-        typer.Option(
-            "--mlflow-auth",
-            help="MLflow asks for a name and a password: where others use this machine.",
-        ),
+        typer.Option("--mlflow-auth", help="MLflow asks for a name and a password: where others use this machine."),
     ] = False,
 ) -> None:
-    """Start the Prefect and MLflow servers and a worker in the background, and deploy the flows of
-    prefect.yaml.
-    """
+    """Start the Prefect and MLflow servers and a worker in the background, and deploy the flows of prefect.yaml."""
     refuse_ignored(
         context,
         {"docker", "gpu", "serve"} if docker else UP_HERE | ({"serve_port"} if serve else set()),
@@ -236,9 +196,7 @@ def up(
 
 @app.command()
 def down(
-    docker: Annotated[
-        bool, typer.Option("--docker", help="Stop the stack of docker/compose.yaml instead.")
-    ] = False,
+    docker: Annotated[bool, typer.Option("--docker", help="Stop the stack of docker/compose.yaml instead.")] = False,
 ) -> None:
     """Let running stages checkpoint, then stop what `rlhf up` started."""
     if docker:
@@ -262,21 +220,15 @@ def status(as_json: AsJson = False) -> None:
 @app.command()
 def clean(
     older_than: Annotated[
-        float,
-        typer.Option("--older-than", metavar="DAYS", help="What was last written before goes."),
+        float, typer.Option("--older-than", metavar="DAYS", help="What was last written before goes.")
     ] = 14.0,
     max_gib: Annotated[
-        float | None,
-        typer.Option("--max-gib", metavar="GIB", help="The oldest go too until this suffices."),
+        float | None, typer.Option("--max-gib", metavar="GIB", help="The oldest go too until this suffices.")
     ] = None,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Remove it; else it is only shown.")
-    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove it; else it is only shown.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove old workspaces, checkpoints and studies. The champion's and those of a running run are
-    kept.
-    """
+    """Remove old workspaces, checkpoints and studies. The champion's and those of a running run are kept."""
     from cli.commands.clean import clean as remove_old
 
     remove_old(older_than, max_gib, yes, as_json)
@@ -284,9 +236,7 @@ def clean(
 
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
-    """Check what a run needs: versions, device, disk, ports, params, data. Each problem is printed
-    with its fix.
-    """
+    """Check what a run needs: versions, device, disk, ports, params, data. Each problem is printed with its fix."""
     from cli.commands.doctor import examine
 
     raise typer.Exit(examine(as_json))

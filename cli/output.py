@@ -1,5 +1,5 @@
-"""Output that may lose its reader: `rlhf run | head -1`, a closed terminal. The command finishes
-its work, and its exit code is that of the work.
+"""Output that may lose its reader: `rlhf run | head -1`, a closed terminal. The command finishes its work, and its
+exit code is that of the work.
 """
 
 import errno
@@ -30,8 +30,8 @@ class Output(io.FileIO):
 
 
 def survive_closed_output() -> None:
-    """Keep this process running when the reader of its output goes away. Call it before anything is
-    printed or keeps sys.stdout or sys.stderr, as libraries do at import.
+    """Keep this process running when the reader of its output goes away. Call it before anything is printed or keeps
+    sys.stdout or sys.stderr, as libraries do at import.
     """
     sys.stdout, sys.stderr = surviving(sys.stdout), surviving(sys.stderr)
 

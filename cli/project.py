@@ -12,14 +12,13 @@ if TYPE_CHECKING:
 
 
 def project_root() -> Path:
-    """The project's folder, which becomes the working directory: the current folder, or the nearest
-    parent that has the pipeline. Raises EnvironmentFault if there is none.
+    """The project's folder, which becomes the working directory: the current folder, or the nearest parent that has
+    the pipeline. Raises EnvironmentFault if there is none.
     """
     root = enter_project()
     if root is None:
         raise EnvironmentFault(
-            f"{Path.cwd()} has no dvc.yaml, so it is not the project's folder: change to the "
-            "checkout first."
+            f"{Path.cwd()} has no dvc.yaml, so it is not the project's folder: change to the checkout first."
         )
     return root
 
@@ -33,13 +32,8 @@ def enter_project() -> Path | None:
 
 
 def _around(folder: Path) -> Path | None:
-    """The nearest parent with a pipeline; the folder `inputs` with its own dvc.yaml is part of the
-    project.
-    """
-    return next(
-        (at for at in (folder, *folder.parents) if (at / "dvc.yaml").exists() and not _is_part(at)),
-        None,
-    )
+    """The nearest parent with a pipeline; the folder `inputs` with its own dvc.yaml is part of the project."""
+    return next((at for at in (folder, *folder.parents) if (at / "dvc.yaml").exists() and not _is_part(at)), None)
 
 
 def _is_part(folder: Path) -> bool:
@@ -47,8 +41,8 @@ def _is_part(folder: Path) -> bool:
 
 
 def typed_path(text: str) -> Path:
-    """A path given on the command line, relative to the project's folder. For `parser=` of an
-    option: paths are typed relative to the current folder.
+    """A path given on the command line, relative to the project's folder. For `parser=` of an option: paths are typed
+    relative to the current folder.
     """
     here = Path.cwd()
     root = _around(here)
@@ -56,9 +50,7 @@ def typed_path(text: str) -> Path:
 
 
 def chosen_params(root: Path, recipe: Path | None, overrides: list[str]) -> "Params":
-    """The params of `recipe`, or of the project's params.yaml, after the overrides. Raises
-    ParamsError.
-    """
+    """The params of `recipe`, or of the project's params.yaml, after the overrides. Raises ParamsError."""
     from config.load import load  # pydantic takes a while to import
 
     return load(recipe if recipe is not None else root / "params.yaml", overrides)

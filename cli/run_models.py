@@ -16,9 +16,9 @@ CHAMPION = "champion"
 
 @contextmanager
 def models_of(root: Path, run: str | None, command: str) -> Iterator[tuple[Path, "Params"]]:
-    """The folder with the params, data and models of a run, and its params. What a run made is
-    looked up by digest in DVC's cache or remote, whatever is in place now. None is what is in
-    place; `command` names the folder that is there meanwhile.
+    """The folder with the params, data and models of a run, and its params. What a run made is looked up by digest in
+    DVC's cache or remote, whatever is in place now. None is what is in place; `command` names the folder that is there
+    meanwhile.
 
     Raises UserError for a run that is not there, ModelError if its models were deleted.
     """

@@ -1,3 +1,3 @@
-"""Params: their schema, reading and merging; rows that processes exchange; errors. Every package
-may import it; it imports only pydantic and yaml.
+"""Params: their schema, reading and merging; rows that processes exchange; errors. Every package may import it; it
+imports only pydantic and yaml.
 """

@@ -1,5 +1,5 @@
-"""Whether a process started earlier still runs, by a monotonic clock: correcting the system clock
-during a run changes neither costs nor which processes count as alive.
+"""Whether a process started earlier still runs, by a monotonic clock: correcting the system clock during a run changes
+neither costs nor which processes count as alive.
 """
 
 import os
@@ -17,8 +17,8 @@ if sys.platform == "linux":
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def created(pid: int) -> float:
-        """When the process `pid` was created, by the clock of `now`. The system's own creation time
-        moves with every correction of the clock.
+        """When the process `pid` was created, by the clock of `now`. The system's own creation time moves with every
+        correction of the clock.
 
         Raises psutil.NoSuchProcess.
         """
@@ -37,8 +37,8 @@ else:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process has this id, which may have been another one's before. Zombies, which stay
-    in the process table mostly in containers, do not run.
+    """Whether a process has this id, which may have been another one's before. Zombies, which stay in the process
+    table mostly in containers, do not run.
     """
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write to a temporary place beside `path` and rename; text as UTF-8. Readers see the old file
-    or the new one, never a part.
+    """Write to a temporary place beside `path` and rename; text as UTF-8. Readers see the old file or the new one,
+    never a part.
 
     The folder must exist. Raises OSError and keeps the old file if it cannot be written.
     """
@@ -22,8 +22,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def keep_copy(path: Path) -> Path:
-    """Copy a file that will be replaced to NAME.bak, NAME.bak2 ... beside it, and return the copy.
-    Earlier copies are kept, and one with the same content is reused. Raises OSError.
+    """Copy a file that will be replaced to NAME.bak, NAME.bak2 ... beside it, and return the copy. Earlier copies are
+    kept, and one with the same content is reused. Raises OSError.
     """
     content = path.read_bytes()
     numbers = itertools.chain([""], itertools.count(2))

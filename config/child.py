@@ -6,8 +6,8 @@ import shutil
 from config.errors import EnvironmentFault
 
 BOUND = ("setpriv", "--pdeathsig", "TERM") if shutil.which("setpriv") else ()
-"""Put before a command: however this process ends, SIGTERM goes to the command's. Linux only;
-elsewhere it outlives a killed parent.
+"""Put before a command: however this process ends, SIGTERM goes to the command's. Linux only; elsewhere it outlives a
+killed parent.
 """
 VLLM_VARIABLE = "RLHF_VLLM"
 """Path of the command vllm in another environment."""

@@ -1,7 +1,7 @@
 """Merges params: `extends: base` in a recipe, `--set`, and filling an incomplete file.
 
-Mappings merge key by key. Everything else replaces: plain values, lists, null, and a mapping of
-another `kind` (the unions of the schema, such as data.source).
+Mappings merge key by key. Everything else replaces: plain values, lists, null, and a mapping of another `kind` (the
+unions of the schema, such as data.source).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,14 +18,12 @@ RECIPES = Path(__file__).parents[1] / "recipes"
 """Key of a params file that names its base: a name beside it, or a path."""
 
 
-def compose(
-    base: Mapping[str, Any], overlay: Mapping[str, Any], sets: Sequence[str] = ()
-) -> dict[str, Any]:
-    """`overlay` over `base`, then each `section.key=value` of `sets`, whose values are read as YAML
-    and replace; keys in the base's order, then what is new.
+def compose(base: Mapping[str, Any], overlay: Mapping[str, Any], sets: Sequence[str] = ()) -> dict[str, Any]:
+    """`overlay` over `base`, then each `section.key=value` of `sets`, whose values are read as YAML and replace; keys
+    in the base's order, then what is new.
 
-    A key that is not in the schema is refused later, by `config.load.validate`. Raises ParamsError
-    for an assignment that is none.
+    A key that is not in the schema is refused later, by `config.load.validate`. Raises ParamsError for an assignment
+    that is none.
     """
     composed = dict(base)
     for key, value in overlay.items():
@@ -38,8 +36,7 @@ def compose(
         dotted, equals, text = assignment.partition("=")
         if not equals or not dotted.strip():
             raise ParamsError(
-                f"--set {assignment!r} is not of the form section.key=value, for example --set "
-                "sft.epochs=2."
+                f"--set {assignment!r} is not of the form section.key=value, for example --set sft.epochs=2."
             )
         composed = _set(composed, dotted.strip().split("."), _value(text), assignment)
     return composed
@@ -48,8 +45,8 @@ def compose(
 def parse_yaml(text: str, pure: bool = False) -> Any:
     """Read YAML 1.2, as DVC does: `no` is text, `010` is ten, `1e-5` is a number.
 
-    `pure` is the parser written in Python. It takes ten times as long, names the right line in its
-    errors, and accepts URLs in `{...}` and `[...]`.
+    `pure` is the parser written in Python. It takes ten times as long, names the right line in its errors, and accepts
+    URLs in `{...}` and `[...]`.
 
     Raises YAMLError, or ValueError for something like a date that does not exist.
     """
@@ -68,13 +65,9 @@ def _set(node: Any, keys: list[str], value: Any, assignment: str) -> dict[str, A
         node = {}
     if not isinstance(node, dict):
         raise ParamsError(
-            f"--set {assignment!r} goes below a plain value. Name an existing section.key of "
-            "params.yaml."
+            f"--set {assignment!r} goes below a plain value. Name an existing section.key of params.yaml."
         )
-    return {
-        **node,
-        keys[0]: value if len(keys) == 1 else _set(node.get(keys[0]), keys[1:], value, assignment),
-    }
+    return {**node, keys[0]: value if len(keys) == 1 else _set(node.get(keys[0]), keys[1:], value, assignment)}
 
 
 def flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -86,9 +79,7 @@ def flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", value
 
 
-def missing_keys(
-    base: Mapping[str, Any], overlay: Mapping[str, Any], place: str = ""
-) -> Iterator[str]:
+def missing_keys(base: Mapping[str, Any], overlay: Mapping[str, Any], place: str = "") -> Iterator[str]:
     """The dotted keys that `compose` takes from the base; a missing section is one key."""
     for key, under in base.items():
         if key not in overlay:
@@ -104,9 +95,7 @@ def _same_kind(under: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
 
 
 def base_path(path: Path, name: str) -> Path:
-    """The file that `extends: name` in `path` refers to: one beside it, else a recipe of the
-    project.
-    """
+    """The file that `extends: name` in `path` refers to: one beside it, else a recipe of the project."""
     file = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
     beside, recipe = path.parent / file, RECIPES / file
     return recipe if not beside.exists() and recipe.exists() else beside

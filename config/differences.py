@@ -1,7 +1,7 @@
 """Differences between two params, and a watch on params.yaml during a stage.
 
-DVC reads params.yaml again when a stage's process has ended, and records its values at that time as
-those that made the outputs.
+DVC reads params.yaml again when a stage's process has ended, and records its values at that time as those that made
+the outputs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,9 +29,7 @@ class Difference(NamedTuple):
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
     """Keys whose values differ, in file order."""
     old, new = dict(flat(before)), dict(flat(after))
-    candidates = (
-        Difference(key, old.get(key, ABSENT), new.get(key, ABSENT)) for key in {**old, **new}
-    )
+    candidates = (Difference(key, old.get(key, ABSENT), new.get(key, ABSENT)) for key in {**old, **new})
     return [difference for difference in candidates if difference.before != difference.after]
 
 
@@ -65,8 +63,8 @@ class Watched:
         self._found: list[Difference] = []
 
     def differences(self) -> list[Difference]:
-        """Keys that have changed since; the file is read only if it was written. Raises ParamsError
-        if it cannot be read.
+        """Keys that have changed since; the file is read only if it was written. Raises ParamsError if it cannot be
+        read.
         """
         status = self._path.stat() if self._path.exists() else None
         seen = (status.st_mtime_ns, status.st_size, status.st_ino) if status else None

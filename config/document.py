@@ -27,23 +27,12 @@ line that names the value, the rule and the place. The file is read as YAML 1.2,
 BOUNDS = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
 SHOWN_ONCE = {
     **dict.fromkeys(("data.sft_source", "data.prompt_source"), "as `data.source`, or null"),
-    **dict.fromkeys(
-        ("data.vote_source", "retrain.safety_source"), "as `data.source` with `kind: file`, or null"
-    ),
-    **dict.fromkeys(
-        (f"where.{stage}" for stage in STAGES),
-        "any keys of `where.default`, or absent",
-    ),
+    **dict.fromkeys(("data.vote_source", "retrain.safety_source"), "as `data.source` with `kind: file`, or null"),
+    **dict.fromkeys((f"where.{stage}" for stage in STAGES), "any keys of `where.default`, or absent"),
 }
 """All sources have the same shape, and all stages the same kind of place."""
 BAR = r"\|"
-TYPES = {
-    "integer": "whole number",
-    "number": "number",
-    "string": "text",
-    "boolean": "true or false",
-    "null": "null",
-}
+TYPES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false", "null": "null"}
 
 
 def params_markdown() -> str:
@@ -56,8 +45,8 @@ def params_markdown() -> str:
 def _section(
     name: str, node: dict[str, Any], schema: dict[str, Any], title: str = "", remark: str = ""
 ) -> Iterator[str]:
-    """The table of a section, then those of the sections in it. `title` is appended to its name,
-    `remark` to its description.
+    """The table of a section, then those of the sections in it. `title` is appended to its name, `remark` to its
+    description.
     """
     plain, inner = [], []
     for key, child in node["properties"].items():
@@ -65,17 +54,14 @@ def _section(
         options = _options(child, schema)
         sections = [option for option in options if "properties" in option]
         if not sections:
-            plain.append(
-                (key, _type(options), child.get("description") or "Names the kind of source.")
-            )
+            plain.append((key, _type(options), child.get("description") or "Names the kind of source."))
         elif shown := SHOWN_ONCE.get(dotted):
             plain.append((key, shown, child["description"]))
         elif len(sections) == 1:
             inner.append((dotted, sections[0], "", _absence(dotted, options)))
         else:
             inner += [
-                (dotted, option, f" with `kind: {option['properties']['kind']['const']}`", "")
-                for option in sections
+                (dotted, option, f" with `kind: {option['properties']['kind']['const']}`", "") for option in sections
             ]
     if plain:
         yield f"## `{name}`{title}\n" if name else "## Top level\n"
@@ -83,11 +69,7 @@ def _section(
             yield f"{' '.join(node['description'].split())}{remark}\n"
         yield "| key | value | meaning |\n|---|---|---|"
         yield (
-            "\n".join(
-                f"| `{key}` | {value} | {meaning.replace('|', BAR)} |"
-                for key, value, meaning in plain
-            )
-            + "\n"
+            "\n".join(f"| `{key}` | {value} | {meaning.replace('|', BAR)} |" for key, value, meaning in plain) + "\n"
         )
     for arguments in inner:
         yield from _section(arguments[0], arguments[1], schema, *arguments[2:])
@@ -98,11 +80,7 @@ def _options(node: dict[str, Any], schema: dict[str, Any]) -> list[dict[str, Any
     if "$ref" in node:
         return _options(schema["$defs"][node["$ref"].rsplit("/", 1)[1]], schema)
     alternatives = node.get("anyOf") or node.get("oneOf")
-    return (
-        [option for child in alternatives for option in _options(child, schema)]
-        if alternatives
-        else [node]
-    )
+    return [option for child in alternatives for option in _options(child, schema)] if alternatives else [node]
 
 
 def _absence(name: str, options: list[dict[str, Any]]) -> str:

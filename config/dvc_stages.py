@@ -1,5 +1,5 @@
-"""What DVC calls our stages: those of all alignment methods are its one stage `align`, made for the
-method that `align.method` names.
+"""What DVC calls our stages: those of all alignment methods are its one stage `align`, made for the method that
+`align.method` names.
 
 our stage     dvc.yaml                            dvc.lock
 sft           sft                                 sft
@@ -34,9 +34,7 @@ def locked(lock: Mapping[str, Any], stage: str) -> dict[str, Any]:
 
 def defined(root: Path) -> dict[str, dict[str, Any]]:
     """The stages of dvc.yaml by our names; `align` is expanded for each method."""
-    stages: dict[str, dict[str, Any]] = yaml_content(
-        (root / "dvc.yaml").read_text(encoding="utf-8")
-    )["stages"]
+    stages: dict[str, dict[str, Any]] = yaml_content((root / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
     align = stages.pop(ALIGN, None)
     if align is not None:
         template = yaml.safe_dump(align["do"])
@@ -49,7 +47,4 @@ def out_digest(lock: Path, stage: str, path: str) -> str | None:
     if not lock.exists():
         return None
     content: dict[str, Any] = yaml_content(lock.read_text(encoding="utf-8"))
-    return next(
-        (out.get("md5") for out in locked(content, stage).get("outs", []) if out["path"] == path),
-        None,
-    )
+    return next((out.get("md5") for out in locked(content, stage).get("outs", []) if out["path"] == path), None)

@@ -26,8 +26,8 @@ EXIT_RESUMABLE = 75
 EXIT_OVER_BUDGET = 76
 """Not 75: engines that restart what ended with 75 would spend more than was allowed."""
 EXIT_SMALLER_PIECES = 77
-"""One of several processes ran out of memory: training.process.launch restarts all of them with
-smaller micro-batches.
+"""One of several processes ran out of memory: training.process.launch restarts all of them with smaller
+micro-batches.
 """
 
 
@@ -68,25 +68,19 @@ class CostError(UserError):
 
 
 class SmallerPieces(RlhfError):
-    """Out of memory during a collective step: all processes must restart with smaller
-    micro-batches.
-    """
+    """Out of memory during a collective step: all processes must restart with smaller micro-batches."""
 
     exit_code = EXIT_SMALLER_PIECES
 
 
 class TrainingDiverged(RlhfError):
-    """Training produced NaN, collapsed or exploded; the message names the quantity and its
-    value.
-    """
+    """Training produced NaN, collapsed or exploded; the message names the quantity and its value."""
 
     exit_code = EXIT_DIVERGED
 
 
 class RolledBack(TrainingDiverged):
-    """Training diverged, and the next attempt resumes from an earlier checkpoint with lower
-    learning rates.
-    """
+    """Training diverged, and the next attempt resumes from an earlier checkpoint with lower learning rates."""
 
     exit_code = EXIT_CRASHED
 
@@ -98,8 +92,6 @@ class StageStopped(RlhfError):
 
 
 class OverBudget(StageStopped):
-    """A limit of `budget` was reached. The stage has checkpointed and resumes under a higher
-    one.
-    """
+    """A limit of `budget` was reached. The stage has checkpointed and resumes under a higher one."""
 
     exit_code = EXIT_OVER_BUDGET

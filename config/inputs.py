@@ -1,5 +1,5 @@
-"""What params.yaml names outside of the project: content digests of local data files and of local
-models, for DVC to depend on.
+"""What params.yaml names outside of the project: content digests of local data files and of local models, for DVC to
+depend on.
 
 data/inputs/data.json     the files of data.source, data.sft_source and the other sources
 data/inputs/model.json    the files of model.path
@@ -7,9 +7,9 @@ data/inputs/reward.json   the file of reward.path
 data/inputs/student.json  the files of distill.student.path
 data/inputs/judge.json    the files of evaluate.judge.path, and the votes on replies
 
-DVC cannot depend on a path that stands in params.yaml and may not be there, so these files stand
-for them: they change when the content does. The DVC stage `inputs` writes them
-(tasks/dvc/inputs_stage.py), and `rlhf run` does the same in process.
+DVC cannot depend on a path that stands in params.yaml and may not be there, so these files stand for them: they change
+when the content does. The DVC stage `inputs` writes them (tasks/dvc/inputs_stage.py), and `rlhf run` does the same in
+process.
 """
 
 import hashlib
@@ -39,16 +39,12 @@ def write_digests(root: Path, params: Params) -> None:
 
 def outdated_digests(root: Path, params: Params) -> list[Path]:
     """Which of the files are out of date for `params`; nothing is written."""
-    return [
-        target
-        for target, text in digest_files(root, params).items()
-        if not _says(root / target, text)
-    ]
+    return [target for target, text in digest_files(root, params).items() if not _says(root / target, text)]
 
 
 def named_paths(root: Path, params: Params) -> list[str]:
-    """The files and folders outside the project that params name, as they name them; they may be
-    missing, and a model that is not a local folder comes from a hub.
+    """The files and folders outside the project that params name, as they name them; they may be missing, and a model
+    that is not a local folder comes from a hub.
     """
     files = sorted({*params.data.local_paths().values(), *reward_script(params)})
     models = {params.model.path, student_path(params), judge_path(params)}
@@ -71,9 +67,7 @@ def student_path(params: Params) -> str | None:
 
 
 def expected_files(root: Path, params: Params) -> dict[str, str]:
-    """Data files by the parameter that names each. A missing votes file is left out: there are no
-    votes yet.
-    """
+    """Data files by the parameter that names each. A missing votes file is left out: there are no votes yet."""
     return {
         setting: path
         for setting, path in params.data.local_paths().items()
@@ -85,8 +79,7 @@ def digest_files(root: Path, params: Params) -> dict[Path, str]:
     """The expected content of the files, by path in the project."""
     data = {path: _digest(root / path) for path in sorted(set(params.data.local_paths().values()))}
     model, student = (
-        _folder_digests(root, path) if path else {}
-        for path in (params.model.path, student_path(params))
+        _folder_digests(root, path) if path else {} for path in (params.model.path, student_path(params))
     )
     named = judge_path(params)
     judge = _folder_digests(root, named) if named else {}
@@ -106,9 +99,7 @@ def digest_files(root: Path, params: Params) -> dict[Path, str]:
 
 
 def _folder_digests(root: Path, named: str) -> dict[str, str | None]:
-    """Every file of a local model folder; empty for a hub model, which has its revision in the
-    params.
-    """
+    """Every file of a local model folder; empty for a hub model, which has its revision in the params."""
     folder = root / named
     return {
         str(Path(named) / path.relative_to(folder)): _digest(path)

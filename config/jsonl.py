@@ -20,9 +20,7 @@ class Rows(NamedTuple):
 
 
 def append(path: Path, row: BaseModel) -> None:
-    """Append one row in a single write, creating file and folders; an incomplete last line is
-    terminated first.
-    """
+    """Append one row in a single write, creating file and folders; an incomplete last line is terminated first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     line = row.model_dump_json(exclude_none=True).encode() + b"\n"
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
@@ -74,9 +72,7 @@ class Follower:
 
 
 def plain(path: Path, step: int = 1) -> Iterator[dict]:
-    """Objects of a jsonl file that this project wrote and that is known to be complete; of every
-    `step`-th line.
-    """
+    """Objects of a jsonl file that this project wrote and that is known to be complete; of every `step`-th line."""
     with path.open(encoding="utf-8") as file:
         for line in islice(file, None, None, step):
             yield json.loads(line)

@@ -16,9 +16,7 @@ from config.errors import ParamsError
 from config.schema import Params
 
 BASE = Path(__file__).parents[1] / "recipes" / "base.yaml"
-YAML_1_1_BOOLEANS = dict.fromkeys(("yes", "on", "y"), "true") | dict.fromkeys(
-    ("no", "off", "n"), "false"
-)
+YAML_1_1_BOOLEANS = dict.fromkeys(("yes", "on", "y"), "true") | dict.fromkeys(("no", "off", "n"), "false")
 """Words that are booleans in YAML 1.1 and text in YAML 1.2."""
 NUMBER_IN_YAML_1_2 = re.compile(r"[-+.0-9][-+.0-9_a-fA-Fox]*")
 """Text that YAML 1.2 might read as a number; the rules of YAML 1.1 differ."""
@@ -27,17 +25,15 @@ NUMBER_IN_YAML_1_2 = re.compile(r"[-+.0-9][-+.0-9_a-fA-Fox]*")
 def load(path: Path, overrides: list[str] | None = None) -> Params:
     """The validated params of a file, after `section.key=value` overrides.
 
-    Raises ParamsError with one line for a missing or broken file, an unknown key, a wrong type or
-    an impossible combination.
+    Raises ParamsError with one line for a missing or broken file, an unknown key, a wrong type or an impossible
+    combination.
     """
     return validate(compose(read(path), {}, overrides or []), str(path), overrides or [])
 
 
-def load_partly(
-    path: Path, overrides: list[str], stages: tuple[str, ...]
-) -> tuple[Params, tuple[str, ...]]:
-    """Params of a file of which only `stages` are to be planned, and a note on what was filled in:
-    what is missing comes from recipes/base.yaml. Without `stages` the file must be complete.
+def load_partly(path: Path, overrides: list[str], stages: tuple[str, ...]) -> tuple[Params, tuple[str, ...]]:
+    """Params of a file of which only `stages` are to be planned, and a note on what was filled in: what is missing
+    comes from recipes/base.yaml. Without `stages` the file must be complete.
 
     A run needs every parameter; only plans are made from such a file.
 
@@ -49,8 +45,7 @@ def load_partly(
     for stage in stages:
         if stage != "data" and stage not in content:
             raise ParamsError(
-                f"{path} has no section {stage}, so --stage {stage} has nothing to plan. Add the "
-                "section."
+                f"{path} has no section {stage}, so --stage {stage} has nothing to plan. Add the section."
             )
     base = read(BASE)
     filled = list(missing_keys(base, content))
@@ -88,24 +83,19 @@ def _mapping(path: Path) -> dict[str, Any]:
         content = _parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ParamsError(
-            f"{path} does not exist. Run in the project's folder, or name a recipe with --recipe "
-            "recipes/demo.yaml."
+            f"{path} does not exist. Run in the project's folder, or name a recipe with --recipe recipes/demo.yaml."
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ParamsError(
-            f"{path} cannot be read: {error}. It must be a UTF-8 YAML file."
-        ) from None
+        raise ParamsError(f"{path} cannot be read: {error}. It must be a UTF-8 YAML file.") from None
     except (YAMLError, ValueError) as error:
         where = getattr(error, "problem_mark", None)
         line = f" at line {where.line + 1}" if where else ""
         raise ParamsError(
-            f"{path} is not valid YAML{line}: {getattr(error, 'problem', None) or error}. Fix that "
-            "line."
+            f"{path} is not valid YAML{line}: {getattr(error, 'problem', None) or error}. Fix that line."
         ) from None
     if not isinstance(content, dict):
         raise ParamsError(
-            f"{path} holds {type(content).__name__}, a mapping of sections is needed. Start from "
-            "recipes/base.yaml."
+            f"{path} holds {type(content).__name__}, a mapping of sections is needed. Start from recipes/base.yaml."
         )
     return content
 
@@ -119,8 +109,8 @@ def _parse(text: str) -> Any:
 
 
 def validate(content: dict[str, Any], origin: str, overrides: Sequence[str] = ()) -> Params:
-    """Params from a mapping; `origin` names it in messages, and `overrides` are those
-    `section.key=value` that it came to hold by --set.
+    """Params from a mapping; `origin` names it in messages, and `overrides` are those `section.key=value` that it came
+    to hold by --set.
 
     Raises ParamsError with one line.
     """
@@ -134,9 +124,7 @@ def _explain(error: ValidationError, origin: str, overrides: Sequence[str]) -> s
     """The first mistake in one line, and how many more there are."""
     problems = error.errors()
     # a misspelt key is also a missing one: report the misspelling
-    first = next(
-        (problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0]
-    )
+    first = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
     loc, kinds = [str(part) for part in first["loc"]], _kinds()
     place = ".".join(
         part
@@ -146,9 +134,7 @@ def _explain(error: ValidationError, origin: str, overrides: Sequence[str]) -> s
     origin = f"in {origin}"
     if first["type"] in ("union_tag_invalid", "union_tag_not_found"):
         place = f"{place}.kind"
-    if any(
-        f"{place}.".startswith(f"{override.partition('=')[0].strip()}.") for override in overrides
-    ):
+    if any(f"{place}.".startswith(f"{override.partition('=')[0].strip()}.") for override in overrides):
         origin = "from --set"
     more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
     match first["type"]:
@@ -158,10 +144,7 @@ def _explain(error: ValidationError, origin: str, overrides: Sequence[str]) -> s
             hint = f"did you mean {close[0]}?" if close else f"known there: {', '.join(names)}."
             return f"{place} is not a parameter {origin}; {hint}{more}"
         case "missing" | "union_tag_not_found":
-            return (
-                f"{place} is missing {origin}; every parameter must be given, recipes/base.yaml "
-                f"has them all.{more}"
-            )
+            return f"{place} is missing {origin}; every parameter must be given, recipes/base.yaml has them all.{more}"
         case "union_tag_invalid":
             kind, known_kinds = first["ctx"]["tag"], first["ctx"]["expected_tags"]
             return f"{place}={kind!r} {origin}: input should be one of {known_kinds}.{more}"
@@ -171,20 +154,13 @@ def _explain(error: ValidationError, origin: str, overrides: Sequence[str]) -> s
             meant = YAML_1_1_BOOLEANS.get(shown.lower()) if isinstance(shown, str) else None
             if first["type"].startswith("bool") and meant:
                 note = f" {shown} is text in YAML 1.2, which DVC reads: write {meant}."
-            return (
-                f"{place}={shown!r} {origin}: "
-                f"{first['msg'][0].lower()}{first['msg'][1:]}.{note}{more}"
-            )
+            return f"{place}={shown!r} {origin}: {first['msg'][0].lower()}{first['msg'][1:]}.{note}{more}"
 
 
 def _kinds() -> set[str]:
     """Values of `kind` in all sections: pydantic has them in the place of a mistake."""
     sections = Params.model_json_schema()["$defs"].values()
-    return {
-        section["properties"]["kind"]["const"]
-        for section in sections
-        if "kind" in section.get("properties", {})
-    }
+    return {section["properties"]["kind"]["const"] for section in sections if "kind" in section.get("properties", {})}
 
 
 def _known_keys(loc: list[str]) -> list[str]:
@@ -222,13 +198,7 @@ def dump(params: Params) -> str:
 
 def to_yaml(content: Mapping[str, Any]) -> str:
     """A mapping as YAML text that YAML 1.1 and 1.2 parse alike."""
-    return yaml.dump(
-        content,
-        Dumper=_Dumper,
-        sort_keys=False,
-        allow_unicode=True,
-        width=120,
-    )
+    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -252,8 +222,7 @@ _Dumper.add_representer(str, _text)
 
 
 def write(params: Params, path: Path) -> None:
-    """Write a complete params.yaml atomically. A complete file with the same values is left alone,
-    comments included.
+    """Write a complete params.yaml atomically. A complete file with the same values is left alone, comments included.
 
     DVC reads the file without what it may extend, so one that extends another is not complete.
     """
@@ -270,8 +239,8 @@ def says(path: Path, params: Params) -> bool:
 
 
 def _fit_model(merged: dict[str, Any], content: Mapping[str, Any]) -> None:
-    """A file that names a model overrides the base's random one, and the context is long enough for
-    the file's own stages.
+    """A file that names a model overrides the base's random one, and the context is long enough for the file's own
+    stages.
     """
     given = content.get("model") or {}
     if given.get("path") is not None and "random" not in given:

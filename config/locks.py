@@ -1,6 +1,5 @@
-"""File locks. A lock is held until the process that took it, and every stage that it has started,
-has ended, however they end: a stage inherits the lock, so that nobody else works on what a killed
-run's stage is still writing.
+"""File locks. A lock is held until the process that took it, and every stage that it has started, has ended, however
+they end: a stage inherits the lock, so that nobody else works on what a killed run's stage is still writing.
 """
 
 import fcntl
@@ -23,19 +22,18 @@ CHECKPOINT_SECONDS = 600.0
 
 @contextmanager
 def lock_file(path: Path, wait: Callable[[str], bool] | None = None) -> Iterator[str | None]:
-    """Hold `path`, in a folder of the project; yields None, or the id of the process that holds it
-    already (`?` if the file does not say).
+    """Hold `path`, in a folder of the project; yields None, or the id of the process that holds it already (`?` if the
+    file does not say).
 
-    `wait` is called again and again with that id: whether to wait for it. What a process that is
-    gone has started is always waited for. Raises EnvironmentFault if the file cannot be written.
+    `wait` is called again and again with that id: whether to wait for it. What a process that is gone has started is
+    always waited for. Raises EnvironmentFault if the file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a+")
     except OSError as error:
         raise EnvironmentFault(
-            f"{path} cannot be written ({error.strerror}). Make {path.parent.parent} writable for "
-            "this user."
+            f"{path} cannot be written ({error.strerror}). Make {path.parent.parent} writable for this user."
         ) from None
     with file:
         killed_at = None

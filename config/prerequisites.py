@@ -6,17 +6,13 @@ from pathlib import Path
 
 from config.errors import EnvironmentFault, ParamsError
 from config.schema import Params
-from config.sections.judge import (
-    EmbeddingJudgeSettings,
-    EndpointJudgeSettings,
-    RewardModelJudgeSettings,
-)
+from config.sections.judge import EmbeddingJudgeSettings, EndpointJudgeSettings, RewardModelJudgeSettings
 from config.sections.offline import RewardFunction
 
 
 def require_judge(root: Path, params: Params) -> None:
-    """Check the encoder's folder, the pairs it learns from, and the key of an endpoint. Raises
-    ParamsError or EnvironmentFault.
+    """Check the encoder's folder, the pairs it learns from, and the key of an endpoint. Raises ParamsError or
+    EnvironmentFault.
     """
     judge = params.evaluate.judge
     if judge is None:
@@ -31,16 +27,15 @@ def require_judge(root: Path, params: Params) -> None:
     encoder = judge.path if isinstance(judge, EmbeddingJudgeSettings) else None
     if encoder is not None and not (root / encoder / "config.json").exists():
         raise ParamsError(
-            f"evaluate.judge.path={encoder} has no sentence encoder: rlhf fetch minilm, or name "
-            "another folder."
+            f"evaluate.judge.path={encoder} has no sentence encoder: rlhf fetch minilm, or name another folder."
         )
     if isinstance(judge, EndpointJudgeSettings) and judge.key_variable is not None:
         require_key(judge.key_variable)
 
 
 def require_reward_function(root: Path, params: Params) -> None:
-    """Check that the file of reward.path is in the project and defines its function. Its code is
-    not run. Raises ParamsError.
+    """Check that the file of reward.path is in the project and defines its function. Its code is not run. Raises
+    ParamsError.
     """
     if not isinstance(params.reward, RewardFunction):
         return
@@ -55,8 +50,7 @@ def require_reward_function(root: Path, params: Params) -> None:
         tree = ast.parse((root / script).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ParamsError(
-            f"reward.path={path}: {script} does not exist. Put the file there, or fix the path in "
-            "params.yaml."
+            f"reward.path={path}: {script} does not exist. Put the file there, or fix the path in params.yaml."
         ) from None
     except (OSError, ValueError, SyntaxError) as error:
         line = f" line {error.lineno}" if isinstance(error, SyntaxError) else ""

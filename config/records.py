@@ -6,9 +6,9 @@ runs/<stage>/attempts.jsonl  AttemptRow   when a process of this stage began and
 runs/pipeline.jsonl          PipelineRow  which stages a pipeline run requested, and which it found
                              unchanged
 
-Rows are appended in one write and flushed, so they survive kill -9; the reader skips and counts
-incomplete rows. `run_id` names the pipeline run that paid for the row. An attempt is one process:
-its number grows by one at every start.
+Rows are appended in one write and flushed, so they survive kill -9; the reader skips and counts incomplete rows.
+`run_id` names the pipeline run that paid for the row. An attempt is one process: its number grows by one at every
+start.
 """
 
 from collections.abc import Mapping
@@ -24,35 +24,29 @@ LOOPS = (*SAMPLING_METHODS, "distill")
 """Stages that sample responses as they train, update by update."""
 
 STAGES = ("data", "sft", "reward", *METHODS, "distill", "evaluate")
-"""Every stage, in order. One name everywhere: params section, DVC stage, module, runs/ folder, test
-file.
-"""
+"""Every stage, in order. One name everywhere: params section, DVC stage, module, runs/ folder, test file."""
 
 RUN_ID_VARIABLE = "RLHF_RUN_ID"
 """Environment variable with the pipeline run's id, for the stage process."""
 
 PIPELINE_VARIABLE = "RLHF_PIPELINE"
-"""Environment variable with `pid:created` (config/alive.py) of the process that follows a stage
-and its budget.
-"""
+"""Environment variable with `pid:created` (config/alive.py) of the process that follows a stage and its budget."""
 
 LAUNCHER_VARIABLE = "RLHF_LAUNCHER_PID"
-"""Environment variable with the process id of the launcher of a stage's several processes; it
-forwards signals to all of them.
+"""Environment variable with the process id of the launcher of a stage's several processes; it forwards signals to all
+of them.
 """
 
 FAULTS_VARIABLE = "RLHF_FAULTS"
-"""Folder in which each process of a stage writes its error line, in a file named by its rank; the
-launcher prints it.
+"""Folder in which each process of a stage writes its error line, in a file named by its rank; the launcher prints
+it.
 """
 FAULT_SUFFIX = ".fault"
 RENDEZVOUS_VARIABLE = "RLHF_RENDEZVOUS"
 """Environment variable with the file for the rendezvous of a stage's several processes."""
 
 CHANGED_CODE_VARIABLE = "RLHF_CHANGED_CODE"
-"""Environment variable that decides what a stage does with a checkpoint of other code: CONTINUE or
-RESTART.
-"""
+"""Environment variable that decides what a stage does with a checkpoint of other code: CONTINUE or RESTART."""
 
 CONTINUE, RESTART = "continue", "restart"
 """Resume from a checkpoint of other code, or start again."""
@@ -65,9 +59,7 @@ NO_RUN_ID = "manual"
 
 
 def kept_folder(root: Path, run_id: str) -> Path:
-    """Where a pipeline run keeps its own copies: params.yaml, dvc.lock, metrics, samples, plan,
-    report.
-    """
+    """Where a pipeline run keeps its own copies: params.yaml, dvc.lock, metrics, samples, plan, report."""
     return root / "runs" / "pipeline" / inner_name(run_id, "run id")
 
 
@@ -78,26 +70,20 @@ def stages_of(method: str, distills: bool = False) -> tuple[str, ...]:
 
 
 def final_stage(content: Mapping[str, Any]) -> str:
-    """The stage whose model is registered, promoted, exported and served, from the raw content of
-    params.yaml, possibly of an earlier schema.
+    """The stage whose model is registered, promoted, exported and served, from the raw content of params.yaml,
+    possibly of an earlier schema.
     """
     student = content.get("tracking", {}).get("model") == "student"
     return "distill" if student else str(content["align"]["method"])
 
 
 class Record(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="ignore", allow_inf_nan=True, ser_json_inf_nan="strings"
-    )
-    """NaN and Infinity are written as JSON strings: JSON has no such numbers, and a row with one
-    must not be lost.
-    """
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=True, ser_json_inf_nan="strings")
+    """NaN and Infinity are written as JSON strings: JSON has no such numbers, and a row with one must not be lost."""
 
 
 class UsageRow(Record):
-    """Resources of one phase of one step. Phases of one attempt do not overlap, and add up to its
-    wall time.
-    """
+    """Resources of one phase of one step. Phases of one attempt do not overlap, and add up to its wall time."""
 
     time: float
     """Seconds since the epoch when the phase ended."""
@@ -105,8 +91,8 @@ class UsageRow(Record):
     attempt: int
     step: int
     phase: str
-    """`start` (imports, loading), then the stage's own phases, `save`, `end`; in the loop of
-    training/ppo.py: rollout, score, reference, ...
+    """`start` (imports, loading), then the stage's own phases, `save`, `end`; in the loop of training/ppo.py: rollout,
+    score, reference, ...
     """
     seconds: float
     tokens: int
@@ -134,9 +120,9 @@ class AttemptRow(Record):
     run_id: str
     attempt: int
     event: Literal["start", "resume", "retry", "end", "lost"]
-    """`resume` follows `start` when a checkpoint was found; `step` is where it goes on from.
-    `retry`: out of memory; a step is repeated with the smaller micro-batch in `message`. `lost` is
-    written by the parent when it finds the process dead without an `end`: its time was paid for.
+    """`resume` follows `start` when a checkpoint was found; `step` is where it goes on from. `retry`: out of memory; a
+    step is repeated with the smaller micro-batch in `message`. `lost` is written by the parent when it finds the
+    process dead without an `end`: its time was paid for.
     """
     fingerprint: str
     """Digest of the stage's parameters and inputs; empty until it is known."""
@@ -147,8 +133,8 @@ class AttemptRow(Record):
     lost_seconds: float = 0.0
     """Seconds lost by a `retry`."""
     lived_seconds: float | None = None
-    """Seconds from creation to the last sign of life of a `lost` process, by a monotonic clock;
-    None if no process of its machine observed it.
+    """Seconds from creation to the last sign of life of a `lost` process, by a monotonic clock; None if no process of
+    its machine observed it.
     """
     device: str = ""
     world_size: int = 1

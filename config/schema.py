@@ -1,8 +1,8 @@
 """The schema of params.yaml, and the rules between its sections.
 
-No field has a default: a default here would change results without DVC noticing. The sections of
-methods that align.method does not name may be absent. Every description is shown in the Prefect
-form and in `docs/params.md`; units are part of the name or of the description.
+No field has a default: a default here would change results without DVC noticing. The sections of methods that
+align.method does not name may be absent. Every description is shown in the Prefect form and in `docs/params.md`; units
+are part of the name or of the description.
 """
 
 from collections.abc import Iterator
@@ -51,10 +51,7 @@ else:
         "_WithMethods",
         __base__=_BeforeMethods,
         **{
-            name: (
-                method.settings | None,
-                Field(None, title=method.settings.__name__, description=UNCHOSEN),
-            )
+            name: (method.settings | None, Field(None, title=method.settings.__name__, description=UNCHOSEN))
             for name, method in RECORDS.items()
         },
     )
@@ -63,9 +60,7 @@ else:
 class Params(_WithMethods):
     """All of params.yaml: the sections above, one for each method by its name, and these."""
 
-    distill: Distill | None = Field(
-        title="Distill", description="A student of the aligned model; null makes none."
-    )
+    distill: Distill | None = Field(title="Distill", description="A student of the aligned model; null makes none.")
     evaluate: Evaluate
     where: Where
     prices: Prices
@@ -123,9 +118,7 @@ class Params(_WithMethods):
 
     @property
     def start_from_sft(self) -> tuple[str, ...]:
-        """The sections whose adapters start from the SFT model: as copies of its adapter, if it has
-        one.
-        """
+        """The sections whose adapters start from the SFT model: as copies of its adapter, if it has one."""
         trained = self.trained_reward
         reward = ("reward",) if trained is not None and trained.init == "sft" else ()
         return (*reward, self.align.method)
@@ -151,9 +144,7 @@ class Params(_WithMethods):
         return self
 
     def _loops(self) -> Iterator[SamplingLoop]:
-        """The sections of sampling loops in use; sections of other methods may be for a model of
-        another size.
-        """
+        """The sections of sampling loops in use; sections of other methods may be for a model of another size."""
         for section in (self.section(self.align.method), self.distill):
             if isinstance(section, SamplingLoop):
                 yield section
@@ -183,8 +174,7 @@ class Params(_WithMethods):
         ):
             if length > limit:
                 raise ParamsError(
-                    f"{name}={length} does not fit in model.context_length={limit}. Change either "
-                    "in params.yaml."
+                    f"{name}={length} does not fit in model.context_length={limit}. Change either in params.yaml."
                 )
         for name, batch in (
             ("sft", self.sft.batch_size),
@@ -300,11 +290,7 @@ class Params(_WithMethods):
         self._adapters_are_like_their_start()
         method = self.align.method
         settings = self.section(method)
-        if (
-            isinstance(settings, Online)
-            and self.model.quantisation is not None
-            and settings.lora is None
-        ):
+        if isinstance(settings, Online) and self.model.quantisation is not None and settings.lora is None:
             raise ParamsError(
                 f"model.quantisation={self.model.quantisation} with {method}.lora null: the policy "
                 "would learn from other weights than "

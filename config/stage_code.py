@@ -1,6 +1,4 @@
-"""The code that decides a stage's numbers, as listed in dvc.yaml, and how it differs from the code
-of a checkpoint.
-"""
+"""The code that decides a stage's numbers, as listed in dvc.yaml, and how it differs from the code of a checkpoint."""
 
 import hashlib
 import json
@@ -14,17 +12,15 @@ CODE = "code.json"
 
 
 def stage_code(home: Path, stage: str) -> dict[str, str]:
-    """SHA-256 of every module that dvc.yaml in `home` has among the deps of `stage`, by path; {}
-    for a stage it does not list.
+    """SHA-256 of every module that dvc.yaml in `home` has among the deps of `stage`, by path; {} for a stage it does
+    not list.
     """
     try:
         deps = defined(home).get(stage, {}).get("deps", [])
     except FileNotFoundError:
         return {}
     return {
-        path: hashlib.sha256((home / path).read_bytes()).hexdigest()
-        for dep in deps
-        for path in _modules(home, dep)
+        path: hashlib.sha256((home / path).read_bytes()).hexdigest() for dep in deps for path in _modules(home, dep)
     }
 
 

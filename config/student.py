@@ -1,5 +1,5 @@
-"""Outputs of stage `distill` in a run without a student: DVC's stage `evaluate` depends on
-models/distill in every run.
+"""Outputs of stage `distill` in a run without a student: DVC's stage `evaluate` depends on models/distill in every
+run.
 """
 
 import json

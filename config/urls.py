@@ -1,9 +1,8 @@
 """URLs in params: which may be read, and how they refer to a secret without containing it.
 
-Params are copied: to runs/, Prefect, MLflow, the store, the report. A URL that needs a signature or
-a token therefore names a variable of the environment,
-`https://data.example/rows.jsonl?sig=${RLHF_DATA_SIGNATURE}`, which is inserted only when the URL is
-read. No other variables are allowed: params from another source could leak them.
+Params are copied: to runs/, Prefect, MLflow, the store, the report. A URL that needs a signature or a token therefore
+names a variable of the environment, `https://data.example/rows.jsonl?sig=${RLHF_DATA_SIGNATURE}`, which is inserted
+only when the URL is read. No other variables are allowed: params from another source could leak them.
 """
 
 import os
@@ -33,14 +32,11 @@ REMOTE_SCHEMES = (
 LOGIN = re.compile(r"(\w[\w+.-]*)://([^?#\s]*)@([^/:?#@]*)")
 """Scheme, the part before the last @, and the host; a password may contain a slash."""
 PORT_AND_PATH = re.compile(r"\d+/")
-"""After a host rather than a user the @ belongs to the path. github:// has owner:repository
-there.
-"""
+"""After a host rather than a user the @ belongs to the path. github:// has owner:repository there."""
 IPV6 = re.compile(r"\[[0-9A-Fa-f:.]+\]")
 VARIABLE = re.compile(r"\$\{(RLHF_DATA_\w+)\}")
 SECRET_NAME = re.compile(
-    r"sig|token|key|secret|pass|pwd|auth|cred|policy|session|jwt|code|hmac|^x-(amz|goog|ms)-",
-    re.IGNORECASE,
+    r"sig|token|key|secret|pass|pwd|auth|cred|policy|session|jwt|code|hmac|^x-(amz|goog|ms)-", re.IGNORECASE
 )
 LONG_VALUE = re.compile(r"[\w+/=~%-]{20,}")
 PLAIN_NAMES = ("revision", "ref", "commit", "version", "versionid")
@@ -64,8 +60,8 @@ def unreadable(url: str) -> str | None:
 
 
 def require_no_secret(setting: str, url: str) -> None:
-    """Raise ParamsError for an address with a password, a token or a signature. The message has
-    `setting` but not the secret.
+    """Raise ParamsError for an address with a password, a token or a signature. The message has `setting` but not the
+    secret.
     """
     secret = secret_of(url)
     if secret is None:
@@ -85,9 +81,7 @@ def require_no_secret(setting: str, url: str) -> None:
             "Put the value in a variable of the environment whose name starts with RLHF_DATA_, and "
             "name that in its place: ${RLHF_DATA_TOKEN}."
         )
-    raise ParamsError(
-        f"{setting} has {secret}, and params are kept and shown in many places. {fix}"
-    )
+    raise ParamsError(f"{setting} has {secret}, and params are kept and shown in many places. {fix}")
 
 
 def secret_of(url: str) -> str | None:
@@ -116,8 +110,7 @@ def with_secrets(url: str) -> str:
         secret = os.environ.get(match[1])
         if not secret:
             raise EnvironmentFault(
-                f"{url} names {match[1]}, which is not set. Set it in the environment of rlhf, or "
-                "of rlhf up."
+                f"{url} names {match[1]}, which is not set. Set it in the environment of rlhf, or of rlhf up."
             )
         return secret
 
@@ -125,12 +118,8 @@ def with_secrets(url: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """`text` with the values of such variables replaced by their names, for messages of
-    libraries.
-    """
-    held = {
-        value: name for name, value in os.environ.items() if name.startswith("RLHF_DATA_") and value
-    }
+    """`text` with the values of such variables replaced by their names, for messages of libraries."""
+    held = {value: name for name, value in os.environ.items() if name.startswith("RLHF_DATA_") and value}
     for value in sorted(held, key=len, reverse=True):
         for shown in (value, urllib.parse.quote(value, safe=""), urllib.parse.unquote(value)):
             text = text.replace(shown, f"${{{held[value]}}}")

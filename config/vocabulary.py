@@ -1,5 +1,5 @@
-"""Equality of two tokenizers' vocabularies. A teacher and its student need it: their probabilities
-are compared token by token.
+"""Equality of two tokenizers' vocabularies. A teacher and its student need it: their probabilities are compared token
+by token.
 """
 
 import hashlib
@@ -20,9 +20,7 @@ def vocabulary_digest(vocabulary: Mapping[str, int]) -> str:
 
 
 def stored_vocabulary(folder: Path) -> dict[str, int] | None:
-    """Tokens and ids from a folder's tokenizer.json, added tokens included; None if it is missing
-    or unreadable.
-    """
+    """Tokens and ids from a folder's tokenizer.json, added tokens included; None if it is missing or unreadable."""
     try:
         content: dict[str, Any] = json.loads((folder / "tokenizer.json").read_text("utf-8"))
         vocabulary = content["model"]["vocab"]
@@ -35,9 +33,8 @@ def stored_vocabulary(folder: Path) -> dict[str, int] | None:
 
 
 def require_students_vocabulary(root: Path, params: Params) -> None:
-    """Raise ModelError if the student's folder and the base model's (or data/tokenizer, for a model
-    built here) have different vocabularies. Hub models and missing folders are compared when the
-    stage starts.
+    """Raise ModelError if the student's folder and the base model's (or data/tokenizer, for a model built here) have
+    different vocabularies. Hub models and missing folders are compared when the stage starts.
     """
     named = student_path(params)
     if named is None:
@@ -48,9 +45,7 @@ def require_students_vocabulary(root: Path, params: Params) -> None:
         require_same_vocabulary(student, teacher, f"distill.student.path={named}")
 
 
-def require_same_vocabulary(
-    student: Mapping[str, int], teacher: Mapping[str, int], named: str
-) -> None:
+def require_same_vocabulary(student: Mapping[str, int], teacher: Mapping[str, int], named: str) -> None:
     """Raise ModelError unless both vocabularies are equal; `named` is the student's setting."""
     if vocabulary_digest(student) == vocabulary_digest(teacher):
         return

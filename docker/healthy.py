@@ -1,6 +1,4 @@
-"""Whether a URL answers: the health check of an image that has neither curl nor wget. Ends with 1
-if it does not.
-"""
+"""Whether a URL answers: the health check of an image that has neither curl nor wget. Ends with 1 if it does not."""
 
 import sys
 import urllib.error

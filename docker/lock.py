@@ -1,12 +1,12 @@
-"""Writes requirements.lock and requirements-cuda.lock: every package with the SHA-256 of its file,
-as pip resolves them from constraints.txt on Linux x86_64 with this Python.
+"""Writes requirements.lock and requirements-cuda.lock: every package with the SHA-256 of its file, as pip resolves
+them from constraints.txt on Linux x86_64 with this Python.
 
     pip install --require-hashes --no-deps -r requirements.lock                              # CPU
     pip install --require-hashes --no-deps -r requirements.lock -r requirements-cuda.lock    # GPUs
 
-torch has two files of one version: the public index has the one with CUDA, other indexes one for
-CPUs. Both hashes are listed where pip finds both, that of the public file in any case. The second
-lock holds what the file with CUDA needs besides.
+torch has two files of one version: the public index has the one with CUDA, other indexes one for CPUs. Both hashes are
+listed where pip finds both, that of the public file in any case. The second lock holds what the file with CUDA needs
+besides.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""Prints the requirements of the named extras of pyproject.toml, one a line: the layers of packages
-then do not depend on the code.
+"""Prints the requirements of the named extras of pyproject.toml, one a line: the layers of packages then do not depend
+on the code.
 """
 
 import re
@@ -11,9 +11,7 @@ PROJECT = "rlhf-ledger"
 
 
 def requirements(project: dict, extras: list[str]) -> list[str]:
-    """The plain dependencies and those of `extras`, with extras that name others of the project
-    followed.
-    """
+    """The plain dependencies and those of `extras`, with extras that name others of the project followed."""
     lines = list(project["dependencies"])
     for extra in extras:
         for entry in project["optional-dependencies"][extra]:

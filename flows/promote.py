@@ -24,7 +24,4 @@ def promote(params: Params, why: str = "named by hand") -> State[Any]:
     state = rlhf(resolved, return_state=True)
     if not state.is_completed():
         return state
-    return Completed(
-        name="Promoted",
-        message=promote_by_hand(resolved, str(state.state_details.flow_run_id), why),
-    )
+    return Completed(name="Promoted", message=promote_by_hand(resolved, str(state.state_details.flow_run_id), why))

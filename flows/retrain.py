@@ -1,6 +1,4 @@
-"""The flow `retrain`: train again when the data has grown; the new model becomes champion if it
-beats the old one.
-"""
+"""The flow `retrain`: train again when the data has grown; the new model becomes champion if it beats the old one."""
 
 from typing import Any
 
@@ -11,22 +9,13 @@ from config.schema import Params
 from flows.rlhf import rlhf
 from tasks.planning.gate import checked
 from tasks.planning.prepared import known_plan
-from tasks.retraining.cycle import (
-    alone,
-    due,
-    put_in_place,
-    retraining,
-    trained,
-    wait_for_approval,
-    winner,
-)
+from tasks.retraining.cycle import alone, due, put_in_place, retraining, trained, wait_for_approval, winner
 from tasks.run.month import PURPOSE
 
 
 @flow(name="retrain", persist_result=False, validate_parameters=False)
 def retrain(params: Params, force: bool = False) -> State[Any]:
-    """Look for new data and votes, decide, run the pipeline, compare with the champion, promote
-    only on evidence.
+    """Look for new data and votes, decide, run the pipeline, compare with the champion, promote only on evidence.
 
     Args:
         params: The run; its section retrain says when to train, what that may cost, and what

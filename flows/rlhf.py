@@ -7,23 +7,14 @@ from prefect.client.schemas.objects import State
 
 from config.schema import Params
 from tasks.pipeline.pipeline_run import pipeline_run
-from tasks.pipeline.stage_tasks import (
-    align,
-    data,
-    distill,
-    evaluate,
-    places,
-    report,
-    reward,
-    sft,
-)
+from tasks.pipeline.stage_tasks import align, data, distill, evaluate, places, report, reward, sft
 from tasks.planning.gate import approval, checked, plan, refused
 
 
 @flow(name="rlhf", persist_result=False, validate_parameters=False, on_failure=[refused])
 def rlhf(params: Params) -> State[Any]:
-    """Plan, data, demonstrations, preferences, alignment, optional distillation, evaluation,
-    report. Unchanged stages are not run again.
+    """Plan, data, demonstrations, preferences, alignment, optional distillation, evaluation, report. Unchanged stages
+    are not run again.
 
     Args:
         params: The run. For another run change only what differs.

@@ -21,8 +21,8 @@ def serve_bench(
     concurrency: list[int] | None = None,
     seconds: float = 10.0,
 ) -> State[Any]:
-    """Serve the model of a run and measure it under load; the result is a table, and goes to the
-    model version in MLflow.
+    """Serve the model of a run and measure it under load; the result is a table, and goes to the model version in
+    MLflow.
 
     Args:
         params: For the held-out prompts, the longest reply and the price of an hour.
@@ -33,9 +33,7 @@ def serve_bench(
         seconds: How long each load lasts.
     """
     try:
-        line = show_benchmark(
-            checked(params), run, weights, slots, concurrency or [1, 2, 4, 8, 16], seconds
-        )
+        line = show_benchmark(checked(params), run, weights, slots, concurrency or [1, 2, 4, 8, 16], seconds)
     except RlhfError as error:
         return Failed(message=str(error))
     return Completed(name="Measured", message=line)

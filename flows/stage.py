@@ -1,6 +1,4 @@
-"""The flow `stage`: one stage in its own container, started by the pipeline on the work pool named
-in `where`.
-"""
+"""The flow `stage`: one stage in its own container, started by the pipeline on the work pool named in `where`."""
 
 from typing import Any
 

@@ -10,13 +10,7 @@ from prefect.utilities.urls import url_for
 
 from config.errors import RlhfError
 from config.methods.registry import METHODS
-from tasks.deployment.short_form import (
-    OF_THE_RECIPE,
-    Change,
-    prefilled,
-    start_pipeline,
-    wanted_params,
-)
+from tasks.deployment.short_form import OF_THE_RECIPE, Change, prefilled, start_pipeline, wanted_params
 
 if TYPE_CHECKING:
     Choice = str
@@ -51,20 +45,12 @@ def start(
     Args:
         recipe: What to run, from the folder recipes.
         method: How the model is aligned.
-        max_usd: Most that the run may cost; it stops resumably there. Empty takes the recipe's.
-        seed: Of data, initial weights and sampling. Empty takes the recipe's.
+        max_usd: Most that the run may cost; it stops resumably there. Empty takes the recipe's. seed: Of data, initial
+        weights and sampling. Empty takes the recipe's.
         changes: Further parameters, one a row, as `--set` has them on the command line.
     """
     try:
-        params = wanted_params(
-            Path.cwd(),
-            prefilled(),
-            recipe,
-            method or OF_THE_RECIPE,
-            max_usd,
-            seed,
-            changes or [],
-        )
+        params = wanted_params(Path.cwd(), prefilled(), recipe, method or OF_THE_RECIPE, max_usd, seed, changes or [])
     except RlhfError as error:
         return Failed(message=str(error))
     run = start_pipeline(params)

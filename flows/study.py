@@ -20,8 +20,8 @@ from tasks.study.runs import in_project, opened
 
 @flow(name="study", persist_result=False, validate_parameters=False)
 def study(file: str) -> State[Any]:
-    """Run every variant of a study with every seed, and compare cost and quality with the first
-    variant's. What two variants share is made once; what has completed is not run again.
+    """Run every variant of a study with every seed, and compare cost and quality with the first variant's. What two
+    variants share is made once; what has completed is not run again.
 
     Args:
         file: The study, relative to the project, such as studies/levers.yaml.
@@ -31,9 +31,7 @@ def study(file: str) -> State[Any]:
         try:
             for run, prepared in running.ahead():
                 if stop.requested:
-                    return Cancelled(
-                        name=STOPPED, message="asked to stop: the same command goes on there."
-                    )
+                    return Cancelled(name=STOPPED, message="asked to stop: the same command goes on there.")
                 named = rlhf.with_options(flow_run_name=f"{run.name}, seed {run.seed}")
                 with chdir(running.place), tags(f"{STUDY}{path.stem}"), known_plan(prepared):
                     state = named(run.params, return_state=True)

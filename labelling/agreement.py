@@ -1,7 +1,7 @@
 """Agreement of annotators: pure functions of their votes.
 
-Votes are categories without an order (1, 2, or 0 for a tie); a pair that an annotator skipped or
-has not seen is missing.
+Votes are categories without an order (1, 2, or 0 for a tie); a pair that an annotator skipped or has not seen is
+missing.
 """
 
 from collections import Counter
@@ -32,15 +32,7 @@ def couples(units: Sequence[Unit]) -> list[Couple]:
     for first, second in combinations(names, 2):
         both = [(unit[first], unit[second]) for unit in units if first in unit and second in unit]
         if both:
-            pairs.append(
-                Couple(
-                    first,
-                    second,
-                    len(both),
-                    sum(a == b for a, b in both) / len(both),
-                    cohen_kappa(both),
-                )
-            )
+            pairs.append(Couple(first, second, len(both), sum(a == b for a, b in both) / len(both), cohen_kappa(both)))
     return pairs
 
 
@@ -58,12 +50,10 @@ def observed_agreement(units: Sequence[Unit]) -> float | None:
 def cohen_kappa(both: Sequence[tuple[Hashable, Hashable]]) -> float | None:
     """Agreement of two annotators beyond chance: (p_o - p_e) / (1 - p_e).
 
-    p_o is the fraction of units on which they agree, p_e the sum over categories of the product of
-    the two annotators' own fractions. 1 is full agreement, 0 that of chance. None if p_e is 1 or
-    there is no unit.
+    p_o is the fraction of units on which they agree, p_e the sum over categories of the product of the two annotators'
+    own fractions. 1 is full agreement, 0 that of chance. None if p_e is 1 or there is no unit.
 
-    Source: Cohen, A coefficient of agreement for nominal scales, 1960, doi
-    10.1177/001316446002000104, equation 1.
+    Source: Cohen, A coefficient of agreement for nominal scales, 1960, doi 10.1177/001316446002000104, equation 1.
     """
     if not both:
         return None
@@ -76,13 +66,13 @@ def cohen_kappa(both: Sequence[tuple[Hashable, Hashable]]) -> float | None:
 
 
 def krippendorff_alpha(units: Sequence[Unit]) -> float | None:
-    """Agreement of any number of annotators beyond chance, judgements may be missing: 1 - D_o /
-    D_e, nominal categories.
+    """Agreement of any number of annotators beyond chance, judgements may be missing: 1 - D_o / D_e, nominal
+    categories.
 
-    With o_ck the coincidences of categories c and k (each couple of judgements of a unit with m of
-    them counts 1 / (m - 1)), n_c their sums and n the sum of all: D_o = sum over c != k of o_ck /
-    n, D_e = sum over c != k of n_c n_k / (n (n - 1)). Units with fewer than two judgements say
-    nothing and are left out. None without a unit of two, or with a single category.
+    With o_ck the coincidences of categories c and k (each couple of judgements of a unit with m of them counts 1 / (m
+    - 1)), n_c their sums and n the sum of all: D_o = sum over c != k of o_ck / n, D_e = sum over c != k of n_c n_k /
+    (n (n - 1)). Units with fewer than two judgements say nothing and are left out. None without a unit of two, or with
+    a single category.
 
     Source: Krippendorff, Computing Krippendorff's alpha-reliability, 2011, section C.
     """

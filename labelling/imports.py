@@ -1,17 +1,17 @@
-"""Votes from the JSON exports of Label Studio and Argilla. What cannot be read becomes a Refused
-with its reason, never an exception.
+"""Votes from the JSON exports of Label Studio and Argilla. What cannot be read becomes a Refused with its reason,
+never an exception.
 
 label-studio   a list of tasks: data (the texts), annotations[] with completed_by, was_cancelled and
-               result[]; a result answers the control from_name, of type pairwise by value.selected
-               (left, right), of type choices by value.choices (a list of texts)
+               result[]; a result answers the control from_name, of type pairwise by value.selected (left, right), of
+               type choices by value.choices (a list of texts)
 argilla        a list of records: fields (the texts), responses {question: [{value, user_id}]};
                flattened, the texts stand in the record and a question has the lists NAME.responses,
                NAME.responses.users, NAME.responses.status
 
 Of several questions the one that compares the responses is the vote; ratings and comments are none.
 
-Sources: docs of Label Studio, "Task format" and the tags Pairwise and Choices; Argilla 2, records'
-to_list, to_dict and to_json.
+Sources: docs of Label Studio, "Task format" and the tags Pairwise and Choices; Argilla 2, records' to_list, to_dict
+and to_json.
 """
 
 import json
@@ -70,20 +70,17 @@ class Answer(NamedTuple):
 def read_export(
     path: Path, form: str, columns: Mapping[str, str], question: str | None = None
 ) -> tuple[list[Vote], list[Refused]]:
-    """The votes of an export and what was refused, in the order of the file. `columns` maps our
-    names to the file's; `question` is the one that asks for the preference, if there are several.
+    """The votes of an export and what was refused, in the order of the file. `columns` maps our names to the file's;
+    `question` is the one that asks for the preference, if there are several.
 
-    Raises DataError if the file is missing, no JSON list, or has no such question; ParamsError for
-    an unknown format or column, or if several questions could be it.
+    Raises DataError if the file is missing, no JSON list, or has no such question; ParamsError for an unknown format
+    or column, or if several questions could be it.
     """
     if form not in FORMATS:
         raise ParamsError(f"--format {form} is not known: it is {' or '.join(FORMATS)}.")
     unknown = next((name for name in columns if name not in COLUMNS), None)
     if unknown is not None:
-        raise ParamsError(
-            f"--column {unknown}=...: {unknown} is not one of {', '.join(COLUMNS)}. "
-            "Write ours=theirs."
-        )
+        raise ParamsError(f"--column {unknown}=...: {unknown} is not one of {', '.join(COLUMNS)}. Write ours=theirs.")
     votes: list[Vote] = []
     refused: list[Refused] = []
     read: list[tuple[int, Any, Pair, dict[str, str], list[Answer]]] = []
@@ -104,11 +101,9 @@ def read_export(
     return votes, sorted(refused, key=lambda refusal: refusal.number)
 
 
-def _preference(
-    read: Sequence[tuple[Names, Sequence[Answer]]], question: str | None, path: Path
-) -> str | None:
-    """The question that asks which response is better: the one named, the only one that compares
-    them by its type, or the only one whose answers are all votes.
+def _preference(read: Sequence[tuple[Names, Sequence[Answer]]], question: str | None, path: Path) -> str | None:
+    """The question that asks which response is better: the one named, the only one that compares them by its type, or
+    the only one whose answers are all votes.
     """
     said: dict[str, list[tuple[Names, Answer]]] = {}
     for names, answers in read:
@@ -117,20 +112,15 @@ def _preference(
                 said.setdefault(answer.question, []).append((names, answer))
     if question is not None:
         if question not in said:
-            raise ParamsError(
-                f"--question {question}: {path} has no such question, but {', '.join(said)}."
-            )
+            raise ParamsError(f"--question {question}: {path} has no such question, but {', '.join(said)}.")
         return question
-    compare = [
-        name for name, answers in said.items() if any(answer.compares for _, answer in answers)
-    ]
+    compare = [name for name, answers in said.items() if any(answer.compares for _, answer in answers)]
     vote = [name for name, answers in said.items()
             if any(_is_vote(answer.value, names) for names, answer in answers)]  # fmt: skip
     candidates = compare or vote
     if len(candidates) > 1:
         raise ParamsError(
-            f"{path} asks for a preference in {' and in '.join(candidates)}: name the one to take "
-            f"with --question."
+            f"{path} asks for a preference in {' and in '.join(candidates)}: name the one to take with --question."
         )
     if said and not candidates:
         raise DataError(
@@ -150,11 +140,9 @@ def _is_vote(value: Any, names: Names) -> bool:
         return False
 
 
-def _choices(
-    answers: Sequence[Answer], question: str | None, one_sheet: bool
-) -> Iterator[tuple[Any, Any]]:
-    """The annotator and the answer to the question. On `one_sheet` with all questions it is empty
-    for those who left it out; elsewhere they said nothing.
+def _choices(answers: Sequence[Answer], question: str | None, one_sheet: bool) -> Iterator[tuple[Any, Any]]:
+    """The annotator and the answer to the question. On `one_sheet` with all questions it is empty for those who left
+    it out; elsewhere they said nothing.
     """
     for annotator in dict.fromkeys(repr(answer.annotator) for answer in answers):
         by_annotator = [answer for answer in answers if repr(answer.annotator) == annotator]
@@ -170,9 +158,7 @@ def _entries(path: Path) -> list[Any]:
     except FileNotFoundError:
         raise DataError(f"{path} does not exist. Name the exported JSON file.") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(
-            f"{path} cannot be read as JSON: {error}. Export it again, as JSON."
-        ) from None
+        raise DataError(f"{path} cannot be read as JSON: {error}. Export it again, as JSON.") from None
     if not isinstance(content, list):
         raise DataError(
             f"{path} holds one {type(content).__name__}, a list of tasks or records is needed. "
@@ -190,9 +176,7 @@ def _label_studio(entry: Any) -> tuple[Mapping[str, Any], list[Answer]]:
         or not isinstance(entry.get("data"), dict)
         or not isinstance(entry.get("annotations"), list)
     ):
-        raise _Unreadable(
-            "not_a_task", "no `data` and `annotations`; export as JSON, not as JSON-MIN or CSV"
-        )
+        raise _Unreadable("not_a_task", "no `data` and `annotations`; export as JSON, not as JSON-MIN or CSV")
     return entry["data"], [answer for item in entry["annotations"] for answer in _annotation(item)]
 
 
@@ -235,9 +219,7 @@ def _argilla(entry: Any) -> tuple[Mapping[str, Any], list[Answer]]:
         ]
     questions = [name.removesuffix(".responses") for name in entry if name.endswith(".responses")]
     if not questions:
-        raise _Unreadable(
-            "not_a_record", "neither `fields` and `responses` nor a column `NAME.responses`"
-        )
+        raise _Unreadable("not_a_record", "neither `fields` and `responses` nor a column `NAME.responses`")
     return entry, [answer for name in questions for answer in _flat(entry, name)]
 
 
@@ -247,9 +229,7 @@ def _is_ranking(value: Any) -> bool:
 
 def _flat(entry: Mapping[str, Any], question: str) -> Iterator[Answer]:
     """Drafts are not answers yet; a discarded pair counts as skipped."""
-    values, users, states = (
-        entry.get(f"{question}.responses{part}") or [] for part in ("", ".users", ".status")
-    )
+    values, users, states = (entry.get(f"{question}.responses{part}") or [] for part in ("", ".users", ".status"))
     for i, value in enumerate(values):
         state, user = (listed[i] if i < len(listed) else None for listed in (states, users))
         if state == "discarded":
@@ -274,8 +254,7 @@ def _name(ours: str, texts: Mapping[str, Any], columns: Mapping[str, str]) -> st
         there = ", ".join(str(name) for name in texts) or "none"
         raise _Unreadable(
             "missing_column",
-            f"no {' or '.join(candidates)} for {ours}; there: {there}. Name it with --column "
-            f"{ours}=NAME",
+            f"no {' or '.join(candidates)} for {ours}; there: {there}. Name it with --column {ours}=NAME",
         )
     return match
 
@@ -284,9 +263,7 @@ def _pair(texts: Mapping[str, Any], names: Names) -> Pair:
     prompt = texts[names["prompt"]]
     if not is_prompt(prompt):
         raise _Unreadable(
-            "no_text",
-            f"{names['prompt']}={str(prompt)[:60]!r} is neither text nor messages with role and "
-            "content",
+            "no_text", f"{names['prompt']}={str(prompt)[:60]!r} is neither text nor messages with role and content"
         )
     first, second = (_text(texts, names[ours]) for ours in ("response1", "response2"))
     if first == second:
@@ -305,9 +282,7 @@ def _annotator(value: Any, form: str) -> str:
     if value is None or value == "":
         raise _Unreadable("no_annotator", "the entry does not say whose vote it is")
     try:
-        return annotator_name(
-            value if isinstance(value, str) and "@" in value else f"{form} {value}"
-        )
+        return annotator_name(value if isinstance(value, str) and "@" in value else f"{form} {value}")
     except DataError as error:
         raise _Unreadable("annotator_name", str(error)) from None
 
@@ -337,9 +312,7 @@ def _of_list(choice: Sequence[Any], names: Names) -> int | None:
         return _vote(choice[0] if choice[0] is not None else "", names)
     ranks: dict[int | None, Any] = {}
     for place, item in enumerate(choice, start=1):
-        value, rank = (
-            (item.get("value"), item.get("rank")) if isinstance(item, dict) else (item, place)
-        )
+        value, rank = (item.get("value"), item.get("rank")) if isinstance(item, dict) else (item, place)
         ranks[_vote(str(value), names)] = rank
     first, second = ranks.get(1), ranks.get(2)
     if len(ranks) != 2 or not isinstance(first, int) or not isinstance(second, int):

@@ -1,5 +1,5 @@
-"""Imports an export of another tool: votes are appended to the votes file, entries without one are
-kept with their reason.
+"""Imports an export of another tool: votes are appended to the votes file, entries without one are kept with their
+reason.
 """
 
 import json
@@ -32,14 +32,11 @@ class Intake(NamedTuple):
     """Fraction of equal votes among all twos of votes on the same pair, of this file."""
 
 
-def take_in(
-    root: Path, file: Path, form: str, columns: Mapping[str, str], question: str | None = None
-) -> Intake:
-    """Append the new votes of an export; `columns` maps our names to the export's, and `question`
-    asks for the preference.
+def take_in(root: Path, file: Path, form: str, columns: Mapping[str, str], question: str | None = None) -> Intake:
+    """Append the new votes of an export; `columns` maps our names to the export's, and `question` asks for the
+    preference.
 
-    Raises DataError if the file cannot be read or gave no vote at all, ParamsError for an unknown
-    format or column.
+    Raises DataError if the file cannot be read or gave no vote at all, ParamsError for an unknown format or column.
     """
     votes, refused = read_export(file, form, columns, question)
     current_votes = current(read_votes(root / VOTES_FILE))
@@ -51,10 +48,7 @@ def take_in(
     quarantine = _quarantine(root, file, [item._asdict() for item in refused])
     why = _reasons(refused)
     if refused and not votes:
-        raise DataError(
-            f"{file}: none of {len(refused)} entries gave a vote: {why}. All of them are in "
-            f"{quarantine}."
-        )
+        raise DataError(f"{file}: none of {len(refused)} entries gave a vote: {why}. All of them are in {quarantine}.")
     append(root / VOTES_FILE, new)
     return Intake(
         len(new),
@@ -68,18 +62,14 @@ def take_in(
 
 
 def _quarantine(root: Path, source: Path, refused: Sequence[dict[str, Any]]) -> str | None:
-    """Write the refused entries of one import beside the votes, replacing those of an earlier
-    import of that name.
-    """
+    """Write the refused entries of one import beside the votes, replacing those of an earlier import of that name."""
     target = LABELS / f"quarantine-{source.stem}.jsonl"
     path = root / target
     if not refused:
         path.unlink(missing_ok=True)
         return None
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(
-        path, "".join(json.dumps({"source": str(source), **item}) + "\n" for item in refused)
-    )
+    write_atomically(path, "".join(json.dumps({"source": str(source), **item}) + "\n" for item in refused))
     return str(target)
 
 
@@ -87,6 +77,5 @@ def _reasons(refused: Sequence[Any]) -> str:
     first = {item.reason: item for item in reversed(refused)}
     counts = Counter(item.reason for item in refused).most_common(3)
     return "; ".join(
-        f"{count} {reason} (first: entry {first[reason].number}: {first[reason].detail})"
-        for reason, count in counts
+        f"{count} {reason} (first: entry {first[reason].number}: {first[reason].detail})" for reason, count in counts
     )

@@ -1,5 +1,5 @@
-"""Pairs of replies for people to judge: those of a contest that waits for them, else those that the
-newest evaluation kept.
+"""Pairs of replies for people to judge: those of a contest that waits for them, else those that the newest evaluation
+kept.
 
 runs/retrain/<cycle>/replies.jsonl, evaluation/samples.jsonl -> data/judge/pairs.jsonl
 """
@@ -20,8 +20,8 @@ CONTEST, EVALUATION = ("champion", "challenger"), ("sft", "aligned")
 
 
 def pairs_to_judge(root: Path) -> int:
-    """Write the pairs whose replies differ; returns how many. The page shows each on a side that a
-    coin decides. Raises DataError if there is neither a contest nor an evaluation.
+    """Write the pairs whose replies differ; returns how many. The page shows each on a side that a coin decides.
+    Raises DataError if there is neither a contest nor an evaluation.
     """
     waiting = waiting_contest(root)
     file, sides = (waiting, CONTEST) if waiting is not None else (root / SAMPLES, EVALUATION)
@@ -35,8 +35,7 @@ def pairs_to_judge(root: Path) -> int:
             pairs.append(Pair(prompt, first, second))
     lines = [
         json.dumps(
-            {"prompt": pair.prompt, "response1": pair.response1, "response2": pair.response2},
-            ensure_ascii=False,
+            {"prompt": pair.prompt, "response1": pair.response1, "response2": pair.response2}, ensure_ascii=False
         )
         for pair in pairs
     ]
@@ -47,9 +46,7 @@ def pairs_to_judge(root: Path) -> int:
 
 def waiting_contest(root: Path) -> Path | None:
     """The replies of the last retrain cycle, if it waits for people's votes."""
-    rows = (
-        jsonl.read(root / RETRAIN_ROWS, RetrainRow).rows if (root / RETRAIN_ROWS).exists() else []
-    )
+    rows = jsonl.read(root / RETRAIN_ROWS, RetrainRow).rows if (root / RETRAIN_ROWS).exists() else []
     ended = [row for row in rows if row.event == "end" and row.outcome != "skipped"]
     if not ended or ended[-1].outcome != "waiting":
         return None

@@ -19,16 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from config.errors import DataError, EnvironmentFault, UserError
-from labelling.votes import (
-    Pair,
-    Vote,
-    annotator_name,
-    append,
-    current,
-    read_pairs,
-    read_votes,
-    shown_left,
-)
+from labelling.votes import Pair, Vote, annotator_name, append, current, read_pairs, read_votes, shown_left
 
 LOOPBACK = "127.0.0.1"
 PAGE = Path(__file__).with_name("page.html")
@@ -36,9 +27,7 @@ MAX_BODY_BYTES = 10_000
 
 
 class Session:
-    """Pairs, the votes on them, and the file that keeps the votes. Safe to use from several
-    threads.
-    """
+    """Pairs, the votes on them, and the file that keeps the votes. Safe to use from several threads."""
 
     def __init__(self, pairs_file: Path, votes_file: Path) -> None:
         """Raises DataError if a file has a line that is no pair or vote, or there is no pair."""
@@ -50,27 +39,21 @@ class Session:
         self._votes = current(read_votes(votes_file))
 
     def next(self, annotator: str) -> dict[str, Any]:
-        """Progress of an annotator, and the first pair without a vote of theirs; null when all are
-        done.
-        """
+        """Progress of an annotator, and the first pair without a vote of theirs; null when all are done."""
         with self._lock:
             votes = {
-                key: vote
-                for (name, key), vote in self._votes.items()
-                if name == annotator and key in self._pairs
+                key: vote for (name, key), vote in self._votes.items() if name == annotator and key in self._pairs
             }
         unvoted = next((pair for key, pair in self._pairs.items() if key not in votes), None)
         return self._state(annotator, votes, unvoted)
 
     def back(self, annotator: str, before: str) -> dict[str, Any]:
-        """As `next`, with the pair voted on before the pair `before`, or last if that has no vote;
-        the first stays the first.
+        """As `next`, with the pair voted on before the pair `before`, or last if that has no vote; the first stays the
+        first.
         """
         with self._lock:
             votes = {
-                key: vote
-                for (name, key), vote in self._votes.items()
-                if name == annotator and key in self._pairs
+                key: vote for (name, key), vote in self._votes.items() if name == annotator and key in self._pairs
             }
         order = list(votes)
         position = order.index(before) if before in votes else len(order)
@@ -79,15 +62,10 @@ class Session:
         return self._state(annotator, votes, self._pairs[order[max(0, position - 1)]])
 
     def vote(self, annotator: str, key: str, choice: str) -> None:
-        """Keep a vote. Raises DataError for an unknown pair or choice, EnvironmentFault if it
-        cannot be written.
-        """
+        """Keep a vote. Raises DataError for an unknown pair or choice, EnvironmentFault if it cannot be written."""
         pair = self._pairs.get(key)
         if pair is None:
-            raise DataError(
-                f"pair {key[:40]!r} is not one of the {len(self._pairs)} pairs. Load the page "
-                "again."
-            )
+            raise DataError(f"pair {key[:40]!r} is not one of the {len(self._pairs)} pairs. Load the page again.")
         shown = shown_left(pair, annotator)
         vote_of = {"left": shown, "right": 3 - shown, "tie": 0, "skip": None}
         if choice not in vote_of:
@@ -103,11 +81,7 @@ class Session:
         shown = None
         if pair is not None:
             number = shown_left(pair, annotator)
-            replies = (
-                (pair.response1, pair.response2)
-                if number == 1
-                else (pair.response2, pair.response1)
-            )
+            replies = (pair.response1, pair.response2) if number == 1 else (pair.response2, pair.response1)
             shown = {
                 "key": pair.key,
                 "prompt": pair.prompt,
@@ -134,8 +108,7 @@ def serve(session: Session, port: int = 0) -> ThreadingHTTPServer:
         return _Server(port, session)
     except (OSError, OverflowError) as error:
         raise EnvironmentFault(
-            f"--port {port} cannot be used: {getattr(error, 'strerror', error)}. Take another, or "
-            "0 for a free one."
+            f"--port {port} cannot be used: {getattr(error, 'strerror', error)}. Take another, or 0 for a free one."
         ) from None
 
 
@@ -165,16 +138,9 @@ class _Handler(BaseHTTPRequestHandler):
             case "/api/next":
                 self._answer(lambda: session.next(annotator_name(query.get("annotator"))))
             case "/api/back":
-                self._answer(
-                    lambda: session.back(
-                        annotator_name(query.get("annotator")), query.get("from", "")
-                    )
-                )
+                self._answer(lambda: session.back(annotator_name(query.get("annotator")), query.get("from", "")))
             case _:
-                self._json(
-                    HTTPStatus.NOT_FOUND,
-                    {"error": f"{url.path[:100]} is not a page of this server."},
-                )
+                self._json(HTTPStatus.NOT_FOUND, {"error": f"{url.path[:100]} is not a page of this server."})
 
     def do_POST(self) -> None:
         self._answer(self._vote if self.path == "/api/vote" else None)
@@ -212,20 +178,15 @@ class _Handler(BaseHTTPRequestHandler):
                 self._json(HTTPStatus.BAD_REQUEST, {"error": str(error)})
 
     def _refuse(self) -> None:
-        self._json(
-            HTTPStatus.FORBIDDEN,
-            {"error": "this address is not the one that the page was opened under."},
-        )
+        self._json(HTTPStatus.FORBIDDEN, {"error": "this address is not the one that the page was opened under."})
 
     def _is_ours(self) -> bool:
-        """Whether the request names this server. Protects against other sites that resolve to this
-        address or post to it.
+        """Whether the request names this server. Protects against other sites that resolve to this address or post to
+        it.
         """
         hosts = {f"{name}:{self.server.server_port}" for name in (LOOPBACK, "localhost")}
         origin = self.headers.get("Origin")
-        return self.headers.get("Host") in hosts and (
-            origin is None or origin.removeprefix("http://") in hosts
-        )
+        return self.headers.get("Host") in hosts and (origin is None or origin.removeprefix("http://") in hosts)
 
     def _page(self) -> None:
         nonce = secrets.token_urlsafe(16)

@@ -1,6 +1,4 @@
-"""Labelling so far as one record: progress, votes per annotator, agreement, and whether the left
-side is favoured.
-"""
+"""Labelling so far as one record: progress, votes per annotator, agreement, and whether the left side is favoured."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -25,9 +23,7 @@ def summary(pairs: Sequence[Pair], votes: Sequence[Vote]) -> dict[str, Any]:
         "pairs_with_several_votes": sum(len(unit) > 1 for unit in judged),
         "votes": sum(len(unit) for unit in judged),
         "votes_replaced": len(votes) - len(counted),
-        "annotators": [
-            _annotator(name, counted) for name in sorted({vote.annotator for vote in counted})
-        ],
+        "annotators": [_annotator(name, counted) for name in sorted({vote.annotator for vote in counted})],
         "agreement": observed_agreement(judged),
         "krippendorff_alpha": krippendorff_alpha(judged),
         "couples": [couple._asdict() for couple in couples(judged)],

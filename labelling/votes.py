@@ -5,8 +5,8 @@ data/labels/pairs.jsonl   prompt, response1, response2, seed, model          wri
 data/labels/votes.jsonl   prompt, response1, response2, annotator, vote ...  read by data.source
 with format: votes
 
-A vote is 1 or 2 (the response preferred), 0 (a tie) or null (skipped). Of several votes of an
-annotator on a pair the last counts.
+A vote is 1 or 2 (the response preferred), 0 (a tie) or null (skipped). Of several votes of an annotator on a pair the
+last counts.
 """
 
 import contextlib
@@ -42,16 +42,12 @@ class Pair(NamedTuple):
     response1: str
     response2: str
     seed: int = 0
-    """Seed: with the annotator's name and the content it decides which response is shown on the
-    left.
-    """
+    """Seed: with the annotator's name and the content it decides which response is shown on the left."""
 
     @property
     def key(self) -> str:
         """Identifies the content: 16 hexadecimal digits."""
-        content = json.dumps(
-            [self.prompt, self.response1, self.response2], ensure_ascii=True, sort_keys=True
-        )
+        content = json.dumps([self.prompt, self.response1, self.response2], ensure_ascii=True, sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
@@ -67,8 +63,8 @@ class Vote(NamedTuple):
 
 
 def shown_left(pair: Pair, annotator: str) -> int:
-    """1 or 2: the response shown to this annotator on the left. A fair coin that gives the same
-    side whenever the page is opened.
+    """1 or 2: the response shown to this annotator on the left. A fair coin that gives the same side whenever the page
+    is opened.
     """
     return 1 + hashlib.sha256(f"{pair.seed}\n{annotator}\n{pair.key}".encode()).digest()[0] % 2
 
@@ -130,13 +126,10 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         except (ValueError, RecursionError) as error:
             if number == len(lines):
                 return
-            raise DataError(
-                f"{path} line {number} is not JSON ({error}). Fix or remove the line."
-            ) from None
+            raise DataError(f"{path} line {number} is not JSON ({error}). Fix or remove the line.") from None
         if not isinstance(row, dict):
             raise DataError(
-                f"{path} line {number} is a {type(row).__name__}, an object is needed. Fix or "
-                "remove the line."
+                f"{path} line {number} is a {type(row).__name__}, an object is needed. Fix or remove the line."
             )
         yield number, row
 
@@ -144,15 +137,10 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def _pair(row: dict[str, Any], place: str) -> Pair:
     prompt, seed = row.get("prompt"), row.get("seed", 0)
     if not is_prompt(prompt):
-        raise DataError(
-            f"{place}: prompt is neither text nor messages with role and content. Fix or remove "
-            "the line."
-        )
+        raise DataError(f"{place}: prompt is neither text nor messages with role and content. Fix or remove the line.")
     for name in ("response1", "response2"):
         if not isinstance(row.get(name), str) or not row[name].strip():
-            raise DataError(
-                f"{place}: {name}={str(row.get(name))[:60]!r} is not text. Fix or remove the line."
-            )
+            raise DataError(f"{place}: {name}={str(row.get(name))[:60]!r} is not text. Fix or remove the line.")
     return Pair(prompt, row["response1"], row["response2"], seed if isinstance(seed, int) else 0)
 
 
@@ -162,9 +150,7 @@ def is_prompt(value: Any) -> TypeGuard[Prompt]:
         return bool(value.strip())
     messages = value if isinstance(value, list) else []
     return bool(messages) and all(
-        isinstance(item, dict)
-        and isinstance(item.get("role"), str)
-        and isinstance(item.get("content"), str)
+        isinstance(item, dict) and isinstance(item.get("role"), str) and isinstance(item.get("content"), str)
         for item in messages
     )
 
@@ -178,8 +164,7 @@ def _vote(row: dict[str, Any], place: str) -> Vote:
     value = row.get("vote", "")
     if isinstance(value, bool) or value not in VOTES:
         raise DataError(
-            f"{place}: vote={value!r} is not one of 0 (tie), 1, 2, null (skipped). Fix or remove "
-            "the line."
+            f"{place}: vote={value!r} is not one of 0 (tie), 1, 2, null (skipped). Fix or remove the line."
         )
     shown = row.get("left")
     return Vote(pair, annotator, value, shown if shown in (1, 2) else None)
@@ -191,8 +176,7 @@ def _vote(row: dict[str, Any], place: str) -> Vote:
 def append(path: Path, votes: Sequence[Vote], now: float | None = None) -> None:
     """Append votes and flush them to disk; an incomplete last line is moved aside first.
 
-    `now` is the time of the votes in seconds since 1970. Raises EnvironmentFault if the file
-    cannot be written.
+    `now` is the time of the votes in seconds since 1970. Raises EnvironmentFault if the file cannot be written.
     """
     lines = "".join(_line(vote, time.time() if now is None else now) for vote in votes).encode()
     try:
@@ -203,8 +187,7 @@ def append(path: Path, votes: Sequence[Vote], now: float | None = None) -> None:
             _write(file.fileno(), lines)
     except OSError as error:
         raise EnvironmentFault(
-            f"{path} cannot be written: {error.strerror}; the last vote is not kept. Fix that and "
-            "vote again."
+            f"{path} cannot be written: {error.strerror}; the last vote is not kept. Fix that and vote again."
         ) from error
 
 
@@ -231,8 +214,8 @@ def _write(descriptor: int, lines: bytes) -> None:
 
 
 def _put_cut_line_aside(descriptor: int, aside: Path) -> None:
-    """Terminate the last line if only its newline is missing; else move it to `aside`, so that
-    every remaining line is JSON.
+    """Terminate the last line if only its newline is missing; else move it to `aside`, so that every remaining line is
+    JSON.
     """
     size = os.fstat(descriptor).st_size
     if not size or os.pread(descriptor, 1, size - 1) == b"\n":

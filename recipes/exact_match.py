@@ -1,5 +1,5 @@
-"""A reward function for answers that can be checked: 1 where the last number of the response is the
-last number of the known answer, else 0.
+"""A reward function for answers that can be checked: 1 where the last number of the response is the last number of the
+known answer, else 0.
 """
 
 import re

@@ -15,13 +15,10 @@ REPORT = Path("report") / "report.html"
 
 
 def build_report(root: Path, params: Params, run_id: str | None = None) -> Path:
-    """Write report/report.html below `root` for the run `run_id`, by default the newest, and return
-    its path.
+    """Write report/report.html below `root` for the run `run_id`, by default the newest, and return its path.
 
-    The file is written atomically, and is a function of what the run left: building it twice
-    gives the same bytes.
-    Raises CostError if there is no such run, EnvironmentFault if it cannot be written; the
-    previous report is kept.
+    The file is written atomically, and is a function of what the run left: building it twice gives the same bytes.
+    Raises CostError if there is no such run, EnvironmentFault if it cannot be written; the previous report is kept.
     """
     target = root / REPORT
     write_page(target, page(read_findings(root, params, run_id)), "rlhf report --html")
@@ -39,8 +36,8 @@ def build_summary(root: Path, params: Params, run_id: str) -> None:
 
 
 def write_page(target: Path, content: str, command: str) -> None:
-    """Write a page atomically. Raises EnvironmentFault, naming `command` as what to run again, if
-    it cannot be written.
+    """Write a page atomically. Raises EnvironmentFault, naming `command` as what to run again, if it cannot be
+    written.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

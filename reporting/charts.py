@@ -1,5 +1,5 @@
-"""Charts of the pages: curves, dots, histograms and bars. This module computes what is drawn;
-templates/charts.html draws it.
+"""Charts of the pages: curves, dots, histograms and bars. This module computes what is drawn; templates/charts.html
+draws it.
 """
 
 import math
@@ -38,8 +38,8 @@ class Reference(NamedTuple):
 
 
 class Dot(NamedTuple):
-    """A point with the interval of its y value. `planned` is another x, drawn hollow; `caption` is
-    printed beside it, `title` is its tooltip.
+    """A point with the interval of its y value. `planned` is another x, drawn hollow; `caption` is printed beside it,
+    `title` is its tooltip.
     """
 
     title: str
@@ -116,8 +116,8 @@ def plot(
     steps: bool = False,
     shares: bool = False,
 ) -> Plot:
-    """A frame around the data. The axes end at round numbers, an x axis of whole `steps` at the
-    data. With `shares` the y axis is in percent.
+    """A frame around the data. The axes end at round numbers, an x axis of whole `steps` at the data. With `shares`
+    the y axis is in percent.
     """
     x_range = spread(min(xs), max(xs)) if steps else (min(xs), max(xs))
     x_ticks, y_ticks = ticks(*x_range), ticks(min(ys), max(ys))
@@ -147,8 +147,8 @@ def line_chart(
     shares: bool = False,
     steps: bool = True,
 ) -> Markup:
-    """Curves over steps, each with at least one point; `label` describes the chart. `shares` are
-    shown in percent. Without `steps` the x axis takes any numbers.
+    """Curves over steps, each with at least one point; `label` describes the chart. `shares` are shown in percent.
+    Without `steps` the x axis takes any numbers.
     """
     curves = [Series(s.name, thinned(s.points), s.tone) for s in series]
     xs = [x for s in curves for x, _ in s.points]
@@ -161,9 +161,7 @@ def line_chart(
 
 
 def _probes(curves: Sequence[Series], frame: Plot, shares: bool) -> list[dict[str, object]]:
-    """For every x, what appears while the pointer is near it: a dot on each curve, and the
-    values.
-    """
+    """For every x, what appears while the pointer is near it: a dot on each curve, and the values."""
     shown = percent if shares else decimal
     by_series = [dict(s.points) for s in curves]
     xs = sorted({x for s in curves for x, _ in s.points})
@@ -180,16 +178,11 @@ def _probes(curves: Sequence[Series], frame: Plot, shares: bool) -> list[dict[st
     return probes
 
 
-def frontier_chart(
-    updates: Sequence[tuple[int, float, float]], label: str, x_name: str, y_name: str
-) -> Markup:
+def frontier_chart(updates: Sequence[tuple[int, float, float]], label: str, x_name: str, y_name: str) -> Markup:
     """(update, x, y) as dots joined by a thin line, from pale (first) to full and large (last)."""
     stride = -(-len(updates) // MOST_DOTS)
     dots = [
-        {
-            "point": (x, y),
-            "title": f"update {update}: {x_name} {decimal(x)}, {y_name} {decimal(y)}",
-        }
+        {"point": (x, y), "title": f"update {update}: {x_name} {decimal(x)}, {y_name} {decimal(y)}"}
         for update, x, y in [*updates[:-1:stride], updates[-1]]
     ]
     xs, ys = [x for _, x, _ in updates], [y for _, _, y in updates]
@@ -213,8 +206,7 @@ def dots_chart(
 
 
 def reliability_chart(bins: Sequence[tuple[float, float, int]], label: str) -> Markup:
-    """Confidence against accuracy: dots on the diagonal are well calibrated; bars at the bottom
-    count the pairs.
+    """Confidence against accuracy: dots on the diagonal are well calibrated; bars at the bottom count the pairs.
 
     `bins`: (mean confidence, accuracy, pairs) of each.
     """
@@ -236,9 +228,7 @@ def reliability_chart(bins: Sequence[tuple[float, float, int]], label: str) -> M
     return macro(TEMPLATE, "reliability", frame, shown)
 
 
-def column_chart(
-    bars: Sequence[tuple[float, float, float]], label: str, x_name: str, tone: str = "accent"
-) -> Markup:
+def column_chart(bars: Sequence[tuple[float, float, float]], label: str, x_name: str, tone: str = "accent") -> Markup:
     """A histogram: (left, right, height) of each column, from zero up."""
     ends, heights = (bars[0][0], bars[-1][1]), (0.0, max(tall for _, _, tall in bars))
     shown = [
@@ -271,8 +261,8 @@ def bar_list(parts: Sequence[Part], label: str) -> Markup:
 
 
 def stacked_list(rows: Sequence[tuple[str, Sequence[Part], str]], label: str) -> Markup:
-    """A bar per row, split into its parts, with a legend; the longest has the full width. A row is
-    (name, parts, formatted size).
+    """A bar per row, split into its parts, with a legend; the longest has the full width. A row is (name, parts,
+    formatted size).
     """
     most = max((sum(part.size for part in parts) for _, parts, _ in rows), default=0) or 1.0
     seen = {part.name: part for _, parts, _ in rows for part in parts if part.size > 0}
@@ -280,15 +270,10 @@ def stacked_list(rows: Sequence[tuple[str, Sequence[Part], str]], label: str) ->
 
 
 def estimates(
-    rows: Sequence[Estimate],
-    label: str,
-    low: float,
-    high: float,
-    mark: float | None = None,
-    mark_name: str = "",
+    rows: Sequence[Estimate], label: str, low: float, high: float, mark: float | None = None, mark_name: str = ""
 ) -> Markup:
-    """Each estimate as a dot with a whisker on a common axis from `low` to `high`; `mark` is a
-    value to compare with.
+    """Each estimate as a dot with a whisker on a common axis from `low` to `high`; `mark` is a value to compare
+    with.
     """
 
     def place(value: float) -> float:
@@ -301,18 +286,14 @@ def estimates(
 
 
 def ticks(low: float, high: float, about: int = 4) -> list[float]:
-    """Multiples of 1, 2, 2.5 or 5 times a power of ten, about `about` of them, that cover [low,
-    high].
+    """Multiples of 1, 2, 2.5 or 5 times a power of ten, about `about` of them, that cover [low, high].
 
-    The first is at or below `low` and the last at or above `high`, so they can be the ends of an
-    axis.
+    The first is at or below `low` and the last at or above `high`, so they can be the ends of an axis.
     """
     low, high = spread(low, high)
     rough = (high - low) / about
     power = 10.0 ** math.floor(math.log10(rough))
-    step = min(
-        (factor * power for factor in (1, 2, 2.5, 5, 10)), key=lambda size: abs(size - rough)
-    )
+    step = min((factor * power for factor in (1, 2, 2.5, 5, 10)), key=lambda size: abs(size - rough))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(i * step, 12 - math.floor(math.log10(step))) for i in range(first, last + 1)]
 
@@ -325,8 +306,8 @@ def spread(low: float, high: float) -> tuple[float, float]:
 
 
 def tick_labels(values: Sequence[float], shares: bool = False) -> list[str]:
-    """Tick labels, all with as many decimals as are needed to distinguish them; very small or large
-    values have a power of ten.
+    """Tick labels, all with as many decimals as are needed to distinguish them; very small or large values have a
+    power of ten.
 
     `shares` are fractions, shown in percent.
     """
@@ -336,21 +317,14 @@ def tick_labels(values: Sequence[float], shares: bool = False) -> list[str]:
     if largest >= 1e6 or 0 < largest < 1e-3:
         exponent = math.floor(math.log10(largest))
         scaled = tick_labels([value / 10.0**exponent for value in values])
-        return [
-            "0" if value == 0 else f"{shown}e{exponent}"
-            for value, shown in zip(values, scaled, strict=True)
-        ]
+        return ["0" if value == 0 else f"{shown}e{exponent}" for value, shown in zip(values, scaled, strict=True)]
     step = min((b - a for a, b in pairwise(values)), default=largest or 1.0)
     decimals = next((d for d in range(6) if abs(round(step, d) - step) < step * 1e-6), 6)
     return [f"{value:,.{decimals}f}".replace("-", "−") for value in values]
 
 
-def thinned(
-    points: Sequence[tuple[float, float]], most: int = MOST_POINTS
-) -> list[tuple[float, float]]:
-    """At most `most` points, each the mean of as many adjacent ones, so that a long curve stays
-    small.
-    """
+def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> list[tuple[float, float]]:
+    """At most `most` points, each the mean of as many adjacent ones, so that a long curve stays small."""
     size = math.ceil(len(points) / most)
     if size <= 1:
         return list(points)

@@ -1,6 +1,4 @@
-"""All runs of a workspace on one HTML page: cost against gain, a dot per run, and a list with links
-to their pages.
-"""
+"""All runs of a workspace on one HTML page: cost against gain, a dot per run, and a list with links to their pages."""
 
 import os
 from collections.abc import Sequence

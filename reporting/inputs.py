@@ -1,6 +1,4 @@
-"""Reads everything that the report shows: ledger, metrics, curves, calibration, samples. What is
-missing is empty.
-"""
+"""Reads everything that the report shows: ledger, metrics, curves, calibration, samples. What is missing is empty."""
 
 import csv
 import json
@@ -31,9 +29,7 @@ Curves = Mapping[str, list[tuple[float, float]]]
 
 NO_RUN = "none"
 """Ledger.state of outputs without a record of how they were made, as after `dvc pull`."""
-REPLACED = (
-    "of this run is not known: what is in place is of another run, and this one kept no copy."
-)
+REPLACED = "of this run is not known: what is in place is of another run, and this one kept no copy."
 
 
 @dataclass(frozen=True)
@@ -91,25 +87,17 @@ def read_findings(root: Path, params: Params, run_id: str | None = None) -> Find
             f"{book.skipped_rows} rows below runs/ were cut off by a crash or are invalid: they "
             "are missing from the sums."
         )
-    metrics = {
-        stage: _read_json(outputs.find(stage, f"metrics/{stage}.json"), notes) for stage in STAGES
-    }
+    metrics = {stage: _read_json(outputs.find(stage, f"metrics/{stage}.json"), notes) for stage in STAGES}
     calibration = _calibration(outputs.find("reward", "plots/reward_calibration.csv"), notes)
     samples = _read_samples(outputs.find("evaluate", "evaluation/samples.jsonl"), notes)
-    plots = {
-        f"data_{name}": outputs.find("data", f"plots/data_{name}.csv")
-        for name in ("baselines", "lengths")
-    }
+    plots = {f"data_{name}": outputs.find("data", f"plots/data_{name}.csv") for name in ("baselines", "lengths")}
     notes += [f"{paths[0]} {REPLACED}" for paths in outputs.unknown.values()]
     return Findings(
         params=params,
         ledger=book,
         reconciled=reconcile(read_plan(kept_folder(root, book.run_id)), book),
         metrics=metrics,
-        curves={
-            stage: _curves(root / "runs" / stage, book, stage, attempts[stage], notes)
-            for stage in STAGES
-        },
+        curves={stage: _curves(root / "runs" / stage, book, stage, attempts[stage], notes) for stage in STAGES},
         calibration=calibration,
         samples=samples,
         reply_rates=_reply_rates(metrics["evaluate"], attempts["evaluate"]),
@@ -123,9 +111,7 @@ def read_findings(root: Path, params: Params, run_id: str | None = None) -> Find
 
 
 def _benchmarks(root: Path, run_id: str, stage: str) -> tuple[Benchmark, ...]:
-    """The newest measurement of the model of a stage per way of serving it, whichever run served
-    it.
-    """
+    """The newest measurement of the model of a stage per way of serving it, whichever run served it."""
     lock = kept_folder(root, run_id) / "dvc.lock"
     digest = out_digest(lock, stage, f"models/{stage}")
     newest: dict[tuple[str, str, int], Benchmark] = {}
@@ -145,17 +131,9 @@ def _teacher_benchmarks(root: Path, params: Params, run_id: str) -> tuple[Benchm
 
 def _reply_rates(metrics: Metrics, attempts: Sequence[Attempt]) -> dict[str, float]:
     """From the newest rows of the phase `generate`, whose step is the number of the model."""
-    seconds = {
-        row.step: row.seconds
-        for attempt in attempts
-        for row in attempt.usage
-        if row.phase == "generate"
-    }
+    seconds = {row.step: row.seconds for attempt in attempts for row in attempt.usage if row.phase == "generate"}
     replies = finite(metrics.get("prompts")) or 0.0
-    lengths = {
-        name: finite(metrics.get(f"length_{name}"))
-        for name in ("base", "sft", "aligned", "student")
-    }
+    lengths = {name: finite(metrics.get(f"length_{name}")) for name in ("base", "sft", "aligned", "student")}
     return {
         name: replies * length / seconds[step]
         for step, (name, length) in enumerate(lengths.items(), start=1)
@@ -173,9 +151,7 @@ def _ledger(root: Path, params: Params, run_id: str | None) -> Ledger:
 
 
 class _Outputs:
-    """Where the results of a run are: its kept copies, or the current outputs if they are its
-    own.
-    """
+    """Where the results of a run are: its kept copies, or the current outputs if they are its own."""
 
     def __init__(self, root: Path, book: Ledger, attempts: Mapping[str, list[Attempt]]) -> None:
         self._root, self._book, self._attempts = root, book, attempts
@@ -185,68 +161,45 @@ class _Outputs:
         """Completed stage -> files that no longer exist as the run left them."""
 
     def find(self, stage: str, path: str) -> Path | None:
-        """The run's file at `path`, an output of `stage`; None if the run has none or it is not
-        known.
-        """
+        """The run's file at `path`, an output of `stage`; None if the run has none or it is not known."""
         if self._book.state == NO_RUN:
             return self._root / path
         digest = self._completed.get(stage, {}).get(path)
-        file = (
-            kept_file(self._root, self._book.run_id, path, digest)
-            if stage in self._completed
-            else None
-        )
+        file = kept_file(self._root, self._book.run_id, path, digest) if stage in self._completed else None
         if file is None and digest is None and self._is_in_place(stage):
             file = self._root / path
-        if (
-            file is None
-            and stage in self._completed
-            and (digest is not None or path.startswith("metrics/"))
-        ):
+        if file is None and stage in self._completed and (digest is not None or path.startswith("metrics/")):
             self.unknown.setdefault(stage, []).append(path)
         return file
 
     def _is_in_place(self, stage: str) -> bool:
-        """Whether the attempt that made this run's outputs is the one that made the current
-        ones.
-        """
+        """Whether the attempt that made this run's outputs is the one that made the current ones."""
         entry = self._book.stage(stage)
         if entry is None or entry.state not in ("done", "cached") or entry.attempt is None:
             return False
         return entry.attempt == _attempt_on_disk(stage, self._pipeline, self._attempts[stage])
 
 
-def _attempt_on_disk(
-    stage: str, pipeline: list[PipelineRow], attempts: list[Attempt]
-) -> int | None:
-    """The attempt that made the current outputs: the one that the last pipeline run used, or a
-    later one that was started by hand.
+def _attempt_on_disk(stage: str, pipeline: list[PipelineRow], attempts: list[Attempt]) -> int | None:
+    """The attempt that made the current outputs: the one that the last pipeline run used, or a later one that was
+    started by hand.
     """
-    used = next(
-        (row for row in reversed(pipeline) if row.event == "stage" and row.stage == stage), None
-    )
+    used = next((row for row in reversed(pipeline) if row.event == "stage" and row.stage == stage), None)
     maker = next((attempt for attempt in reversed(attempts) if attempt.done), None)
     if maker is not None and (used is None or maker.begin > used.time):
         return maker.number
     return used.attempt if used is not None else None
 
 
-def _curves(
-    folder: Path, book: Ledger, stage: str, attempts: list[Attempt], notes: list[str]
-) -> Curves:
-    """The learning curves that led to the stage's outputs. Steps that were repeated are those of
-    the later attempt.
+def _curves(folder: Path, book: Ledger, stage: str, attempts: list[Attempt], notes: list[str]) -> Curves:
+    """The learning curves that led to the stage's outputs. Steps that were repeated are those of the later attempt.
 
     Empty for outputs whose attempt is not known.
     """
     entry = book.stage(stage)
     if entry is None:
         return {}
-    numbers = (
-        attempt.number
-        for attempt in attempts
-        if attempt.run_id == book.run_id or book.state == "manual"
-    )
+    numbers = (attempt.number for attempt in attempts if attempt.run_id == book.run_id or book.state == "manual")
     last = entry.attempt if entry.attempt is not None else max(numbers, default=0)
     rows = jsonl.read(folder / "metrics.jsonl", MetricRow).rows
     curves: dict[str, list[tuple[float, float]]] = {}
@@ -260,16 +213,11 @@ def _curves(
     if broken:
         step, name, value = broken[0]
         others = f", and {len(broken) - 1} values more are no numbers" if len(broken) > 1 else ""
-        notes.append(
-            f"Stage {stage} logged {name}={value} at step {step}{others}: the curves leave them "
-            "out."
-        )
+        notes.append(f"Stage {stage} logged {name}={value} at step {step}{others}: the curves leave them out.")
     return curves
 
 
-def _values_by_step(
-    attempts: list[Attempt], last: int, rows: list[MetricRow]
-) -> dict[int, dict[str, float]]:
+def _values_by_step(attempts: list[Attempt], last: int, rows: list[MetricRow]) -> dict[int, dict[str, float]]:
     """What was logged by the attempts up to number `last`."""
     by_step: dict[int, dict[str, float]] = {}
     for attempt in attempts:
@@ -316,8 +264,7 @@ def _calibration(path: Path | None, notes: list[str]) -> list[tuple[float, float
         ]
     except (KeyError, TypeError, ValueError) as error:
         notes.append(
-            f"plots/{path.name} has no usable confidence, accuracy and count ({error!r}): its "
-            "picture is missing here."
+            f"plots/{path.name} has no usable confidence, accuracy and count ({error!r}): its picture is missing here."
         )
         return []
     return [row for row in bins if row[2] > 0 and math.isfinite(row[0]) and math.isfinite(row[1])]
@@ -331,7 +278,5 @@ def _read_samples(path: Path | None, notes: list[str]) -> list[Mapping[str, Any]
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
-        notes.append(
-            f"evaluation/{path.name} cannot be read ({error}): sample replies are missing here."
-        )
+        notes.append(f"evaluation/{path.name} cannot be read ({error}): sample replies are missing here.")
         return []

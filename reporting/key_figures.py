@@ -8,12 +8,8 @@ from reporting.numbers import count, decimal, percent
 
 
 def key_figure(stage: str, metrics: Mapping[str, Any]) -> str:
-    """The most important figures in metrics/<stage>.json, in a few words; empty if there are no
-    metrics.
-    """
-    value = {
-        name: number for name, content in metrics.items() if (number := finite(content)) is not None
-    }
+    """The most important figures in metrics/<stage>.json, in a few words; empty if there are no metrics."""
+    value = {name: number for name, content in metrics.items() if (number := finite(content)) is not None}
     match stage:
         case "data":
             rows = value.get("rows_kept", value.get("rows"))
@@ -24,16 +20,10 @@ def key_figure(stage: str, metrics: Mapping[str, Any]) -> str:
             figures = [f"eval loss {decimal(value['eval_loss'])}"] if "eval_loss" in value else []
             return ", ".join([*figures, *overfits(value)])
         case "reward":
-            limit = (
-                f" of {percent(value['bayes_accuracy'])} possible"
-                if "bayes_accuracy" in value
-                else ""
-            )
+            limit = f" of {percent(value['bayes_accuracy'])} possible" if "bayes_accuracy" in value else ""
             if "accuracy" not in value and "score_mean" in value:
                 return f"score {decimal(value['score_mean'])} for known replies"
-            figures = (
-                [f"accuracy {percent(value['accuracy'])}{limit}"] if "accuracy" in value else []
-            )
+            figures = [f"accuracy {percent(value['accuracy'])}{limit}"] if "accuracy" in value else []
             return ", ".join([*figures, *overfits(value)])
         case "dpo":
             figures = [f"accuracy {percent(value['accuracy'])}"] if "accuracy" in value else []
@@ -48,15 +38,9 @@ def key_figure(stage: str, metrics: Mapping[str, Any]) -> str:
         case "evaluate":
             if "gold_sft" in value and "gold_aligned" in value:
                 return f"gold {decimal(value['gold_sft'])} → {decimal(value['gold_aligned'])}"
-            return (
-                f"win rate {percent(value['win_rate_reward'])}"
-                if "win_rate_reward" in value
-                else ""
-            )
+            return f"win rate {percent(value['win_rate_reward'])}" if "win_rate_reward" in value else ""
         case _:
-            figures = [
-                f"{name} {decimal(value[name])}" for name in ("score", "kl") if name in value
-            ]
+            figures = [f"{name} {decimal(value[name])}" for name in ("score", "kl") if name in value]
             return ", ".join(figures).replace("kl", "KL")
 
 

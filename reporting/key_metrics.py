@@ -1,7 +1,7 @@
 """The few numbers of each stage that `dvc metrics show` and `dvc exp show` print.
 
-metrics/<stage>.json has up to fifty numbers, too many for a table. `python -m
-reporting.key_metrics` is the DVC stage `key_metrics`.
+metrics/<stage>.json has up to fifty numbers, too many for a table. `python -m reporting.key_metrics` is the DVC stage
+`key_metrics`.
 """
 
 import json
@@ -36,28 +36,18 @@ NAMES = {
 
 
 def key_metrics(metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """The most important numbers of each stage, if the stage has them; a stage without any is left
-    out.
-    """
+    """The most important numbers of each stage, if the stage has them; a stage without any is left out."""
     chosen = {
-        stage: {
-            name: number
-            for name in names
-            if (number := finite(metrics.get(stage, {}).get(name))) is not None
-        }
+        stage: {name: number for name in names if (number := finite(metrics.get(stage, {}).get(name))) is not None}
         for stage, names in NAMES.items()
     }
     return {stage: numbers for stage, numbers in chosen.items() if numbers}
 
 
 def write_key_metrics(root: Path, method: str) -> None:
-    """Make metrics/key.json from what the stages left below `root`. Raises OSError if a file is
-    missing.
-    """
+    """Make metrics/key.json from what the stages left below `root`. Raises OSError if a file is missing."""
     metrics = {
-        stage: json.loads(
-            (root / "metrics" / f"{method if stage == ALIGN else stage}.json").read_text("utf-8")
-        )
+        stage: json.loads((root / "metrics" / f"{method if stage == ALIGN else stage}.json").read_text("utf-8"))
         for stage in NAMES
     }
     text = json.dumps(key_metrics(metrics), indent=1) + "\n"

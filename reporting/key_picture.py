@@ -1,7 +1,7 @@
 """The key picture of a run: its time by stage and phase, beside what it gained.
 
-A self-contained drawing for pages that show markdown and images. It has its own colours on its own
-card, so that it can be read on light and dark pages.
+A self-contained drawing for pages that show markdown and images. It has its own colours on its own card, so that it
+can be read on light and dark pages.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,7 @@ from reporting.numbers import decimal, duration, percent, usd
 from reporting.templating import environment
 
 WIDTH, PANEL, GAP, MARGIN, ROW = 620, 276, 28, 20, 22
-"""In pixels at full size. MLflow has this much room for a description, and does not shrink anything
-wider.
-"""
+"""In pixels at full size. MLflow has this much room for a description, and does not shrink anything wider."""
 COLOURS = {
     "base": "#7d8896",
     "sft": "#3565b0",
@@ -26,17 +24,7 @@ COLOURS = {
     "track": "#eceff3",
     "line": "#e2e5ea",
 }
-PARTS = (
-    "#64748b",
-    "#3565b0",
-    "#7a54b8",
-    "#0b7a6f",
-    "#b7791f",
-    "#a23b5c",
-    "#4d7c0f",
-    "#0e7490",
-    "#9a3412",
-)
+PARTS = ("#64748b", "#3565b0", "#7a54b8", "#0b7a6f", "#b7791f", "#a23b5c", "#4d7c0f", "#0e7490", "#9a3412")
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
 
 
@@ -68,15 +56,7 @@ def key_picture(findings: Findings) -> str:
     return (
         environment()
         .get_template("key.svg")
-        .render(
-            panels=placed,
-            width=WIDTH,
-            height=height,
-            panel_width=PANEL,
-            row=ROW,
-            colours=COLOURS,
-            font=FONT,
-        )
+        .render(panels=placed, width=WIDTH, height=height, panel_width=PANEL, row=ROW, colours=COLOURS, font=FONT)
     )
 
 
@@ -124,9 +104,7 @@ def _panel(title: str, **content: Any) -> Panel:
 
 
 def _strip_panel(title: str, parts: Sequence[Spent]) -> tuple[Panel, int]:
-    """One bar split in proportion, and a row per part with name, time, cost and share; also its
-    height.
-    """
+    """One bar split in proportion, and a row per part with name, time, cost and share; also its height."""
     total = sum(part.seconds for part in parts)
     if not total:
         absent = "nothing was done: all outputs were reused" if parts else "not recorded"
@@ -134,11 +112,7 @@ def _strip_panel(title: str, parts: Sequence[Spent]) -> tuple[Panel, int]:
     kept = _folded(parts)
     starts = accumulate((part.seconds for part in kept), initial=0.0)
     cuts = [
-        {
-            "x": PANEL * start / total,
-            "width": max(0.0, PANEL * part.seconds / total - 1),
-            "colour": part.colour,
-        }
+        {"x": PANEL * start / total, "width": max(0.0, PANEL * part.seconds / total - 1), "colour": part.colour}
         for start, part in zip(starts, kept, strict=False)
     ]
     rows = [
@@ -162,9 +136,7 @@ def _quality_panel(findings: Findings) -> tuple[Panel, int]:
         if gold is not None:
             bars.append(Estimate(f"gold, {name}", gold, decimal(gold), model))
     for name, kind in (("wins, gold", "gold"), ("wins, reward", "reward")):
-        rate, low, high = (
-            findings.value("evaluate", f"win_rate_{kind}{end}") for end in ("", "_low", "_high")
-        )
+        rate, low, high = (findings.value("evaluate", f"win_rate_{kind}{end}") for end in ("", "_low", "_high"))
         if rate is not None:
             both = low is not None and high is not None
             ends = (low, high) if both else (None, None)

@@ -1,5 +1,5 @@
-"""Formats numbers for people. The project uses base units and fractions internally; GiB, minutes
-and percent are for printing only.
+"""Formats numbers for people. The project uses base units and fractions internally; GiB, minutes and percent are for
+printing only.
 """
 
 import math
@@ -10,8 +10,8 @@ ABSENT = "–"
 
 
 def usd(value: float | None) -> str:
-    """US dollars with as many decimals as two significant digits need: $12.30, $0.087, $0.00012;
-    below that, <$0.000001.
+    """US dollars with as many decimals as two significant digits need: $12.30, $0.087, $0.00012; below that,
+    <$0.000001.
     """
     if value is None or not math.isfinite(value):
         return ABSENT
@@ -34,16 +34,10 @@ def duration(seconds: float | None) -> str:
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     rounded = round(seconds)
-    for unit, size, lower, lower_size in (
-        ("d", 86400, "h", 3600),
-        ("h", 3600, "min", 60),
-        ("min", 60, "s", 1),
-    ):
+    for unit, size, lower, lower_size in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
         if rounded >= size:
             rest = rounded % size // lower_size
-            return (
-                f"{rounded // size} {unit} {rest} {lower}" if rest else f"{rounded // size} {unit}"
-            )
+            return f"{rounded // size} {unit} {rest} {lower}" if rest else f"{rounded // size} {unit}"
     return f"{rounded} s"
 
 
@@ -66,9 +60,7 @@ def count(value: float | None) -> str:
 
 
 def short(value: float) -> str:
-    """With a suffix for a power of 1000 and three digits: 460 k, 1.24 M, 7.00 B, up to E (10 to the
-    18th).
-    """
+    """With a suffix for a power of 1000 and three digits: 460 k, 1.24 M, 7.00 B, up to E (10 to the 18th)."""
     for size, unit in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.{max(0, 2 - int(math.log10(abs(value) / size)))}f} {unit}"
@@ -92,9 +84,7 @@ def deviation(fraction: float | None) -> str:
 
 
 def decimal(value: float | None, digits: int = 3) -> str:
-    """A plain number with `digits` significant digits; from 0.01 on with at most `digits`
-    decimals.
-    """
+    """A plain number with `digits` significant digits; from 0.01 on with at most `digits` decimals."""
     if value is None or not math.isfinite(value):
         return ABSENT
     if value == 0:
@@ -103,9 +93,7 @@ def decimal(value: float | None, digits: int = 3) -> str:
     if magnitude < -4:
         return f"{value:.{digits - 1}e}".replace("-", "−")
     decimals = digits - 1 - magnitude
-    return f"{value:,.{max(0, min(decimals, digits) if magnitude >= -2 else decimals)}f}".replace(
-        "-", "−"
-    )
+    return f"{value:,.{max(0, min(decimals, digits) if magnitude >= -2 else decimals)}f}".replace("-", "−")
 
 
 def moment(seconds_since_epoch: float | None) -> str:

@@ -29,10 +29,7 @@ SERVED = (("served", "Served"),)
 
 def page(findings: Findings) -> str:
     """The report as one HTML text."""
-    more = (
-        *(STUDENT if findings.params.distill is not None else ()),
-        *(SERVED if findings.benchmarks else ()),
-    )
+    more = (*(STUDENT if findings.params.distill is not None else ()), *(SERVED if findings.benchmarks else ()))
     content = [
         tiles(findings),
         navigation([*ANCHORS[:1], *more, *ANCHORS[1:]]),
@@ -47,9 +44,6 @@ def page(findings: Findings) -> str:
         data_section(findings),
         parameters_section(findings),
     ]
-    foot = (
-        "Every number here is in metrics/, plots/, runs/ and evaluation/ of the run. The costs as "
-        "JSON: "
-    )
+    foot = "Every number here is in metrics/, plots/, runs/ and evaluation/ of the run. The costs as JSON: "
     title = f"{findings.params.tracking.registered_model}, run {findings.ledger.run_id}"
     return document(title, masthead(findings), content, ["rlhf report --json"], foot)

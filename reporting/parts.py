@@ -16,25 +16,13 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def document(
-    title: str,
-    head: Markup,
-    content: Sequence[Child],
-    commands: Sequence[str],
-    foot: str = "The same for programs: ",
+    title: str, head: Markup, content: Sequence[Child], commands: Sequence[str], foot: str = "The same for programs: "
 ) -> str:
-    """A complete page with its style sheet. The footer names the commands that print the same as
-    JSON.
-    """
+    """A complete page with its style sheet. The footer names the commands that print the same as JSON."""
     style = Markup((Path(__file__).parent / "style.css").read_text(encoding="utf-8"))
     template = environment().get_template("document.html")
     page = template.render(
-        title=title,
-        policy=POLICY,
-        style=style,
-        masthead=head,
-        content=_made(content),
-        foot=foot,
-        commands=commands,
+        title=title, policy=POLICY, style=style, masthead=head, content=_made(content), foot=foot, commands=commands
     )
     return page + "\n"
 
@@ -93,18 +81,16 @@ def table(
     numbers: range = range(1, 99),
     row_names: Sequence[Sequence[str]] | None = None,
 ) -> Markup:
-    """A table that scrolls sideways if it does not fit; the columns `numbers` are right-aligned. On
-    a phone a table with many columns becomes a list of rows, with each value beside its heading.
-    Each of these cells is named for programs by its row and its column (`data-figure`); a row by
-    its first cells, or by `row_names` where those are not unique.
+    """A table that scrolls sideways if it does not fit; the columns `numbers` are right-aligned. On a phone a table
+    with many columns becomes a list of rows, with each value beside its heading. Each of these cells is named for
+    programs by its row and its column (`data-figure`); a row by its first cells, or by `row_names` where those are not
+    unique.
     """
     names = [cell if isinstance(cell, str) else "" for cell in header]
     lines = [_made(cells) for cells in rows]
     wide = len(header) > MOST_SIDE_BY_SIDE
     bottom = foot and _made(foot)
-    keys = row_names or [
-        cells[: numbers.start] for cells in [*lines, *([bottom] if bottom else [])]
-    ]
+    keys = row_names or [cells[: numbers.start] for cells in [*lines, *([bottom] if bottom else [])]]
     figures = [[figure_name([*key, name]) for name in names] for key in keys]
     return macro(TEMPLATE, "table", header, lines, bottom, numbers, names, wide, figures)
 
@@ -159,8 +145,8 @@ def bullets(items: Iterable[Child]) -> Markup:
 
 
 def sample(turns: Sequence[Mapping[str, Any]], replies: Sequence[Mapping[str, Any]]) -> Markup:
-    """A prompt (`speaker`, `content` of its turns) with replies (`tone`, `name`, `body`, `absent`,
-    `scores`) side by side.
+    """A prompt (`speaker`, `content` of its turns) with replies (`tone`, `name`, `body`, `absent`, `scores`) side by
+    side.
     """
     return macro(TEMPLATE, "sample", turns, replies)
 

@@ -24,9 +24,7 @@ class PastRun(NamedTuple):
     seconds: float | None = None
     usd: float | None = None
     win_rate: float | None = None
-    """Win rate of the aligned model over the SFT model, by gold score if there is one, else by the
-    reward model.
-    """
+    """Win rate of the aligned model over the SFT model, by gold score if there is one, else by the reward model."""
     win_rate_low: float | None = None
     win_rate_high: float | None = None
     gold_aligned: float | None = None
@@ -59,9 +57,7 @@ def _params(root: Path, run_id: str) -> Params | str:
         return str(error)
 
 
-def _past_run(
-    root: Path, run_id: str, params: Params | str, before: Params | str | None
-) -> PastRun:
+def _past_run(root: Path, run_id: str, params: Params | str, before: Params | str | None) -> PastRun:
     if isinstance(params, str):
         return PastRun(run_id, note=params)
     findings = read_findings(root, params, run_id)

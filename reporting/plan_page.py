@@ -1,6 +1,4 @@
-"""A plan as one self-contained HTML page: time, money and memory of every stage, phase by phase and
-role by role.
-"""
+"""A plan as one self-contained HTML page: time, money and memory of every stage, phase by phase and role by role."""
 
 from collections.abc import Callable
 
@@ -70,11 +68,7 @@ def _tiles(plan: Plan) -> Markup:
     total = plan.total
     largest = max(plan.stages, key=lambda stage: stage.peak_bytes_per_gpu, default=None)
     shown = [
-        (
-            "Time",
-            duration(total["seconds"]),
-            f"one stage after the other, {decimal(total['gpu_hours'])} device-hours",
-        ),
+        ("Time", duration(total["seconds"]), f"one stage after the other, {decimal(total['gpu_hours'])} device-hours"),
         ("Cost", usd(total["usd"]["expected"]), "at the expected price"),
         (
             "Peak memory",
@@ -88,12 +82,7 @@ def _tiles(plan: Plan) -> Markup:
 
 def _overview(plan: Plan) -> Markup:
     parts = [
-        Part(
-            stage.stage,
-            stage.seconds,
-            f"{duration(stage.seconds)}, {usd(stage.usd.expected)}",
-            _tone(i),
-        )
+        Part(stage.stage, stage.seconds, f"{duration(stage.seconds)}, {usd(stage.usd.expected)}", _tone(i))
         for i, stage in enumerate(plan.stages)
     ]
     description = ", ".join(f"{part.name} {part.shown}" for part in parts)
@@ -113,9 +102,7 @@ def _overview(plan: Plan) -> Markup:
         "",
         "",
     ]
-    return section(
-        "stages", "Time and cost", None, share, table(header, rows, foot, numbers=range(1, 6))
-    )
+    return section("stages", "Time and cost", None, share, table(header, rows, foot, numbers=range(1, 6)))
 
 
 def _stage_row(i: int, stage: StagePlan) -> list[Child]:
@@ -139,20 +126,13 @@ def _interval(interval: Interval, shown: Callable[[float], str]) -> Markup | Non
 
 def _stage(stage: StagePlan) -> Markup:
     held = f"{memory(stage.peak_bytes_per_gpu)} on each of " if stage.peak_bytes_per_gpu else ""
-    lead = (
-        f"{duration(stage.seconds)} and {usd(stage.usd.expected)}, {held}{stage.gpus} × "
-        f"{stage.hardware}."
-    )
+    lead = f"{duration(stage.seconds)} and {usd(stage.usd.expected)}, {held}{stage.gpus} × {stage.hardware}."
     phases = [
         Part(phase.phase, phase.seconds, f"{duration(phase.seconds)} · {usd(phase.usd)}", "c4")
         for phase in stage.phases
     ]
-    times = card(
-        "Time of each phase", bar_list(phases, f"Time and cost of each phase of {stage.stage}")
-    )
-    return section(
-        stage.stage, stage.stage, lead, grid(times, _memory(stage), kind="halves"), _work(stage)
-    )
+    times = card("Time of each phase", bar_list(phases, f"Time and cost of each phase of {stage.stage}"))
+    return section(stage.stage, stage.stage, lead, grid(times, _memory(stage), kind="halves"), _work(stage))
 
 
 def _memory(stage: StagePlan) -> Markup | None:
@@ -162,19 +142,14 @@ def _memory(stage: StagePlan) -> Markup | None:
     rows = [
         (
             role,
-            [
-                Part(part, size, memory(size), PARTS.get(part, "quiet"))
-                for part, size in parts.items()
-            ],
+            [Part(part, size, memory(size), PARTS.get(part, "quiet")) for part, size in parts.items()],
             memory(sum(parts.values())),
         )
         for role, parts in stage.memory.items()
     ]
     held = stacked_list(rows, f"Memory of each role at the peak of {stage.stage}")
     return card(
-        "Memory of one device at the peak",
-        held,
-        note=f"The peak is in {stage.peak_phase.replace(':', ', ')}.",
+        "Memory of one device at the peak", held, note=f"The peak is in {stage.peak_phase.replace(':', ', ')}."
     )
 
 
@@ -201,12 +176,7 @@ def _assumptions(plan: Plan) -> Markup:
         *plan.assumptions,
         *(f"{stage.stage}: {note}" for stage in plan.stages for note in stage.assumptions),
     ]
-    return section(
-        "assumptions",
-        "What this is based on",
-        None,
-        bullets(notes),
-    )
+    return section("assumptions", "What this is based on", None, bullets(notes))
 
 
 def _tone(i: int) -> str:

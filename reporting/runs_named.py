@@ -1,6 +1,4 @@
-"""Resolves the names of runs: an id, the nickname that Prefect and MLflow show, or `last`,
-`last-1`, ...
-"""
+"""Resolves the names of runs: an id, the nickname that Prefect and MLflow show, or `last`, `last-1`, ..."""
 
 import re
 from collections.abc import Sequence
@@ -20,8 +18,8 @@ def known_runs(root: Path) -> list[str]:
 
 
 def resolve(root: Path, names: Sequence[str]) -> list[str]:
-    """The ids for `names`, in their order. Without names, the last two runs that completed; a
-    single run is compared with the last of these. If none completed, the last runs.
+    """The ids for `names`, in their order. Without names, the last two runs that completed; a single run is compared
+    with the last of these. If none completed, the last runs.
 
     Raises UserError for an unknown run, fewer than two runs, or the same run twice.
     """
@@ -29,21 +27,17 @@ def resolve(root: Path, names: Sequence[str]) -> list[str]:
     resolved = [_resolve(name, run_ids) for name in names]
     if len(resolved) < 2:
         complete = completed_runs(root)
-        others = sorted(
-            (run for run in run_ids if run not in resolved), key=lambda run: run not in complete
-        )
+        others = sorted((run for run in run_ids if run not in resolved), key=lambda run: run not in complete)
         missing = 2 - len(resolved)
         if len(others) < missing:
             raise UserError(
-                f"{len(run_ids)} runs were recorded in runs/pipeline.jsonl, and two are compared. "
-                f"{_list(run_ids)}"
+                f"{len(run_ids)} runs were recorded in runs/pipeline.jsonl, and two are compared. {_list(run_ids)}"
             )
         resolved = [*resolved, *reversed(others[:missing])]
     twice = next((run for i, run in enumerate(resolved) if run in resolved[:i]), None)
     if twice is not None:
         raise UserError(
-            f"{' and '.join(names)} name run {twice} twice, and a run is compared with other runs. "
-            f"{_list(run_ids)}"
+            f"{' and '.join(names)} name run {twice} twice, and a run is compared with other runs. {_list(run_ids)}"
         )
     return resolved
 
@@ -73,8 +67,7 @@ def _resolve(name: str, run_ids: Sequence[str]) -> str:
     back = int(match[1] or 0)
     if back >= len(run_ids):
         raise UserError(
-            f"{name} is not there: {len(run_ids)} runs were recorded in runs/pipeline.jsonl. "
-            f"{_list(run_ids)}"
+            f"{name} is not there: {len(run_ids)} runs were recorded in runs/pipeline.jsonl. {_list(run_ids)}"
         )
     return run_ids[back]
 
@@ -82,7 +75,5 @@ def _resolve(name: str, run_ids: Sequence[str]) -> str:
 def _list(run_ids: Sequence[str]) -> str:
     if not run_ids:
         return "There are none yet; start one with: rlhf run"
-    more = (
-        f" and {len(run_ids) - SHOWN} older ones (ls runs/pipeline)" if len(run_ids) > SHOWN else ""
-    )
+    more = f" and {len(run_ids) - SHOWN} older ones (ls runs/pipeline)" if len(run_ids) > SHOWN else ""
     return f"Newest first: {', '.join(run_ids[:SHOWN])}{more}."

@@ -1,6 +1,4 @@
-"""A run in a few lines of markdown with its key picture, for the pages of the tracker and the
-orchestrator.
-"""
+"""A run in a few lines of markdown with its key picture, for the pages of the tracker and the orchestrator."""
 
 from config.records import PICTURE
 from reporting.inputs import Findings
@@ -11,8 +9,8 @@ from reporting.verdict import usd_per_win_rate_point, verdict
 
 
 def summary(findings: Findings, picture: str = PICTURE) -> str:
-    """Verdict, key picture and a table of stage, time, cost, error of the plan and key figure.
-    `picture` is the picture's path from the page that shows it.
+    """Verdict, key picture and a table of stage, time, cost, error of the plan and key figure. `picture` is the
+    picture's path from the page that shows it.
     """
     judged, book = verdict(findings), findings.ledger
     errors = {stage.stage: deviation(stage.total.error) for stage in findings.reconciled.stages}
@@ -30,13 +28,7 @@ def summary(findings: Findings, picture: str = PICTURE) -> str:
         rows.append(("served", "", served[0], "", served[1]))
     total = deviation(findings.reconciled.total.error)
     rows.append(
-        (
-            _named("total", book.state),
-            duration(book.total_seconds),
-            usd(book.total_usd),
-            total,
-            _point(findings),
-        )
+        (_named("total", book.state), duration(book.total_seconds), usd(book.total_usd), total, _point(findings))
     )
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     return (

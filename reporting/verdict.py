@@ -1,6 +1,4 @@
-"""The result of a run in one sentence: did alignment work, was the reward hacked, what did it
-cost.
-"""
+"""The result of a run in one sentence: did alignment work, was the reward hacked, what did it cost."""
 
 from typing import NamedTuple
 
@@ -20,11 +18,11 @@ class Verdict(NamedTuple):
 
 
 def verdict(findings: Findings) -> Verdict:
-    """The verdict of a run. Evidence is the gold win rate if there is a gold score, else the reward
-    model's; 0.5 is a draw.
+    """The verdict of a run. Evidence is the gold win rate if there is a gold score, else the reward model's; 0.5 is a
+    draw.
 
-    Better means that the interval lies above one half, worse that it lies below. Reward hacking
-    overrides both. Better does not count on few prompts, or if most replies are about a wrong item.
+    Better means that the interval lies above one half, worse that it lies below. Reward hacking overrides both. Better
+    does not count on few prompts, or if most replies are about a wrong item.
     """
     tone, title, outcome = _outcome(findings)
     return Verdict(tone, title, f"{outcome} {bill(findings)}")
@@ -35,22 +33,11 @@ def bill(findings: Findings) -> str:
     book = findings.ledger
     if not book.stages:
         return "What it cost was not recorded here."
-    if book.state not in ("running", "stopped", "failed", "killed") and all(
-        stage.cached for stage in book.stages
-    ):
-        return (
-            "Nothing had changed: every stage was reused at no cost, which saved "
-            f"{usd(book.saved_usd)}."
-        )
-    waste = (
-        f", {usd(book.waste_usd)} of it for work that was lost or done again"
-        if book.waste_usd > 0
-        else ""
-    )
+    if book.state not in ("running", "stopped", "failed", "killed") and all(stage.cached for stage in book.stages):
+        return f"Nothing had changed: every stage was reused at no cost, which saved {usd(book.saved_usd)}."
+    waste = f", {usd(book.waste_usd)} of it for work that was lost or done again" if book.waste_usd > 0 else ""
     saved = f"; unchanged stages saved {usd(book.saved_usd)}" if book.saved_usd > 0 else ""
-    return (
-        f"The run took {duration(book.total_seconds)} and cost {usd(book.total_usd)}{waste}{saved}."
-    )
+    return f"The run took {duration(book.total_seconds)} and cost {usd(book.total_usd)}{waste}{saved}."
 
 
 class Wins(NamedTuple):
@@ -64,30 +51,19 @@ class Wins(NamedTuple):
 
 
 def aligned_wins(findings: Findings) -> Wins:
-    """By gold if there is a gold score, else by the judge, else by the reward model; all None if by
-    none.
-    """
+    """By gold if there is a gold score, else by the judge, else by the reward model; all None if by none."""
     judge = next(
-        (
-            name
-            for name in ("gold", "judge")
-            if findings.value("evaluate", f"win_rate_{name}") is not None
-        ),
-        "reward",
+        (name for name in ("gold", "judge") if findings.value("evaluate", f"win_rate_{name}") is not None), "reward"
     )
-    rate, low, high = (
-        findings.value("evaluate", f"win_rate_{judge}{end}") for end in ("", "_low", "_high")
-    )
+    rate, low, high = (findings.value("evaluate", f"win_rate_{judge}{end}") for end in ("", "_low", "_high"))
     return Wins(judge, rate, low, high)
 
 
 def usd_per_win_rate_point(findings: Findings) -> float | None:
-    """Cost of making the aligned model, reused stages included, per point of win rate above 50%;
-    None without a gain.
+    """Cost of making the aligned model, reused stages included, per point of win rate above 50%; None without a
+    gain.
     """
-    return costs.ledger.ledger.usd_per_win_rate_point(
-        findings.ledger.made_usd, aligned_wins(findings).rate
-    )
+    return costs.ledger.ledger.usd_per_win_rate_point(findings.ledger.made_usd, aligned_wins(findings).rate)
 
 
 def _outcome(findings: Findings) -> tuple[str, str, str]:
@@ -99,10 +75,7 @@ def _outcome(findings: Findings) -> tuple[str, str, str]:
         return "bad", "Reward hacking", f"{_hacking_evidence(findings)}."
     if rate is None:
         return "open", "Not compared", "The aligned model was not compared with the SFT model."
-    ties, prompts = (
-        findings.value("evaluate", f"ties_{kind}"),
-        findings.value("evaluate", "prompts"),
-    )
+    ties, prompts = (findings.value("evaluate", f"ties_{kind}"), findings.value("evaluate", "prompts"))
     judge = {
         "gold": "on the gold score",
         "judge": f"according to the judge ({metrics.get('judge')})",
@@ -112,11 +85,7 @@ def _outcome(findings: Findings) -> tuple[str, str, str]:
         tie = f"The aligned model and SFT tie on each of the {count(ties)} prompts {judge}."
         return "open", "No clear effect", tie
     span = f" ({percent(low)} to {percent(high)})" if low is not None and high is not None else ""
-    tied = (
-        f", {count(ties)} ties of {count(prompts)} counted as half a win each"
-        if ties and prompts
-        else ""
-    )
+    tied = f", {count(ties)} ties of {count(prompts)} counted as half a win each" if ties and prompts else ""
     wins = f"The aligned model wins {percent(rate)}{span} of comparisons with SFT {judge}{tied}"
     hacking = _without_hacking(findings)
     if low is not None and low > 0.5:
@@ -133,8 +102,7 @@ def _outcome(findings: Findings) -> tuple[str, str, str]:
         alone = (
             f"The judge ({metrics.get('judge')}) has no say: {fault}."
             if fault
-            else "There is no gold score here, so this is the judgement of the "
-            f"{findings.params.reward_name} alone."
+            else f"There is no gold score here, so this is the judgement of the {findings.params.reward_name} alone."
         )
         return "good", "Score rose", f"{wins}{hacking}. {alone}"
     if high is not None and high < 0.5:
@@ -158,9 +126,7 @@ def _without_hacking(findings: Findings) -> str:
 
 def _hacking_evidence(findings: Findings) -> str:
     before, after = (findings.value("evaluate", f"reward_{model}") for model in ("sft", "aligned"))
-    gold_before, gold_after = (
-        findings.value("evaluate", f"gold_{model}") for model in ("sft", "aligned")
-    )
+    gold_before, gold_after = (findings.value("evaluate", f"gold_{model}") for model in ("sft", "aligned"))
     rose = (
         f"The {findings.params.reward_name}'s score went from {decimal(before)} to {decimal(after)}"
         if after is not None
@@ -172,19 +138,9 @@ def _hacking_evidence(findings: Findings) -> str:
 
 
 def _why_not_evaluated(findings: Findings) -> str:
-    last = next(
-        (
-            stage
-            for stage in reversed(findings.ledger.stages)
-            if stage.state not in ("done", "cached")
-        ),
-        None,
-    )
+    last = next((stage for stage in reversed(findings.ledger.stages) if stage.state not in ("done", "cached")), None)
     if findings.ledger.state == costs.ledger.ledger.RUNNING:
-        return (
-            f"The run is running{f' in stage {last.stage}' if last else ''}: there is no "
-            "evaluation yet."
-        )
+        return f"The run is running{f' in stage {last.stage}' if last else ''}: there is no evaluation yet."
     if last is None:
         return "This run has no evaluation, so whether alignment worked is unknown."
     detail = f": {last.message}" if last.message else ""

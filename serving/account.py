@@ -27,8 +27,8 @@ class Price(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """Of a request and its reply, and the seconds before and after the reply's first token; 0 where
-    nothing measured them.
+    """Of a request and its reply, and the seconds before and after the reply's first token; 0 where nothing measured
+    them.
     """
 
     prompt: int = 0
@@ -37,8 +37,8 @@ class Tokens(NamedTuple):
     decode_seconds: float = 0.0
 
     def with_those_of(self, content: Mapping[str, Any]) -> "Tokens":
-        """With the counts of an answer or a chunk: `usage` as in OpenAI's API, and llama.cpp's
-        `timings`, which leave out the wait for a slot.
+        """With the counts of an answer or a chunk: `usage` as in OpenAI's API, and llama.cpp's `timings`, which leave
+        out the wait for a slot.
         """
         usage, timings = content.get("usage") or {}, content.get("timings") or {}
         return Tokens(
@@ -81,9 +81,7 @@ class _Times:
 class Account(Collector):
     """Usage of every model since the server started, by run."""
 
-    def __init__(
-        self, price: Price, keep: Keep | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, price: Price, keep: Keep | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         """`keep` stores a row of usage."""
         self._price, self._keep, self._clock = price, keep, clock
         self._times: dict[str, _Times] = {}
@@ -140,9 +138,7 @@ class Account(Collector):
             self._recorded[run_id] = usage
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """OpenCost's metrics. Its namespace label is a Kubernetes namespace, which does not exist
-        here.
-        """
+        """OpenCost's metrics. Its namespace label is a Kubernetes namespace, which does not exist here."""
         hourly = GaugeMetricFamily(
             "llm_total_cost",
             "US dollars an hour; usage leaves out the time without a request.",
@@ -150,8 +146,7 @@ class Account(Collector):
         )
         each_million = GaugeMetricFamily(
             "llm_cost_per_million_tokens",
-            "US dollars per million tokens since the model is served: of all tokens, or of those "
-            "of a phase.",
+            "US dollars per million tokens since the model is served: of all tokens, or of those of a phase.",
             labels=["model_name", "model_version", "cost_basis", "phase", "allocation_method"],
         )
         rate, name = self._price

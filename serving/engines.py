@@ -1,5 +1,5 @@
-"""An engine: a process on the loopback address that speaks OpenAI's HTTP API. It renders,
-tokenises, samples and answers.
+"""An engine: a process on the loopback address that speaks OpenAI's HTTP API. It renders, tokenises, samples and
+answers.
 """
 
 import asyncio
@@ -40,8 +40,8 @@ class Engine:
     def __init__(self, folder: Path, settings: Settings) -> None:
         """Start the process, within an event loop; `wait` until it answers.
 
-        Raises EnvironmentFault if the engine is not installed, ModelError for an export that is
-        damaged or that the engine does not serve as it was trained.
+        Raises EnvironmentFault if the engine is not installed, ModelError for an export that is damaged or that the
+        engine does not serve as it was trained.
         """
         self.folder, self.name, self.settings = folder, folder.name, settings
         self.export = read_exported(folder)
@@ -87,9 +87,7 @@ class Engine:
             await self.stop()
             raise
         await self.stop()
-        raise EngineGone(
-            f"{self.title} could not load {self.folder}. Write it again with rlhf export."
-        )
+        raise EngineGone(f"{self.title} could not load {self.folder}. Write it again with rlhf export.")
 
     def post(self, path: str, body: bytes) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """Send a request; leaving the context before the end of the answer ends the generation."""
@@ -97,9 +95,7 @@ class Engine:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Keeps `drain` waiting. Enter it as soon as a request has chosen this engine, before any
-        await.
-        """
+        """Keeps `drain` waiting. Enter it as soon as a request has chosen this engine, before any await."""
         self._users += 1
         try:
             yield
@@ -137,9 +133,7 @@ class LlamaCpp(Engine):
                 f"{self.export.differs[0]} Serve it with --engine vllm."
             )
         if not file.is_file():
-            raise EnvironmentFault(
-                f"{file} does not exist. Write it with rlhf export, or serve with --engine vllm."
-            )
+            raise EnvironmentFault(f"{file} does not exist. Write it with rlhf export, or serve with --engine vllm.")
         return [
             sys.executable, "-m", "serving.llama_cpp", "--model", str(file), "--port", str(port),
             "--slots", str(self.settings.slots), "--threads", str(self.settings.threads),
@@ -149,9 +143,7 @@ class LlamaCpp(Engine):
 
 
 class Vllm(Engine):
-    """`vllm serve`. It needs its own environment: it and Prefect require different versions of
-    FastAPI.
-    """
+    """`vllm serve`. It needs its own environment: it and Prefect require different versions of FastAPI."""
 
     title = "vLLM"
     start_seconds = 900.0

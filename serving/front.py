@@ -1,5 +1,5 @@
-"""The front: what stands between clients and an engine that speaks OpenAI's HTTP API. It checks the
-key, the limits and the queue, and counts tokens; bodies and answers pass through as they are.
+"""The front: what stands between clients and an engine that speaks OpenAI's HTTP API. It checks the key, the limits
+and the queue, and counts tokens; bodies and answers pass through as they are.
 """
 
 import json
@@ -39,12 +39,8 @@ class Refused(Exception):
 class Front:
     """The application, and the state its requests share."""
 
-    def __init__(
-        self, swap: Swap, key: str, hosts: frozenset[str], most_running: int, account: Account
-    ) -> None:
-        """`hosts` are accepted Host headers; more than `most_running` requests are refused with
-        429.
-        """
+    def __init__(self, swap: Swap, key: str, hosts: frozenset[str], most_running: int, account: Account) -> None:
+        """`hosts` are accepted Host headers; more than `most_running` requests are refused with 429."""
         self._swap, self._key, self._hosts, self._most = swap, key, hosts, most_running
         self._running = 0
         self.account = account
@@ -103,21 +99,14 @@ class Front:
     async def health(self, _: web.Request) -> web.Response:
         engine = self._swap.engine
         is_up = engine is not None and engine.is_alive
-        return web.json_response(
-            {"status": "ok" if is_up else "starting"}, status=200 if is_up else 503
-        )
+        return web.json_response({"status": "ok" if is_up else "starting"}, status=200 if is_up else 503)
 
     async def show_metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=generate_latest(self.metrics.registry), content_type="text/plain")
 
     async def models(self, _: web.Request) -> web.Response:
         engine = self._engine()
-        model = {
-            "id": engine.name,
-            "object": "model",
-            "owned_by": "rlhf-ledger",
-            "serving": engine.settings._asdict(),
-        }
+        model = {"id": engine.name, "object": "model", "owned_by": "rlhf-ledger", "serving": engine.settings._asdict()}
         return web.json_response({"object": "list", "data": [model]})
 
     def _engine(self) -> Engine:
@@ -134,11 +123,7 @@ class Front:
         body = _object(raw)
         engine = self._engine()
         if body.get("model") not in (None, engine.name, "champion"):
-            raise Refused(
-                "model",
-                f"model={body['model']!r} is not served here; {engine.name} is, or champion.",
-                404,
-            )
+            raise Refused("model", f"model={body['model']!r} is not served here; {engine.name} is, or champion.", 404)
         if request.path == CHAT:
             _refuse_control_tokens(engine, body)
         if self._running >= self._most:
@@ -167,9 +152,7 @@ class Front:
             self._running -= 1
             self.metrics.running.set(self._running)
 
-    async def _passed(
-        self, request: web.Request, raw: bytes, engine: Engine, hides_usage: bool
-    ) -> web.StreamResponse:
+    async def _passed(self, request: web.Request, raw: bytes, engine: Engine, hides_usage: bool) -> web.StreamResponse:
         """The engine's answer; without its last chunk, of token counts, with `hides_usage`."""
         began = time.monotonic()
         async with engine.post(request.path, raw) as answer:
@@ -220,14 +203,10 @@ def _object(raw: bytes) -> dict[str, Any]:
 
 
 def _refuse_control_tokens(engine: Engine, body: dict[str, Any]) -> None:
-    """Engines read a control token that is spelt in a message as the token itself: a turn could be
-    forged.
-    """
+    """Engines read a control token that is spelt in a message as the token itself: a turn could be forged."""
     text = json.dumps([body.get("messages"), body.get("tools")], ensure_ascii=False)
     if match := engine.control_tokens.search(text):
-        raise Refused(
-            "messages", f"{match[0]} is a control token of the model; write it in another way."
-        )
+        raise Refused("messages", f"{match[0]} is a control token of the model; write it in another way.")
 
 
 def _leaves_out_usage(body: dict[str, Any]) -> bool:

@@ -10,16 +10,10 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self.requests = Counter(
-            "rlhf_requests", "Requests by path and status.", ["path", "status"], registry=registry
-        )
-        self.prompt_tokens = Counter(
-            "rlhf_prompt_tokens", "Tokens of prompts that were answered.", registry=registry
-        )
+        self.requests = Counter("rlhf_requests", "Requests by path and status.", ["path", "status"], registry=registry)
+        self.prompt_tokens = Counter("rlhf_prompt_tokens", "Tokens of prompts that were answered.", registry=registry)
         self.reply_tokens = Counter("rlhf_reply_tokens", "Tokens generated.", registry=registry)
-        self.running = Gauge(
-            "rlhf_requests_at_work", "Requests that are not answered yet.", registry=registry
-        )
+        self.running = Gauge("rlhf_requests_at_work", "Requests that are not answered yet.", registry=registry)
         self.ttft = Histogram(
             "rlhf_time_to_first_token_seconds",
             "Time from a request to the first token of a streamed reply.",

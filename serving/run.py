@@ -36,9 +36,7 @@ def serve(
     (root / SERVE_KEY).parent.mkdir(exist_ok=True)
     secret = key(root / SERVE_KEY)
     with _listening(address) as listener:
-        swap = Swap(
-            wanted, lambda folder: ENGINES[settings.engine](folder, settings), account.serves
-        )
+        swap = Swap(wanted, lambda folder: ENGINES[settings.engine](folder, settings), account.serves)
         front = Front(swap, secret, address.hosts, settings.slots + QUEUE, account)
         try:
             asyncio.run(_serve(listener, address, swap, wanted(), secret, front, say))
@@ -69,9 +67,7 @@ async def _serve(
         await begin
     except EngineGone as error:
         raise EnvironmentFault(str(error)) from None
-    runner = web.AppRunner(
-        front.app(), access_log=None, handler_cancellation=True, shutdown_timeout=DRAIN_SECONDS
-    )
+    runner = web.AppRunner(front.app(), access_log=None, handler_cancellation=True, shutdown_timeout=DRAIN_SECONDS)
     await runner.setup()
     await web.SockSite(runner, listener).start()
     say(f"Serving {first.name} at http://127.0.0.1:{address.port}/v1")

@@ -16,16 +16,12 @@ AFTER_FAULT_SECONDS = 5.0
 
 
 class Swap:
-    """Keeps one engine running. `wanted` names the export to serve and is polled: when it changes,
-    the new engine is started and takes over once it answers; the old one stops after its last
-    request.
+    """Keeps one engine running. `wanted` names the export to serve and is polled: when it changes, the new engine is
+    started and takes over once it answers; the old one stops after its last request.
     """
 
     def __init__(
-        self,
-        wanted: Callable[[], Path],
-        start: Callable[[Path], Engine],
-        serves: Callable[[str], None],
+        self, wanted: Callable[[], Path], start: Callable[[Path], Engine], serves: Callable[[str], None]
     ) -> None:
         """`serves` is called with the export that is served from then on."""
         self._wanted, self._start, self._serves = wanted, start, serves

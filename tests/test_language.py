@@ -30,11 +30,7 @@ BANNED = {
 FILES = [
     name
     for name in subprocess.run(
-        ["git", "ls-files", "*.py", "*.md", "*.yaml", "*.html"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
+        ["git", "ls-files", "*.py", "*.md", "*.yaml", "*.html"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()
     if not name.startswith(("data/", "tests/fixtures/", "tests/test_language.py"))
 ]

@@ -7,18 +7,7 @@ from tests.conftest import ROOT
 
 PAPERS = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
 ARXIV_ID = r"arXiv[: ](\d{4}\.\d{4,5})"
-PACKAGES = (
-    "benchmarks",
-    "config",
-    "costs",
-    "labelling",
-    "reporting",
-    "tracking",
-    "tasks",
-    "flows",
-    "cli",
-    "training",
-)
+PACKAGES = ("benchmarks", "config", "costs", "labelling", "reporting", "tracking", "tasks", "flows", "cli", "training")
 
 
 def sources_in_code() -> dict[str, str]:
@@ -31,9 +20,7 @@ def sources_in_code() -> dict[str, str]:
 def test_every_arxiv_id_in_the_code_has_a_row() -> None:
     found = sources_in_code()
     assert len(found) >= 20
-    assert {
-        paper: path for paper, path in found.items() if paper not in re.findall(ARXIV_ID, PAPERS)
-    } == {}
+    assert {paper: path for paper, path in found.items() if paper not in re.findall(ARXIV_ID, PAPERS)} == {}
 
 
 def test_every_arxiv_id_of_the_page_is_in_the_code() -> None:

@@ -76,28 +76,23 @@ def test_every_rlhf_command_in_the_documents_exists() -> None:
     from cli.main import app
 
     known = {
-        command.name or (command.callback.__name__ if command.callback else "")
-        for command in app.registered_commands
+        command.name or (command.callback.__name__ if command.callback else "") for command in app.registered_commands
     } | {group.name for group in app.registered_groups}
     for document in documents():
-        for command in re.findall(
-            r"(?:^|`|/)rlhf ([a-z]+)", document.read_text(encoding="utf-8"), re.MULTILINE
-        ):
+        for command in re.findall(r"(?:^|`|/)rlhf ([a-z]+)", document.read_text(encoding="utf-8"), re.MULTILINE):
             assert command in known, f"{document.name}: rlhf {command}"
 
 
 def test_the_prompt_of_the_tour_is_held_out_and_its_reply_earns_all_gold() -> None:
-    prompt, reply = re.findall(
-        r"^    (\S.*)$", (ROOT / "docs" / "tour.md").read_text(encoding="utf-8"), re.MULTILINE
-    )[:2]
+    prompt, reply = re.findall(r"^    (\S.*)$", (ROOT / "docs" / "tour.md").read_text(encoding="utf-8"), re.MULTILINE)[
+        :2
+    ]
     assert split_of(prompt, load(ROOT / "recipes" / "demo.yaml").data.test_fraction) == "test"
     assert gold_score(prompt, reply) == pytest.approx(1.0)
 
 
 def test_every_file_that_contributing_names_exists() -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    files = set(
-        re.findall(r"`((?:tests|benchmarks|config|costs|training)/[\w/]+\.(?:py|yaml))", page)
-    )
+    files = set(re.findall(r"`((?:tests|benchmarks|config|costs|training)/[\w/]+\.(?:py|yaml))", page))
     assert len(files) > 30
     assert [name for name in sorted(files) if not (ROOT / name).exists()] == []

@@ -9,17 +9,7 @@ import pytest
 from tests.conftest import ROOT
 
 PAGE = ROOT / "docs" / "troubleshooting.md"
-PACKAGES = (
-    "cli",
-    "config",
-    "costs",
-    "labelling",
-    "reporting",
-    "serving",
-    "tasks",
-    "tracking",
-    "training",
-)
+PACKAGES = ("cli", "config", "costs", "labelling", "reporting", "serving", "tasks", "tracking", "training")
 
 
 def quoted() -> list[str]:

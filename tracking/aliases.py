@@ -1,5 +1,5 @@
-"""The aliases `champion` and `previous` in MLflow's registry, synchronised with
-champions/record.json; safe to repeat.
+"""The aliases `champion` and `previous` in MLflow's registry, synchronised with champions/record.json; safe to
+repeat.
 """
 
 import hashlib
@@ -29,12 +29,11 @@ def record_digest(root: Path) -> str:
 
 
 def sync_aliases(connection: Connection, root: Path, params: Params, runs: dict[str, str]) -> bool:
-    """Set both aliases to the versions that have the recorded models' digests, and remove an alias
-    without a model.
+    """Set both aliases to the versions that have the recorded models' digests, and remove an alias without a model.
 
     `runs` holds the MLflow run of each pipeline run. A champion becomes a version that
-    `mlflow.transformers.load_model` loads, made from its own folder; if that fails, a version with
-    its files as the run left them. Returns whether everything succeeded.
+    `mlflow.transformers.load_model` loads, made from its own folder; if that fails, a version with its files as the
+    run left them. Returns whether everything succeeded.
     """
     name, record, complete = params.tracking.registered_model, read_record(root), True
     for alias, entry in zip(ALIASES, (record.champion, record.previous), strict=True):
@@ -47,9 +46,7 @@ def sync_aliases(connection: Connection, root: Path, params: Params, runs: dict[
     return complete
 
 
-def _version(
-    connection: Connection, root: Path, name: str, entry: Champion, runs: dict[str, str]
-) -> str | None:
+def _version(connection: Connection, root: Path, name: str, entry: Champion, runs: dict[str, str]) -> str | None:
     version = version_of(connection, name, entry.model_digest, is_mlflow_model=True)
     if version is not None:
         return version
@@ -67,9 +64,7 @@ def _version(
 
 
 def _write_mlflow_model(root: Path, folder: Path, target: Path) -> bool:
-    """Write a champion as an MLflow model, in a process with the packages of training. Returns
-    whether it worked.
-    """
+    """Write a champion as an MLflow model, in a process with the packages of training. Returns whether it worked."""
     command = [sys.executable, "-m", "training.export.mlflow_model"]
     command += ["--folder", str(folder), "--to", str(target)]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)

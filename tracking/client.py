@@ -27,8 +27,8 @@ PARAM_CHARS = 6000
 
 TIMEOUT_VARIABLE = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 TIMEOUT_SECONDS, UPLOAD_TIMEOUT_SECONDS = 10, 3600
-"""Seconds to wait for an answer. A server that stores artifacts elsewhere answers an upload only
-when they are there.
+"""Seconds to wait for an answer. A server that stores artifacts elsewhere answers an upload only when they are
+there.
 """
 
 USER_VARIABLE, PASSWORD_VARIABLE, TOKEN_VARIABLE = (
@@ -38,9 +38,7 @@ USER_VARIABLE, PASSWORD_VARIABLE, TOKEN_VARIABLE = (
 )
 
 KEY_TAG = "rlhf.key"
-"""Tag with the key of what an MLflow run represents, so that it is found again and never created
-twice.
-"""
+"""Tag with the key of what an MLflow run represents, so that it is found again and never created twice."""
 
 GUIDE = """\
 Runs of the RLHF pipeline, one below the other; each opens to the attempts of its stages.
@@ -61,8 +59,8 @@ class Connection(NamedTuple):
 
 
 def artifact_location(root: Path, uri: str) -> str | None:
-    """Where artifacts go: a database has no store for them, so beside an SQLite file, which several
-    workspaces may share, and for any other database in the project; None leaves it to a server.
+    """Where artifacts go: a database has no store for them, so beside an SQLite file, which several workspaces may
+    share, and for any other database in the project; None leaves it to a server.
     """
     if uri.startswith("http"):
         return None
@@ -96,8 +94,8 @@ def named_faults(uri: str) -> Iterator[None]:
 
 
 def connect(root: Path, tracking: Tracking) -> Connection:
-    """Open the tracker and find or create the experiment; the first time a database is created,
-    which takes many seconds.
+    """Open the tracker and find or create the experiment; the first time a database is created, which takes many
+    seconds.
     """
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault(TIMEOUT_VARIABLE, str(TIMEOUT_SECONDS))
@@ -110,15 +108,10 @@ def connect(root: Path, tracking: Tracking) -> Connection:
     experiment = client.get_experiment_by_name(tracking.experiment)
     if experiment is None:
         local = artifact_location(root, uri)
-        tags = {
-            "mlflow.experimentKind": "custom_model_development",
-            "mlflow.note.content": GUIDE,
-            VIEW_TAG: view(),
-        }
+        tags = {"mlflow.experimentKind": "custom_model_development", "mlflow.note.content": GUIDE, VIEW_TAG: view()}
         try:
             return Connection(
-                client,
-                client.create_experiment(tracking.experiment, artifact_location=local, tags=tags),
+                client, client.create_experiment(tracking.experiment, artifact_location=local, tags=tags)
             )
         except MlflowException as error:
             if error.error_code != ErrorCode.Name(RESOURCE_ALREADY_EXISTS):
@@ -135,24 +128,20 @@ def connect(root: Path, tracking: Tracking) -> Connection:
 
 
 def log_in(root: Path, uri: str) -> None:
-    """Let MLflow's client send the password of this project's server to that server only.
-    Credentials in the environment take precedence.
+    """Let MLflow's client send the password of this project's server to that server only. Credentials in the
+    environment take precedence.
     """
     if os.environ.get(USER_VARIABLE, MLFLOW_USER) != MLFLOW_USER or TOKEN_VARIABLE in os.environ:
         return
     password = mlflow_password(root, uri)
     if password is not None:
         os.environ |= {USER_VARIABLE: MLFLOW_USER, PASSWORD_VARIABLE: password}
-    elif (root / MLFLOW_KEY).exists() and os.environ.get(PASSWORD_VARIABLE) == key(
-        root / MLFLOW_KEY
-    ):
+    elif (root / MLFLOW_KEY).exists() and os.environ.get(PASSWORD_VARIABLE) == key(root / MLFLOW_KEY):
         del os.environ[USER_VARIABLE], os.environ[PASSWORD_VARIABLE]
 
 
 def create_database(uri: str) -> None:
-    """Create a missing SQLite database atomically: MLflow cannot open one whose creation was
-    interrupted.
-    """
+    """Create a missing SQLite database atomically: MLflow cannot open one whose creation was interrupted."""
     target = Path(uri.removeprefix("sqlite:///"))
     if not uri.startswith("sqlite:///") or target.exists():
         return
@@ -163,17 +152,13 @@ def create_database(uri: str) -> None:
         database.replace(target)
 
 
-def ensure_run(
-    connection: Connection, key: str, name: str, start: float, tags: Mapping[str, str]
-) -> str:
+def ensure_run(connection: Connection, key: str, name: str, start: float, tags: Mapping[str, str]) -> str:
     """The MLflow run for `key`, created if needed. `start` in seconds since the epoch."""
     client, experiment_id = connection
     runs = client.search_runs([experiment_id], f"tags.`{KEY_TAG}` = '{key}'", max_results=1)
     if runs:
         return str(runs[0].info.run_id)
-    run = client.create_run(
-        experiment_id, start_time=round(start * 1000), tags={KEY_TAG: key, **tags}, run_name=name
-    )
+    run = client.create_run(experiment_id, start_time=round(start * 1000), tags={KEY_TAG: key, **tags}, run_name=name)
     return str(run.info.run_id)
 
 
@@ -231,8 +216,8 @@ def log(
     params: Sequence[tuple[str, str]] = (),
     tags: Mapping[str, str] | None = None,
 ) -> None:
-    """Metrics, parameters and tags in as few calls as MLflow's limits allow; skipped if the run was
-    deleted in MLflow.
+    """Metrics, parameters and tags in as few calls as MLflow's limits allow; skipped if the run was deleted in
+    MLflow.
     """
     client = connection.client
     with unless_deleted(connection, run_id):
@@ -241,10 +226,7 @@ def log(
         for begin in range(0, len(params), PARAMS_PER_CALL):
             client.log_batch(
                 run_id,
-                params=[
-                    Param(key, value[:PARAM_CHARS])
-                    for key, value in params[begin : begin + PARAMS_PER_CALL]
-                ],
+                params=[Param(key, value[:PARAM_CHARS]) for key, value in params[begin : begin + PARAMS_PER_CALL]],
             )
         if tags:
             client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])

@@ -1,9 +1,8 @@
 """How many rows of this workspace have been shipped to one MLflow.
 
-runs/shipped-<digest of the tracking URI>.json: bytes read of every jsonl file, and the MLflow run
-of every pipeline run and attempt. It is written after the rows have arrived. A process killed in
-between ships them again, and MLflow keeps one: a metric is identified by run, name, step, timestamp
-and value, and all of these come from the row.
+runs/shipped-<digest of the tracking URI>.json: bytes read of every jsonl file, and the MLflow run of every pipeline
+run and attempt. It is written after the rows have arrived. A process killed in between ships them again, and MLflow
+keeps one: a metric is identified by run, name, step, timestamp and value, and all of these come from the row.
 """
 
 import fcntl
@@ -29,15 +28,13 @@ class Cursor(BaseModel):
     champions: str = ""
     """Digest of the champions record that the registry's aliases match."""
     quantised: dict[str, str] = {}
-    """Pipeline run id -> digests of the comparison and of the champions record that the registry
-    has of its export.
-    """
+    """Pipeline run id -> digests of the comparison and of the champions record that the registry has of its export."""
     benchmarked: dict[str, str] = {}
     """The same for its benchmarks."""
 
     def follower(self, root: Path, name: str) -> Follower:
-        """A reader of runs/<name> from where shipping stopped; from the start if the file was
-        replaced by a shorter one.
+        """A reader of runs/<name> from where shipping stopped; from the start if the file was replaced by a shorter
+        one.
         """
         path = root / "runs" / name
         offset = self.offsets.get(name, 0)
@@ -46,16 +43,14 @@ class Cursor(BaseModel):
 
 
 def cursor_path(root: Path, uri: str) -> Path:
-    """One cursor per tracking URI: rows go to each MLflow once. The URI may hold a password, so it
-    is not part of the name.
+    """One cursor per tracking URI: rows go to each MLflow once. The URI may hold a password, so it is not part of the
+    name.
     """
     return root / "runs" / f"shipped-{hashlib.sha256(uri.encode()).hexdigest()[:12]}.json"
 
 
 def load(path: Path) -> Cursor:
-    """The cursor at `path`, or a new one if it is missing or unreadable: shipping again does no
-    harm.
-    """
+    """The cursor at `path`, or a new one if it is missing or unreadable: shipping again does no harm."""
     try:
         return Cursor.model_validate_json(path.read_bytes())
     except (OSError, ValueError):

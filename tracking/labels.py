@@ -19,8 +19,8 @@ NOTE_CHARS = 8000
 
 
 def nickname(run_id: str) -> str:
-    """The last words of a run's id (20261121-182020-brave-otter): MLflow shows the time in its own
-    column and cuts long names.
+    """The last words of a run's id (20261121-182020-brave-otter): MLflow shows the time in its own column and cuts
+    long names.
     """
     parts = run_id.split("-", 2)
     return parts[2] if len(parts) == 3 and parts[0].isdigit() and parts[1].isdigit() else run_id
@@ -38,13 +38,8 @@ def source(origin: Mapping[str, str]) -> dict[str, str]:
 
 
 def params_before(connection: Connection, start: float) -> dict[str, str] | None:
-    """The parameters of the last run that began before `start` (seconds since the epoch); None if
-    there is none.
-    """
-    query = (
-        f"tags.`{KIND_TAG}` = 'run' and attributes.start_time < {round(start * 1000)} and "
-        "params.seed != ''"
-    )
+    """The parameters of the last run that began before `start` (seconds since the epoch); None if there is none."""
+    query = f"tags.`{KIND_TAG}` = 'run' and attributes.start_time < {round(start * 1000)} and params.seed != ''"
     runs = connection.client.search_runs(
         [connection.experiment_id], query, order_by=["attributes.start_time DESC"], max_results=1
     )
@@ -62,9 +57,7 @@ def changes(before: Mapping[str, str] | None, now: Mapping[str, str]) -> str:
     ]
     if not keys:
         return "no parameter"
-    named = [
-        f"{key}: {_short(before.get(key))} → {_short(now.get(key))}" for key in keys[:MOST_CHANGES]
-    ]
+    named = [f"{key}: {_short(before.get(key))} → {_short(now.get(key))}" for key in keys[:MOST_CHANGES]]
     more = [f"{len(keys) - MOST_CHANGES} more"] if len(keys) > MOST_CHANGES else []
     return ", ".join([*named, *more])
 
@@ -75,8 +68,8 @@ def _short(value: str | None) -> str:
 
 
 def description(mlflow_run_id: str, folder: Path) -> dict[str, str]:
-    """The tag that MLflow shows as a run's description, from its summary; empty without one. The
-    picture is the run's own artifact.
+    """The tag that MLflow shows as a run's description, from its summary; empty without one. The picture is the run's
+    own artifact.
     """
     path = folder / SUMMARY
     if not path.exists():
@@ -86,8 +79,5 @@ def description(mlflow_run_id: str, folder: Path) -> dict[str, str]:
         f"]({PICTURE})", f"](get-artifact?path={PICTURE}&run_uuid={mlflow_run_id})"
     )
     # MLflow's tables have no padding between columns
-    spaced = [
-        line.replace(" | ", "&emsp; | ") if line.startswith("| ") else line
-        for line in shown.splitlines()
-    ]
+    spaced = [line.replace(" | ", "&emsp; | ") if line.startswith("| ") else line for line in shown.splitlines()]
     return {"mlflow.note.content": "\n".join(spaced)[:NOTE_CHARS]}

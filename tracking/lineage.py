@@ -1,6 +1,4 @@
-"""From the digest of the data to the model's alias: datasets, artifacts and the registered model of
-a run.
-"""
+"""From the digest of the data to the model's alias: datasets, artifacts and the registered model of a run."""
 
 import hashlib
 import json
@@ -46,23 +44,15 @@ DIGEST_CHARS = 36
 """MLflow's limit; a DVC folder digest (32 hex digits and .dir) just fits."""
 
 
-def datasets(
-    digests: Mapping[str, str], origin: Mapping[str, str], context: str
-) -> list[DatasetInput]:
-    """Dataset inputs of an MLflow run from DVC digests. `origin` holds the remote and the revision;
-    they become tags.
+def datasets(digests: Mapping[str, str], origin: Mapping[str, str], context: str) -> list[DatasetInput]:
+    """Dataset inputs of an MLflow run from DVC digests. `origin` holds the remote and the revision; they become
+    tags.
     """
-    tags = [
-        InputTag("mlflow.data.context", context),
-        *(InputTag(key, value) for key, value in origin.items()),
-    ]
+    tags = [InputTag("mlflow.data.context", context), *(InputTag(key, value) for key, value in origin.items())]
     return [
         DatasetInput(
             Dataset(
-                name=path,
-                digest=digest[:DIGEST_CHARS],
-                source_type="dvc",
-                source=json.dumps({"path": path, **origin}),
+                name=path, digest=digest[:DIGEST_CHARS], source_type="dvc", source=json.dumps({"path": path, **origin})
             ),
             tags,
         )
@@ -77,8 +67,8 @@ def log_evidence(connection: Connection, run_id: str, folder: Path) -> None:
 
 
 def log_samples(connection: Connection, run_id: str, folder: Path) -> dict[str, str]:
-    """The run's sample replies as a table, which MLflow shows and compares across runs; the tags
-    that name it, none if the run has no samples. Doing it again stores the same.
+    """The run's sample replies as a table, which MLflow shows and compares across runs; the tags that name it, none if
+    the run has no samples. Doing it again stores the same.
     """
     path = folder / "evaluation" / "samples.jsonl"
     if not path.is_file():
@@ -100,20 +90,15 @@ def version_page(folder: Path, load: str) -> str:
 
 
 def register(
-    connection: Connection,
-    run_id: str,
-    root: Path,
-    params: Params,
-    folder: Path,
-    tags: Mapping[str, str],
+    connection: Connection, run_id: str, root: Path, params: Params, folder: Path, tags: Mapping[str, str]
 ) -> dict[str, str]:
     """Log the final model of the run and register it as the challenger; the tags to put on
     the run.
 
-    An adapter is logged with its bases in this project, each by its place there, so that the names
-    it has for them hold; the version's tag `rlhf.model_folder` says which of the folders is the
-    model. Content that is already registered gets no second version. A model that a later run has
-    replaced, or whose files differ from what dvc.lock says, can no longer be logged.
+    An adapter is logged with its bases in this project, each by its place there, so that the names it has for them
+    hold; the version's tag `rlhf.model_folder` says which of the folders is the model. Content that is already
+    registered gets no second version. A model that a later run has replaced, or whose files differ from what dvc.lock
+    says, can no longer be logged.
     """
     client, name = connection.client, params.tracking.registered_model
     path = f"models/{params.final_stage}"
@@ -125,16 +110,9 @@ def register(
         places = model_folders(root, path)
         for place in places:
             expected = out_digest(folder / "dvc.lock", Path(place).name, place)
-            if not (root / place).is_dir() or (
-                expected is not None and content_digest(root / place) != expected
-            ):
-                return {
-                    "rlhf.model": f"not registered: {place} was replaced before this run was "
-                    "shipped"
-                }
-        version = register_folder(
-            connection, run_id, root, path, name, {"dvc.digest": digest, **tags}
-        )
+            if not (root / place).is_dir() or (expected is not None and content_digest(root / place) != expected):
+                return {"rlhf.model": f"not registered: {place} was replaced before this run was shipped"}
+        version = register_folder(connection, run_id, root, path, name, {"dvc.digest": digest, **tags})
         inner = f' + "/{path}"' if len(places) > 1 else ""
         load = LOAD_FILES.format(name=name, version=version, inner=inner)
         client.update_model_version(name, version, version_page(folder, load))
@@ -143,35 +121,23 @@ def register(
 
 
 def register_folder(
-    connection: Connection,
-    run_id: str,
-    root: Path,
-    path: str,
-    name: str,
-    tags: Mapping[str, str],
+    connection: Connection, run_id: str, root: Path, path: str, name: str, tags: Mapping[str, str]
 ) -> str:
-    """Log the model at `path` below `root`, with the base of an adapter, and make a version of it;
-    returns its number.
+    """Log the model at `path` below `root`, with the base of an adapter, and make a version of it; returns its
+    number.
     """
     places = model_folders(root, path)
     for place in places:
-        log_folder(
-            connection, run_id, root / place, f"model/{place}" if len(places) > 1 else "model"
-        )
+        log_folder(connection, run_id, root / place, f"model/{place}" if len(places) > 1 else "model")
     tags = {**tags, **({"rlhf.model_folder": path} if len(places) > 1 else {})}
     return _make_version(connection, run_id, "model", name, tags)
 
 
 def register_mlflow_model(
-    connection: Connection,
-    run_id: str,
-    model: Path,
-    name: str,
-    kept: Path,
-    tags: Mapping[str, str],
+    connection: Connection, run_id: str, model: Path, name: str, kept: Path, tags: Mapping[str, str]
 ) -> str:
-    """Log a folder that `mlflow.transformers.save_model` wrote and make a version of it; returns
-    its number. `kept` is what the pipeline run kept.
+    """Log a folder that `mlflow.transformers.save_model` wrote and make a version of it; returns its number. `kept` is
+    what the pipeline run kept.
     """
     log_folder(connection, run_id, model, FLAVOR)
     version = _make_version(connection, run_id, FLAVOR, name, {**tags, FLAVOR: "transformers"})
@@ -180,9 +146,7 @@ def register_mlflow_model(
     return version
 
 
-def _make_version(
-    connection: Connection, run_id: str, place: str, name: str, tags: Mapping[str, str]
-) -> str:
+def _make_version(connection: Connection, run_id: str, place: str, name: str, tags: Mapping[str, str]) -> str:
     """A version of what the run has logged at `place`."""
     client = connection.client
     _ensure_registered_model(connection, name)
@@ -192,9 +156,7 @@ def _make_version(
 
 
 def model_folders(root: Path, path: str) -> list[str]:
-    """`path` and, if it is an adapter's with its base below `root`, that, by their place in the
-    project.
-    """
+    """`path` and, if it is an adapter's with its base below `root`, that, by their place in the project."""
     config = root / path / ADAPTER_CONFIG
     if not config.is_file():
         return [path]
@@ -205,12 +167,8 @@ def model_folders(root: Path, path: str) -> list[str]:
 
 
 def content_digest(folder: Path) -> str:
-    """The digest that DVC gives the files of a folder as they are now: the MD5 of their sorted
-    list, with .dir.
-    """
-    files = sorted(
-        (path.relative_to(folder).as_posix(), path) for path in folder.rglob("*") if path.is_file()
-    )
+    """The digest that DVC gives the files of a folder as they are now: the MD5 of their sorted list, with .dir."""
+    files = sorted((path.relative_to(folder).as_posix(), path) for path in folder.rglob("*") if path.is_file())
     listed = [{"md5": _md5(path), "relpath": name} for name, path in files]
     return f"{hashlib.md5(json.dumps(listed).encode(), usedforsecurity=False).hexdigest()}.dir"
 
@@ -236,17 +194,11 @@ def log_quantised(connection: Connection, run_id: str, name: str, quantised: Qua
             )
 
 
-def log_benchmarks(
-    connection: Connection, run_id: str, name: str, benchmarked: Benchmarked
-) -> None:
-    """How the run's model is served: metrics of the run by concurrency, which MLflow draws, a
-    table of all loads, and a tag for each way to serve it on each model version.
+def log_benchmarks(connection: Connection, run_id: str, name: str, benchmarked: Benchmarked) -> None:
+    """How the run's model is served: metrics of the run by concurrency, which MLflow draws, a table of all loads, and
+    a tag for each way to serve it on each model version.
     """
-    log(
-        connection,
-        run_id,
-        [m for benchmark in benchmarked.benchmarks for m in serving_metrics(benchmark)],
-    )
+    log(connection, run_id, [m for benchmark in benchmarked.benchmarks for m in serving_metrics(benchmark)])
     rows = [row for benchmark in benchmarked.benchmarks for row in serving_rows(benchmark)]
     columns = [name for name in rows[0] if any(row[name] is not None for row in rows)]
     table = {"columns": columns, "data": [[row[name] for name in columns] for row in rows]}
@@ -266,21 +218,15 @@ def log_benchmarks(
             connection.client.set_model_version_tag(name, version.version, f"served.{way}", line)
         before = (version.description or "").partition(SERVED_TITLE)[0].rstrip()
         listed = "\n".join(f"- {way}: {line}" for way, line in lines.items())
-        connection.client.update_model_version(
-            name, version.version, f"{before}\n\n{SERVED_TITLE}\n\n{listed}\n"
-        )
+        connection.client.update_model_version(name, version.version, f"{before}\n\n{SERVED_TITLE}\n\n{listed}\n")
 
 
-def version_of(
-    connection: Connection, name: str, digest: str, is_mlflow_model: bool = False
-) -> str | None:
-    """The newest version of the registered model that has this content, None if there is none; with
-    `is_mlflow_model` only one that `mlflow.transformers.load_model` loads.
+def version_of(connection: Connection, name: str, digest: str, is_mlflow_model: bool = False) -> str | None:
+    """The newest version of the registered model that has this content, None if there is none; with `is_mlflow_model`
+    only one that `mlflow.transformers.load_model` loads.
     """
     versions = [
-        version
-        for version in _versions(connection, name, digest)
-        if not is_mlflow_model or FLAVOR in version.tags
+        version for version in _versions(connection, name, digest) if not is_mlflow_model or FLAVOR in version.tags
     ]
     return str(versions[0].version) if versions else None
 
@@ -289,8 +235,7 @@ def _versions(connection: Connection, name: str, digest: str) -> list[ModelVersi
     """Newest first."""
     return list(
         connection.client.search_model_versions(
-            f"name = '{name}' and tags.`dvc.digest` = '{digest}'",
-            order_by=["version_number DESC"],
+            f"name = '{name}' and tags.`dvc.digest` = '{digest}'", order_by=["version_number DESC"]
         )
     )
 

@@ -1,10 +1,9 @@
 """MLflow's server behind a user name and a password.
 
-MLflow's own login needs packages that are not among ours, and a database of users. This one knows
-one user: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, which MLflow's clients send by
-themselves and a browser asks for. `python -m tracking.mlflow_server PORT` keeps runs in
-MLFLOW_BACKEND_STORE_URI and artifacts in MLFLOW_ARTIFACTS_DESTINATION; foreign Hosts and Origins
-are refused by MLflow (MLFLOW_SERVER_ALLOWED_HOSTS).
+MLflow's own login needs packages that are not among ours, and a database of users. This one knows one user:
+MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, which MLflow's clients send by themselves and a browser asks
+for. `python -m tracking.mlflow_server PORT` keeps runs in MLFLOW_BACKEND_STORE_URI and artifacts in
+MLFLOW_ARTIFACTS_DESTINATION; foreign Hosts and Origins are refused by MLflow (MLFLOW_SERVER_ALLOWED_HOSTS).
 """
 
 import argparse

@@ -1,6 +1,4 @@
-"""Rows of a stage as MLflow metrics. The same row always gives the same metrics, so shipping twice
-stores once.
-"""
+"""Rows of a stage as MLflow metrics. The same row always gives the same metrics, so shipping twice stores once."""
 
 import re
 from collections.abc import Mapping
@@ -42,16 +40,11 @@ def usage_metrics(row: UsageRow, price: StagePrice) -> list[Metric]:
         "tokens": row.tokens,
         "peak_bytes": row.peak_bytes,
     }
-    return [
-        _metric(metric_name("phase", row.phase, name), value, row.time, row.step)
-        for name, value in spent.items()
-    ]
+    return [_metric(metric_name("phase", row.phase, name), value, row.time, row.step) for name, value in spent.items()]
 
 
 def final_metrics(metrics: Mapping[str, Mapping[str, Any]], time: float) -> list[Metric]:
-    """The numbers in metrics/<stage>.json of each stage; booleans count as 0 or 1, null and text
-    are left out.
-    """
+    """The numbers in metrics/<stage>.json of each stage; booleans count as 0 or 1, null and text are left out."""
     return [
         _metric(metric_name(PREFIXES.get(stage, stage), name), value, time, 0)
         for stage, values in metrics.items()
@@ -61,9 +54,7 @@ def final_metrics(metrics: Mapping[str, Mapping[str, Any]], time: float) -> list
 
 
 def cost_metrics(book: Ledger, time: float) -> list[Metric]:
-    """`cost/*` of a pipeline run, `stage_usd/<stage>`, `phase_usd/<stage>/<phase>`, and the same in
-    seconds.
-    """
+    """`cost/*` of a pipeline run, `stage_usd/<stage>`, `phase_usd/<stage>/<phase>`, and the same in seconds."""
     values = {
         "cost/usd": book.total_usd,
         "cost/gpu_hours": book.device_seconds / 3600,
@@ -77,9 +68,7 @@ def cost_metrics(book: Ledger, time: float) -> list[Metric]:
 
 
 def _stage_costs(stage: StageCost) -> dict[str, float]:
-    """MLflow groups the charts of `a/b/c` under `a/b`, so metrics to compare differ in their last
-    part only.
-    """
+    """MLflow groups the charts of `a/b/c` under `a/b`, so metrics to compare differ in their last part only."""
     costs = {f"stage_seconds/{stage.stage}": stage.seconds, f"stage_usd/{stage.stage}": stage.usd}
     for phase in stage.phases:
         costs[metric_name("phase_seconds", stage.stage, phase.phase)] = phase.seconds
@@ -88,11 +77,11 @@ def _stage_costs(stage: StageCost) -> dict[str, float]:
 
 
 def bought_metrics(evaluated: Mapping[str, Any], book: Ledger, time: float) -> list[Metric]:
-    """Price and result: `cost/made_usd`, reused stages included, `eval/win_rate` on the best
-    evidence with its bounds, and the one per the other.
+    """Price and result: `cost/made_usd`, reused stages included, `eval/win_rate` on the best evidence with its bounds,
+    and the one per the other.
 
-    `cost/milliusd` and `cost/made_milliusd` are thousandths of a dollar: MLflow rounds what it
-    shows, and most runs of a small model would cost 0.00.
+    `cost/milliusd` and `cost/made_milliusd` are thousandths of a dollar: MLflow rounds what it shows, and most runs of
+    a small model would cost 0.00.
 
     `evaluated`: metrics/evaluate.json, empty without an evaluation.
     """
@@ -112,9 +101,7 @@ def bought_metrics(evaluated: Mapping[str, Any], book: Ledger, time: float) -> l
 
 
 def contest_metrics(contest: Contest, usd: float, time: float) -> list[Metric]:
-    """`contest/*` of a run that a retrain cycle compared with the champion; `usd` is the cost of
-    the cycle.
-    """
+    """`contest/*` of a run that a retrain cycle compared with the champion; `usd` is the cost of the cycle."""
     values = {
         "win_rate": contest.win_rate.value,
         "win_rate_low": contest.win_rate.low,
@@ -132,17 +119,11 @@ def contest_metrics(contest: Contest, usd: float, time: float) -> list[Metric]:
         "reward_hacking_prompts_needed": contest.hacking_prompts_needed,
         "usd": usd,
     }
-    return [
-        _metric(f"contest/{name}", value, time, 0)
-        for name, value in values.items()
-        if value is not None
-    ]
+    return [_metric(f"contest/{name}", value, time, 0) for name, value in values.items() if value is not None]
 
 
 def plan_metrics(reconciled: Reconciled, kwh: float, time: float) -> list[Metric]:
-    """`plan/*` of a pipeline run and of its stages, for comparison with the measurements;
-    `cost/kwh`.
-    """
+    """`plan/*` of a pipeline run and of its stages, for comparison with the measurements; `cost/kwh`."""
     values = {"cost/kwh": kwh} | _planned("plan", reconciled.total)
     for stage in reconciled.stages:
         values |= _planned(metric_name("plan", stage.stage), stage.total)
@@ -203,8 +184,7 @@ def serving_line(benchmark: Benchmark) -> str | None:
         return None
     shown = _served(benchmark, load)
     prices = ", ".join(
-        f"{_short(shown[f'usd_per_million_{kind}tokens'])} USD per million {kind.replace('_', ' ')}"
-        "tokens"
+        f"{_short(shown[f'usd_per_million_{kind}tokens'])} USD per million {kind.replace('_', ' ')}tokens"
         for kind in ("", "input_", "output_")
     )
     return (

@@ -1,5 +1,5 @@
-"""The default view of MLflow's runs list: pipeline runs, with the columns that matter, and charts
-of cost against quality and of where PPO's time went.
+"""The default view of MLflow's runs list: pipeline runs, with the columns that matter, and charts of cost against
+quality and of where PPO's time went.
 
 MLflow keeps a shared view as a tag of the experiment; a link names it by its key.
 """
@@ -28,10 +28,7 @@ PHASES = ("rollout", "logprobs", "score", "reference", "value", "update")
 
 def view() -> str:
     """The tag's value."""
-    against = [
-        _scatter("cost/made_milliusd", "eval/win_rate"),
-        _scatter("eval/kl", "eval/win_rate"),
-    ]
+    against = [_scatter("cost/made_milliusd", "eval/win_rate"), _scatter("eval/kl", "eval/win_rate")]
     stages = [_bar(f"stage_seconds/{stage}") for stage in ("sft", "reward", "ppo", "evaluate")]
     phases = [_bar(f"phase_seconds/ppo/{phase}") for phase in PHASES]
     sections = {"Cost and quality": against, "Seconds by stage": stages, "PPO's phases": phases}
@@ -44,8 +41,7 @@ def view() -> str:
         "columnWidths": dict.fromkeys(COLUMNS, COLUMN_PIXELS),
         "isAccordionReordered": True,  # otherwise MLflow sorts the sections by name
         "compareRunSections": [
-            {"uuid": _id(name), "name": name, "display": True, "isReordered": False}
-            for name in sections
+            {"uuid": _id(name), "name": name, "display": True, "isReordered": False} for name in sections
         ],
         "compareRunCharts": [
             {**chart, "uuid": f"{_id(name)}-{place}", "metricSectionId": _id(name)}
@@ -61,11 +57,7 @@ def _id(section: str) -> str:
 
 
 def _scatter(x: str, y: str) -> dict[str, Any]:
-    return {
-        **_chart("SCATTER", 100),
-        "xaxis": {"key": x, "type": "METRIC"},
-        "yaxis": {"key": y, "type": "METRIC"},
-    }
+    return {**_chart("SCATTER", 100), "xaxis": {"key": x, "type": "METRIC"}, "yaxis": {"key": y, "type": "METRIC"}}
 
 
 def _bar(metric: str) -> dict[str, Any]:

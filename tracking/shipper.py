@@ -18,11 +18,9 @@ class Shipper:
     EVERY_SECONDS = 3.0
     RETRY_SECONDS = 15.0
 
-    def __init__(
-        self, root: Path, params: Params, run_id: str, persist_seconds: float = 0.0
-    ) -> None:
-        """`persist_seconds`: how long to retry an unreachable MLflow at the end, for runs whose
-        rows that cannot be shipped later.
+    def __init__(self, root: Path, params: Params, run_id: str, persist_seconds: float = 0.0) -> None:
+        """`persist_seconds`: how long to retry an unreachable MLflow at the end, for runs whose rows that cannot be
+        shipped later.
         """
         self._persist_seconds = persist_seconds
         self._root, self._params, self._run_id = root, params, run_id
@@ -41,8 +39,8 @@ class Shipper:
         self._finish.set()
 
     def finish(self, give_up: Callable[[], bool]) -> str | None:
-        """Ship the remaining rows and wait while a pass makes progress: a large model takes time,
-        and each request has a timeout.
+        """Ship the remaining rows and wait while a pass makes progress: a large model takes time, and each request has
+        a timeout.
 
         Returns one line with the reason if something did not arrive, else None.
         """

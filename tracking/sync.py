@@ -1,8 +1,7 @@
 """Ships new rows of this workspace to MLflow, during a run or later; nothing else writes to MLflow.
 
 A parent MLflow run per pipeline run, below it one per stage attempt. Everything is read from files
-(runs/pipeline.jsonl, the streams of the stages, the run's own copies), so MLflow need not be up
-when they are written.
+(runs/pipeline.jsonl, the streams of the stages, the run's own copies), so MLflow need not be up when they are written.
 """
 
 import hashlib
@@ -19,15 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from config.compose import flat
 from config.errors import EXIT_DONE, EXIT_RESUMABLE, RlhfError
-from config.records import (
-    NO_RUN_ID,
-    STAGES,
-    AttemptRow,
-    MetricRow,
-    PipelineRow,
-    UsageRow,
-    kept_folder,
-)
+from config.records import NO_RUN_ID, STAGES, AttemptRow, MetricRow, PipelineRow, UsageRow, kept_folder
 from config.schema import Params
 from config.workspace.benchmarked import read_benchmarked
 from config.workspace.kept import completed_stages, kept_file, kept_params
@@ -38,34 +29,10 @@ from costs.ledger.ledger import ledger
 from costs.ledger.reconcile import read_plan, reconcile
 from costs.tables.price import kwh, stage_price
 from tracking.aliases import record_digest, sync_aliases
-from tracking.client import (
-    Connection,
-    connect,
-    ensure_run,
-    is_deleted,
-    log,
-    log_inputs,
-    named_faults,
-    unless_deleted,
-)
+from tracking.client import Connection, connect, ensure_run, is_deleted, log, log_inputs, named_faults, unless_deleted
 from tracking.cursor import Cursor, cursor_path, exclusive, load, save
-from tracking.labels import (
-    CHANGED_TAG,
-    KIND_TAG,
-    changes,
-    description,
-    nickname,
-    params_before,
-    source,
-)
-from tracking.lineage import (
-    datasets,
-    log_benchmarks,
-    log_evidence,
-    log_quantised,
-    log_samples,
-    register,
-)
+from tracking.labels import CHANGED_TAG, KIND_TAG, changes, description, nickname, params_before, source
+from tracking.lineage import datasets, log_benchmarks, log_evidence, log_quantised, log_samples, register
 from tracking.rows import (
     bought_metrics,
     contest_metrics,
@@ -85,11 +52,10 @@ STATUS = {"completed": "FINISHED", "stopped": "KILLED", "over_budget": "KILLED",
 
 
 def sync(root: Path, params: Params, at_work: str | None = None) -> int:
-    """Ship all rows that `params.tracking` has not seen; doing it again, or being killed in
-    between, changes nothing.
+    """Ship all rows that `params.tracking` has not seen; doing it again, or being killed in between, changes nothing.
 
-    Returns how many rows there were. `at_work` names a pipeline run whose results are still being
-    written: its end is left for the next time.
+    Returns how many rows there were. `at_work` names a pipeline run whose results are still being written: its end is
+    left for the next time.
     Raises EnvironmentFault if MLflow does not take them; they stay where they are.
     """
     path = cursor_path(root, params.tracking.uri)
@@ -103,8 +69,8 @@ def study_key(name: str) -> str:
 
 
 def log_study(root: Path, params: Params, name: str, files: Sequence[Path]) -> None:
-    """Add files to the parent run of the study in the workspace `root`, once a run of it has been
-    shipped. Raises EnvironmentFault if MLflow does not take them.
+    """Add files to the parent run of the study in the workspace `root`, once a run of it has been shipped. Raises
+    EnvironmentFault if MLflow does not take them.
     """
     run = load(cursor_path(root, params.tracking.uri)).runs.get(study_key(name))
     if run is not None:
@@ -152,8 +118,8 @@ class Shipment:
         return self._rows
 
     def _name_champions(self) -> None:
-        """Update the registry's aliases from the champions record; what is not possible yet is
-        retried with the next rows.
+        """Update the registry's aliases from the champions record; what is not possible yet is retried with the next
+        rows.
         """
         digest = record_digest(self._root)
         if digest != self._cursor.champions and sync_aliases(
@@ -163,8 +129,8 @@ class Shipment:
             save(self._cursor, self._path)
 
     def _ship_measured_later(self) -> None:
-        """Add what exports and benchmarks measured after a run to the run and its model versions;
-        again after a promotion, which creates a version.
+        """Add what exports and benchmarks measured after a run to the run and its model versions; again after a
+        promotion, which creates a version.
         """
         self._ship_kept(read_quantised, log_quantised, self._cursor.quantised)
         self._ship_kept(read_benchmarked, log_benchmarks, self._cursor.benchmarked)
@@ -191,9 +157,7 @@ class Shipment:
     # ------------------------------------------------------------ pipeline runs
 
     def _start_run(self, row: PipelineRow) -> None:
-        origin = {
-            key: str(value) for key, value in row.detail.items() if isinstance(value, str | bool)
-        }
+        origin = {key: str(value) for key, value in row.detail.items() if isinstance(value, str | bool)}
         if study := origin.pop("study", ""):
             study_run = self._run(study_key(study), f"study {study}", row.time, {KIND_TAG: "study"})
             origin["mlflow.parentRunId"] = study_run
@@ -216,9 +180,7 @@ class Shipment:
         origin = self._origin(row.run_id)
         if row.stage == "data":
             prepared = {
-                path: digest
-                for path, digest in row.detail.get("outs", {}).items()
-                if path.startswith("data/")
+                path: digest for path, digest in row.detail.get("outs", {}).items() if path.startswith("data/")
             }
             log_inputs(self._connection, parent, datasets(prepared, origin, "prepared"))
         child = self._cursor.runs.get(f"{row.run_id}/{row.stage}/{row.attempt}")
@@ -227,9 +189,7 @@ class Shipment:
             log_inputs(self._connection, child, datasets(read, origin, row.stage))
 
     def _end_run(self, row: PipelineRow) -> None:
-        """Results, evidence and model; then end everything of this run that MLflow shows as
-        running.
-        """
+        """Results, evidence and model; then end everything of this run that MLflow shows as running."""
         run_id, folder = self._parent(row.run_id, row.time), kept_folder(self._root, row.run_id)
         if not is_deleted(self._connection, run_id):
             self._ship_results(row, run_id, folder)
@@ -256,11 +216,7 @@ class Shipment:
         log(self._connection, run_id, tags={**description(run_id, folder), **samples})
         if row.state == "completed":
             tags = {"rlhf.run_id": row.run_id, **self._origin(row.run_id)}
-            log(
-                self._connection,
-                run_id,
-                tags=register(self._connection, run_id, self._root, params, folder, tags),
-            )
+            log(self._connection, run_id, tags=register(self._connection, run_id, self._root, params, folder, tags))
 
     def _results(self, run_id: str) -> dict[str, dict[str, Any]]:
         """The metrics of the stages that the run completed; empty for all others."""
@@ -272,9 +228,7 @@ class Shipment:
         return results
 
     def _params_of(self, run_id: str) -> Params:
-        """The run's own params: its prices are part of its rows, and must be the same when they are
-        shipped again.
-        """
+        """The run's own params: its prices are part of its rows, and must be the same when they are shipped again."""
         if run_id not in self._kept_params:
             try:
                 self._kept_params[run_id] = kept_params(self._root, run_id)
@@ -290,8 +244,8 @@ class Shipment:
         return {key: detail[key] for key in ("dvc.remote", "git.commit") if key in detail}
 
     def _ship_contests(self) -> int:
-        """Results of retrain cycles for runs they compared with the champion; returns the offset up
-        to which their rows were read.
+        """Results of retrain cycles for runs they compared with the champion; returns the offset up to which their
+        rows were read.
         """
         follower = self._cursor.follower(self._root, RETRAIN)
         for row in follower.read(RetrainRow):
@@ -301,11 +255,7 @@ class Shipment:
             try:
                 contest = Contest.model_validate_json(path.read_bytes())
             except ValidationError as error:
-                logger.warning(
-                    "%s is not shipped, as it cannot be read: %s",
-                    path,
-                    str(error).splitlines()[0],
-                )
+                logger.warning("%s is not shipped, as it cannot be read: %s", path, str(error).splitlines()[0])
                 continue
             metrics = contest_metrics(contest, row.detail.get("usd", 0.0), row.time)
             tags = {
@@ -349,33 +299,16 @@ class Shipment:
                 batches[owner] += usage_metrics(row, price(row.run_id))
             self._rows += 1
         for (run_id, attempt), batch in batches.items():
-            log(
-                self._connection,
-                self._child(stage, run_id, attempt, begins[run_id, attempt]),
-                metrics=batch,
-            )
+            log(self._connection, self._child(stage, run_id, attempt, begins[run_id, attempt]), metrics=batch)
         if batches:
-            self._cursor.offsets |= {
-                f"{stage}/metrics.jsonl": metrics.offset,
-                f"{stage}/usage.jsonl": usage.offset,
-            }
+            self._cursor.offsets |= {f"{stage}/metrics.jsonl": metrics.offset, f"{stage}/usage.jsonl": usage.offset}
             save(self._cursor, self._path)
 
     def _end_attempt(self, stage: str, row: AttemptRow) -> None:
         run_id = self._child(stage, row.run_id, row.attempt, row.time)
-        tags = {
-            "rlhf.exit_code": str(row.exit_code),
-            "rlhf.fingerprint": row.fingerprint,
-            "rlhf.device": row.device,
-        }
-        log(
-            self._connection,
-            run_id,
-            tags=tags | ({"rlhf.message": row.message} if row.message else {}),
-        )
-        status = {EXIT_DONE: "FINISHED", EXIT_RESUMABLE: "KILLED"}.get(
-            row.exit_code or EXIT_DONE, "FAILED"
-        )
+        tags = {"rlhf.exit_code": str(row.exit_code), "rlhf.fingerprint": row.fingerprint, "rlhf.device": row.device}
+        log(self._connection, run_id, tags=tags | ({"rlhf.message": row.message} if row.message else {}))
+        status = {EXIT_DONE: "FINISHED", EXIT_RESUMABLE: "KILLED"}.get(row.exit_code or EXIT_DONE, "FAILED")
         self._close(f"{row.run_id}/{stage}/{row.attempt}", status, row.time)
         if row.run_id == NO_RUN_ID:  # nothing else records the end of a stage started by hand
             self._close(NO_RUN_ID, status, row.time)
@@ -383,14 +316,8 @@ class Shipment:
     # ------------------------------------------------------------ MLflow runs
 
     def _parent(self, run_id: str, time: float, origin: Mapping[str, str] | None = None) -> str:
-        name = (
-            "by hand"
-            if run_id == NO_RUN_ID
-            else f"{nickname(run_id)} ({self._params_of(run_id).align.method})"
-        )
-        return self._run(
-            run_id, name, time, {KIND_TAG: "run", "rlhf.run_id": run_id, **source(origin or {})}
-        )
+        name = "by hand" if run_id == NO_RUN_ID else f"{nickname(run_id)} ({self._params_of(run_id).align.method})"
+        return self._run(run_id, name, time, {KIND_TAG: "run", "rlhf.run_id": run_id, **source(origin or {})})
 
     def _child(self, stage: str, run_id: str, attempt: int, time: float) -> str:
         tags = {
@@ -402,9 +329,7 @@ class Shipment:
         }
         key = f"{run_id}/{stage}/{attempt}"
         if key not in self._cursor.runs:
-            for older in [
-                other for other in self._cursor.open if other.startswith(f"{run_id}/{stage}/")
-            ]:
+            for older in [other for other in self._cursor.open if other.startswith(f"{run_id}/{stage}/")]:
                 # its end was never recorded, and only one process works on a stage at a time
                 self._close(older, "KILLED", time)
             if run_id == NO_RUN_ID:
@@ -416,9 +341,7 @@ class Shipment:
         if key not in self._cursor.runs:
             # a server may be shared by several workspaces
             workspace = hashlib.sha256(str(self._root.resolve()).encode()).hexdigest()[:8]
-            self._cursor.runs[key] = ensure_run(
-                self._connection, f"{workspace}/{key}", name, time, tags
-            )
+            self._cursor.runs[key] = ensure_run(self._connection, f"{workspace}/{key}", name, time, tags)
             self._cursor.open.append(key)
         return self._cursor.runs[key]
 

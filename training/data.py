@@ -1,8 +1,6 @@
-"""Stage `data`: from a source of preferences to clean rows in TRL's forms, split by prompt, and the
-tokenizer.
+"""Stage `data`: from a source of preferences to clean rows in TRL's forms, split by prompt, and the tokenizer.
 
-params.yaml (seed, model, data) and the source -> data/prepared, data/tokenizer, metrics/data.json,
-plots/data_*.csv
+params.yaml (seed, model, data) and the source -> data/prepared, data/tokenizer, metrics/data.json, plots/data_*.csv
 """
 
 import logging
@@ -96,10 +94,7 @@ def data(stage: Stage) -> None:
                 "vocab_size": len(tokenizer),
             }
             shown = side_by_side(
-                example
-                for source in accepted
-                if "preference" in source.need.uses
-                for example in source
+                example for source in accepted if "preference" in source.need.uses for example in source
             )
         for source in accepted:
             source.remove()
@@ -126,8 +121,8 @@ def data(stage: Stage) -> None:
 
 
 def tokenizer_of_world(accepted: Sequence[Accepted], params: Params) -> PreTrainedTokenizerBase:
-    """A tokenizer trained on the sources meant for it. Raises ParamsError if its vocabulary is too
-    small for a generated world.
+    """A tokenizer trained on the sources meant for it. Raises ParamsError if its vocabulary is too small for a
+    generated world.
     """
     teaching = [source for source in accepted if source.need.teaches_tokens]
     tokenizer = train_tokenizer(teaching, params)
@@ -136,9 +131,7 @@ def tokenizer_of_world(accepted: Sequence[Accepted], params: Params) -> PreTrain
 
 
 def write_plots(
-    folder: Path,
-    histogram: Sequence[tuple[str, str, int, int]],
-    trivial: Mapping[str, Proportion | None],
+    folder: Path, histogram: Sequence[tuple[str, str, int, int]], trivial: Mapping[str, Proportion | None]
 ) -> None:
     """Sequence lengths, and the accuracy of trivial predictors."""
     write_csv(folder / "data_lengths.csv", ("dataset", "split", "tokens", "sequences"), histogram)
@@ -149,9 +142,7 @@ def write_plots(
     )
 
 
-def refuse_too_large_world(
-    tokenizer: PreTrainedTokenizerBase, teaching: Sequence[Accepted], params: Params
-) -> None:
+def refuse_too_large_world(tokenizer: PreTrainedTokenizerBase, teaching: Sequence[Accepted], params: Params) -> None:
     """Check that a generated world has a token for each word, and room for its best replies.
 
     Raises ParamsError with sizes that suffice.

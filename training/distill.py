@@ -1,14 +1,12 @@
-"""Stage `distill`: a small student learns to answer as its teacher, the aligned model. Read
-`distill` from top to bottom.
+"""Stage `distill`: a small student learns to answer as its teacher, the aligned model. Read `distill` from top to
+bottom.
 
-data/prepared/prompts/train.arrow, models/<align.method> -> models/distill, metrics/distill.json,
-plots/distill.csv
+data/prepared/prompts/train.arrow, models/<align.method> -> models/distill, metrics/distill.json, plots/distill.csv
 
-Shapes: B responses, T response tokens, N response tokens one after another, D width of the student,
-E width of the teacher, V vocabulary.
+Shapes: B responses, T response tokens, N response tokens one after another, D width of the student, E width of the
+teacher, V vocabulary.
 
-Source: Agarwal et al. 2024 (arXiv:2306.13649), algorithm 1, with the teacher's responses as its
-fixed data.
+Source: Agarwal et al. 2024 (arXiv:2306.13649), algorithm 1, with the teacher's responses as its fixed data.
 """
 
 import logging
@@ -87,11 +85,7 @@ class DistillState(LoopState):
 def inputs(params: Params) -> tuple[str, ...]:
     if params.distill is None:
         return ()
-    return (
-        "data/prepared/prompts/train.arrow",
-        "data/tokenizer",
-        f"models/{params.align.method}",
-    )
+    return ("data/prepared/prompts/train.arrow", "data/tokenizer", f"models/{params.align.method}")
 
 
 INPUTS = inputs
@@ -120,9 +114,7 @@ def distill(stage: Stage) -> None:
 
         # 1. responses: the student answers the first prompts, the teacher the others
         batch = choose_prompts(prompts, settings, seed, update)
-        noise_BT = sampling_noise(
-            len(batch), limits.max_new_tokens, stream_seed(seed, "distill", update)
-        )
+        noise_BT = sampling_noise(len(batch), limits.max_new_tokens, stream_seed(seed, "distill", update))
         own = student_responses(settings, update)
         responses: list[list[int]] = []
         for name, model, part in (
@@ -132,9 +124,7 @@ def distill(stage: Stage) -> None:
             if not batch[part]:
                 continue
             with phase(name, model) as work:
-                found = roll_out(
-                    rollout_backoff, model, batch[part], noise_BT[part], settings, limits
-                ).responses
+                found = roll_out(rollout_backoff, model, batch[part], noise_BT[part], settings, limits).responses
                 responses += found
                 work.add(sum(map(len, batch[part])) + sum(map(len, found)), len(found))
         sequences, starts = joined(batch, responses)
@@ -148,9 +138,7 @@ def distill(stage: Stage) -> None:
         teacher: list[Tensor] = []
         if not supervised:
             with phase("teacher_logprobs", pair.teacher) as work:
-                teacher = map_across_ranks(
-                    backoff, partial(teacher_hidden, pair), sequences, starts
-                )
+                teacher = map_across_ranks(backoff, partial(teacher_hidden, pair), sequences, starts)
                 work.add(sum(map(len, sequences)), len(sequences))
 
         # 3. update
@@ -162,15 +150,7 @@ def distill(stage: Stage) -> None:
                 share = [rows[i] for i in local_indices([len(sequences[i]) for i in rows])]
 
                 accumulate = partial(
-                    accumulate_gradients,
-                    stage,
-                    pair,
-                    statistics,
-                    share,
-                    tokens,
-                    sequences,
-                    starts,
-                    teacher,
+                    accumulate_gradients, stage, pair, statistics, share, tokens, sequences, starts, teacher
                 )
                 backoff(accumulate, lockstep=pair.lockstep)
                 all_reduce_gradients(pair.trainable().values())
@@ -211,8 +191,8 @@ def accumulate_gradients(
     teacher: Sequence[Tensor],
     budget_tokens: int,
 ) -> None:
-    """The gradient of this process's `share` of a mini-batch of `tokens` response tokens, in
-    micro-batches of at most `budget_tokens`.
+    """The gradient of this process's `share` of a mini-batch of `tokens` response tokens, in micro-batches of at most
+    `budget_tokens`.
 
     Called again with smaller ones after running out of memory.
     """
@@ -239,8 +219,8 @@ def accumulate_gradients(
 
 
 def student_responses(settings: Distill, update: int) -> int:
-    """How many responses of an update the student samples: those to a share lmbda of the
-    prompts, and none in the first sft_updates.
+    """How many responses of an update the student samples: those to a share lmbda of the prompts, and none in the
+    first sft_updates.
     """
     if update <= settings.sft_updates:
         return 0
@@ -249,9 +229,7 @@ def student_responses(settings: Distill, update: int) -> int:
 
 
 def response_statistics(responses: Sequence[list[int]], own: int, eos: int) -> dict[str, float]:
-    """Mean length, and share that ended with EOS, of all responses and of the first `own`, the
-    student's.
-    """
+    """Mean length, and share that ended with EOS, of all responses and of the first `own`, the student's."""
 
     def of(rows: Sequence[list[int]], prefix: str) -> dict[str, float]:
         return {
@@ -262,9 +240,7 @@ def response_statistics(responses: Sequence[list[int]], own: int, eos: int) -> d
     return of(responses, "") | (of(responses[:own], "student_") if own else {})
 
 
-def remember(
-    state: DistillState, responses: Sequence[list[int]], own: int, row: dict[str, float]
-) -> None:
+def remember(state: DistillState, responses: Sequence[list[int]], own: int, row: dict[str, float]) -> None:
     """Add an update's responses to the statistics that detect divergence."""
     if own:
         state.lengths.append(row["student_length"])
@@ -277,9 +253,7 @@ def remember(
 def teacher_hidden(
     pair: Pair, budget_tokens: int, sequences: Sequence[list[int]], starts: Sequence[int]
 ) -> list[Tensor]:
-    """The teacher's hidden states [response tokens, E] at each response, in order, in host
-    memory.
-    """
+    """The teacher's hidden states [response tokens, E] at each response, in order, in host memory."""
     return per_response(partial(response_hidden, pair.teacher), sequences, starts, budget_tokens)
 
 
@@ -290,11 +264,11 @@ def student_loss(
     teacher: Sequence[Tensor] | None,
     settings: Distill,
 ) -> tuple[Tensor, Tensor]:
-    """Loss summed over the response tokens of a micro-batch, and at how many of them teacher and
-    student have the same most likely token.
+    """Loss summed over the response tokens of a micro-batch, and at how many of them teacher and student have the same
+    most likely token.
 
-    With the teacher's hidden states the loss is the divergence; without them the cross-entropy of
-    the responses, and no tokens are counted.
+    With the teacher's hidden states the loss is the divergence; without them the cross-entropy of the responses, and
+    no tokens are counted.
     """
     hidden_ND = response_hidden(pair.student, sequences, starts)
     weight_VD = output_weight(pair.student)
@@ -310,9 +284,7 @@ def student_loss(
 
 
 class Sums:
-    """Loss and agreement over the response tokens of an update; summed over processes at each
-    optimizer step.
-    """
+    """Loss and agreement over the response tokens of an update; summed over processes at each optimizer step."""
 
     def __init__(self) -> None:
         self._open: list[Tensor] = []
@@ -323,9 +295,7 @@ class Sums:
         self.grad_norms: list[float] = []
 
     def begin(self, tokens: int) -> None:
-        """Start a mini-batch with this many response tokens, discarding sums of an unfinished
-        one.
-        """
+        """Start a mini-batch with this many response tokens, discarding sums of an unfinished one."""
         self._open, self._tokens = [], tokens
 
     def add(self, loss: Tensor, agreed: Tensor) -> None:
@@ -336,9 +306,7 @@ class Sums:
         """Finish a mini-batch."""
         loss, agreed = sum_of_all(self._open, 2)
         tokens = self._tokens
-        self._total = [
-            old + new for old, new in zip(self._total, (loss, agreed, tokens), strict=True)
-        ]
+        self._total = [old + new for old, new in zip(self._total, (loss, agreed, tokens), strict=True)]
         self.losses.append(loss / tokens)
         self.grad_norms.append(grad_norm)
 
@@ -363,12 +331,8 @@ def log_progress(update: int, settings: Distill, row: dict[str, float]) -> None:
     )
 
 
-def write_outputs(
-    stage: Stage, pair: Pair, state: DistillState, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    """Put model, curves and metrics in place; metrics are means over the last five updates, and
-    both models' sizes.
-    """
+def write_outputs(stage: Stage, pair: Pair, state: DistillState, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Put model, curves and metrics in place; metrics are means over the last five updates, and both models' sizes."""
     stage.check_params()
     save_student(stage, pair.student, tokenizer)
     if stage.rank != 0:
@@ -380,10 +344,7 @@ def write_outputs(
         metrics[name] = sum(values) / len(values) if values else None
     for role, sizes in pair.sizes.items():
         metrics |= {f"{key}_{role}": value for key, value in sizes.items()}
-    write_json(
-        stage.root / "metrics/distill.json",
-        {**metrics, "updates": state.update, "responses": state.episodes},
-    )
+    write_json(stage.root / "metrics/distill.json", {**metrics, "updates": state.update, "responses": state.episodes})
 
 
 if __name__ == "__main__":

@@ -2,9 +2,8 @@
 
 data/prepared/preference/, models/sft -> models/dpo, metrics/dpo.json, plots/dpo.csv
 
-The reference's log-probs are computed once, with the SFT weights that the policy starts from: no
-second model is held in memory, and a step saves a forward pass. Source: Rafailov et al. 2023
-(arXiv:2305.18290), equation 7.
+The reference's log-probs are computed once, with the SFT weights that the policy starts from: no second model is held
+in memory, and a step saves a forward pass. Source: Rafailov et al. 2023 (arXiv:2305.18290), equation 7.
 
 Shapes: B pairs.
 """
@@ -29,14 +28,7 @@ from training.evaluation.intervals import wilson
 from training.evaluation.overfitting import RowLosses, calibrated, pair_losses
 from training.hf.checkpoints import TrainedCheckpoints
 from training.hf.pair_loss import PairCountingCollator, PairLoss
-from training.hf.trainer import (
-    BucketedData,
-    CountingCollator,
-    OurNames,
-    StageCallback,
-    arguments,
-    train,
-)
+from training.hf.trainer import BucketedData, CountingCollator, OurNames, StageCallback, arguments, train
 from training.hf.validation import Validation, has_validation
 from training.modeling.adapter_base import named_base
 from training.modeling.adapters import train_only_adapter
@@ -166,15 +158,7 @@ def dpo(stage: Stage) -> None:
         write_curves(
             stage,
             "plots/dpo.csv",
-            (
-                "loss",
-                "accuracy",
-                "margin",
-                "chosen_logps",
-                "rejected_logps",
-                "learning_rate",
-                "grad_norm",
-            ),
+            ("loss", "accuracy", "margin", "chosen_logps", "rejected_logps", "learning_rate", "grad_norm"),
         )
         metrics = {
             **judged(held_out, ref["test"], settings.beta),
@@ -188,15 +172,10 @@ def dpo(stage: Stage) -> None:
     stage.finish("models/dpo", "metrics/dpo.json", "plots/dpo.csv")
 
 
-def reply_logps(
-    model: PreTrainedModel, rows: Sequence[dict[str, list[int]]], stage: Stage
-) -> Logps:
+def reply_logps(model: PreTrainedModel, rows: Sequence[dict[str, list[int]]], stage: Stage) -> Logps:
     """Log-probability of every chosen and rejected reply under `model`."""
     settings: Dpo = stage.params.section("dpo")
-    pairs = [
-        (row["prompt_ids"] + row["chosen_ids"], row["prompt_ids"] + row["rejected_ids"])
-        for row in rows
-    ]
+    pairs = [(row["prompt_ids"] + row["chosen_ids"], row["prompt_ids"] + row["rejected_ids"]) for row in rows]
     both = [first + second for first, second in pairs]
     prompt_lengths = [len(row["prompt_ids"]) for row in rows]
     budget_tokens = 4 * settings.micro_batch_size * settings.max_length
@@ -241,15 +220,14 @@ def with_reference(rows: Sequence[dict[str, list[int]]], ref: Logps) -> Rows[dic
 def margins(policy: Logps, ref: Logps, beta: float) -> Tensor:
     """beta ((log pi(chosen) - log pi(rejected)) - (log ref(chosen) - log ref(rejected))), [B].
 
-    The implicit reward of the chosen reply minus that of the rejected one. Source:
-    arXiv:2305.18290, equation 7.
+    The implicit reward of the chosen reply minus that of the rejected one. Source: arXiv:2305.18290, equation 7.
     """
     return beta * ((policy.chosen - policy.rejected) - (ref.chosen - ref.rejected))
 
 
 def judged(policy: Logps, ref: Logps, beta: float) -> dict[str, float]:
-    """Metrics on held-out pairs. Changes are in nats per reply; if the chosen reply's falls too,
-    the model becomes less likely to produce it.
+    """Metrics on held-out pairs. Changes are in nats per reply; if the chosen reply's falls too, the model becomes
+    less likely to produce it.
     """
     margins_B = margins(policy, ref, beta)
     accuracy = float((margins_B > 0).double().mean())

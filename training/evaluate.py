@@ -1,8 +1,8 @@
-"""Stage `evaluate`: base, SFT and aligned model, and the student if there is one, answer the same
-held-out prompts and are compared.
+"""Stage `evaluate`: base, SFT and aligned model, and the student if there is one, answer the same held-out prompts and
+are compared.
 
-data/prepared/prompts/test.jsonl, models/{sft,reward,<align.method>,distill} ->
-metrics/evaluate.json, plots/evaluate.csv, evaluation/samples.jsonl
+data/prepared/prompts/test.jsonl, models/{sft,reward,<align.method>,distill} -> metrics/evaluate.json,
+plots/evaluate.csv, evaluation/samples.jsonl
 """
 
 import json
@@ -27,13 +27,7 @@ from training.judging.verdict import Judged, judged
 from training.modeling.models import autocast, base_model, load_policy, load_reward_model
 from training.modeling.scoring import score
 from training.modeling.sequences import sequence_logprobs
-from training.modeling.tokenizer import (
-    Prompt,
-    decode_response,
-    encode_prompts,
-    load_tokenizer,
-    prompt_text,
-)
+from training.modeling.tokenizer import Prompt, decode_response, encode_prompts, load_tokenizer, prompt_text
 from training.preparation.helpdesk import criteria, gold_score, known_world
 from training.preparation.prompts import held_out_prompts
 from training.preparation.worlds import World
@@ -92,12 +86,7 @@ def evaluate(stage: Stage) -> None:
         if name not in answers:
             answers[name] = answer(stage, name, step, prompts, tokenizer, world)
             stage.log(
-                step,
-                {
-                    f"{name}_{key}": value
-                    for key, value in describe(answers[name]).items()
-                    if value is not None
-                },
+                step, {f"{name}_{key}": value for key, value in describe(answers[name]).items() if value is not None}
             )
             save_answers(stage, step, answers)
             stage.stop_if_requested()
@@ -113,10 +102,7 @@ def evaluate(stage: Stage) -> None:
         metrics = compare(answers, settings.confidence, stage.params.seed, verdict)
         write_json(stage.root / "metrics/evaluate.json", metrics)
         table = [
-            [name, key, value]
-            for name in names
-            for key, value in describe(answers[name]).items()
-            if value is not None
+            [name, key, value] for name in names for key, value in describe(answers[name]).items() if value is not None
         ]
         write_csv(stage.root / "plots/evaluate.csv", ("model", "metric", "value"), table)
         write_jsonl(
@@ -163,35 +149,22 @@ def load_model(stage: Stage, name: str, tokenizer: PreTrainedTokenizerBase) -> P
 
 
 def answer(
-    stage: Stage,
-    name: str,
-    step: int,
-    prompts: list[Prompt],
-    tokenizer: PreTrainedTokenizerBase,
-    world: World | None,
+    stage: Stage, name: str, step: int, prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase, world: World | None
 ) -> Answers:
-    """Sample a reply to every prompt, with the same random numbers for every model, and score
-    it.
-    """
+    """Sample a reply to every prompt, with the same random numbers for every model, and score it."""
     settings = stage.params.evaluate
     budget_tokens = settings.batch_size * stage.params.model.context_length
     encoded = encode_prompts(tokenizer, prompts)
     model = load_model(stage, name, tokenizer)
     limits = Limits(settings.max_new_tokens, tokenizer.eos_token_id, tokenizer.pad_token_id)
     noise_BT = (
-        sampling_noise(len(prompts), settings.max_new_tokens, stage.params.seed)
-        if settings.temperature > 0
-        else None
+        sampling_noise(len(prompts), settings.max_new_tokens, stage.params.seed) if settings.temperature > 0 else None
     )
     precision = autocast(stage.params.model, model.device)
     with stage.meter.phase("generate", step) as work, precision:
-        rollout = generate(
-            model, encoded, noise_BT, settings.temperature, limits, settings.batch_size
-        )
+        rollout = generate(model, encoded, noise_BT, settings.temperature, limits, settings.batch_size)
         work.add(sum(map(len, encoded)) + sum(map(len, rollout.responses)), len(prompts))
-    sequences = [
-        [*prompt, *response] for prompt, response in zip(encoded, rollout.responses, strict=True)
-    ]
+    sequences = [[*prompt, *response] for prompt, response in zip(encoded, rollout.responses, strict=True)]
     prompt_lengths = [len(prompt) for prompt in encoded]
     texts = [decode_response(tokenizer, response) for response in rollout.responses]
     with stage.meter.phase("score", step) as work, precision:
@@ -206,11 +179,7 @@ def answer(
         reference = own
         if name != "sft":
             reference = sequence_logprobs(
-                load_model(stage, "sft", tokenizer),
-                sequences,
-                prompt_lengths,
-                temperature,
-                budget_tokens,
+                load_model(stage, "sft", tokenizer), sequences, prompt_lengths, temperature, budget_tokens
             )
         work.add((2 if name == "sft" else 3) * sum(map(len, sequences)), len(prompts))
     pairs = [(prompt_text(prompt), text) for prompt, text in zip(prompts, texts, strict=True)]
@@ -232,14 +201,8 @@ def reward_scores(
     budget_tokens: int,
     device: torch.device,
 ) -> list[float]:
-    """Scores of the reward model, which is loaded only meanwhile: at most two models are in
-    memory.
-    """
-    reward_model = (
-        load_reward_model(stage.root / "models/reward", stage.params.model, tokenizer)
-        .to(device)
-        .eval()
-    )
+    """Scores of the reward model, which is loaded only meanwhile: at most two models are in memory."""
+    reward_model = load_reward_model(stage.root / "models/reward", stage.params.model, tokenizer).to(device).eval()
     scores: list[float] = score(reward_model, sequences, budget_tokens).tolist()
     return scores
 
@@ -260,8 +223,8 @@ def describe(answers: Answers) -> dict[str, float | None]:
 def compare(
     answers: dict[str, Answers], confidence: float, seed: int, verdict: Judged | None = None
 ) -> dict[str, Any]:
-    """metrics/evaluate.json: aligned against SFT, the student against aligned, and each model
-    alone; with what the judge said.
+    """metrics/evaluate.json: aligned against SFT, the student against aligned, and each model alone; with what the
+    judge said.
     """
     sft, aligned = answers["sft"], answers["aligned"]
     metrics: dict[str, Any] = {f"gold_{name}": describe(answers[name])["gold"] for name in answers}
@@ -281,18 +244,12 @@ def compare(
             f"ties_{kind}": rate and rate.ties,
         }
     proxy = gain(aligned.rewards, sft.rewards, confidence)
-    gold = (
-        gain(aligned.golds, sft.golds, confidence)
-        if aligned.golds is not None and sft.golds is not None
-        else None
-    )
+    gold = gain(aligned.golds, sft.golds, confidence) if aligned.golds is not None and sft.golds is not None else None
     trusted = gold
     if trusted is None and verdict is not None and verdict.preferences is not None:
         preferred = [answer for answer in verdict.preferences if answer is not None]
         trusted = gain(preferred, [0.5] * len(preferred), confidence)
-    equal_length = gain_at_equal_length(
-        aligned.rewards, sft.rewards, aligned.lengths, sft.lengths, confidence
-    )
+    equal_length = gain_at_equal_length(aligned.rewards, sft.rewards, aligned.lengths, sft.lengths, confidence)
     hacking = reward_hacking(proxy, trusted, equal_length, len(sft.texts))
     metrics |= {
         "kl": _mean(aligned.kl),
@@ -315,16 +272,14 @@ def compare(
         metrics |= compare_student(answers, confidence, seed)
     for name in answers:
         metrics |= {
-            f"{key}_{name}": value
-            for key, value in describe(answers[name]).items()
-            if key not in ("gold", "kl")
+            f"{key}_{name}": value for key, value in describe(answers[name]).items() if key not in ("gold", "kl")
         }
     return metrics
 
 
 def compare_student(answers: dict[str, Answers], confidence: float, seed: int) -> dict[str, Any]:
-    """Win rate of the student against the aligned model, and the share of its gain over SFT that
-    the student keeps; by gold score if there is one, else by reward model.
+    """Win rate of the student against the aligned model, and the share of its gain over SFT that the student keeps; by
+    gold score if there is one, else by reward model.
     """
     student, aligned, sft = (judge_scores(answers[name]) for name in ("student", "aligned", "sft"))
     rate = win_rate(score_judge(student, aligned), len(student), confidence, seed)
@@ -349,9 +304,7 @@ def judge_scores(answers: Answers) -> list[float]:
 def samples(
     prompts: list[Prompt], answers: dict[str, Answers], preferences: Sequence[float | None] | None
 ) -> list[dict[str, Any]]:
-    """Replies side by side, with the judge's preference for the aligned model's to the SFT
-    model's.
-    """
+    """Replies side by side, with the judge's preference for the aligned model's to the SFT model's."""
     rows = []
     for i, prompt in enumerate(prompts):
         row: dict[str, Any] = {"prompt": prompt_text(prompt)}

@@ -1,19 +1,18 @@
-"""The loop of PPO and of every other method that samples: alignment of the SFT model against the
-reward model. Read `ppo` from top to bottom; training/rl/minimal.py is the same on one page.
+"""The loop of PPO and of every other method that samples: alignment of the SFT model against the reward model. Read
+`ppo` from top to bottom; training/rl/minimal.py is the same on one page.
 
-`python -m training.ppo [METHOD]`: data/prepared/prompts/train.arrow, models/sft, models/reward ->
-models/<method>, metrics/<method>.json, plots/<method>.csv
+`python -m training.ppo [METHOD]`: data/prepared/prompts/train.arrow, models/sft, models/reward -> models/<method>,
+metrics/<method>.json, plots/<method>.csv
 
-A method (config/methods) defines its advantage estimator, step 5. One without a critic has no value
-model, no value phase and no value loss; nothing else differs.
+A method (config/methods) defines its advantage estimator, step 5. One without a critic has no value model, no value
+phase and no value loss; nothing else differs.
 
-Shapes: B responses, P prompt tokens, T response tokens, L tokens of prompt and response, N response
-tokens one after another, D model width. Padding is on the right of [B, T] tensors, and masks are
-True where the token counts.
+Shapes: B responses, P prompt tokens, T response tokens, L tokens of prompt and response, N response tokens one after
+another, D model width. Padding is on the right of [B, T] tensors, and masks are True where the token counts.
 
-Several processes share the costly work: `spread` divides the episodes of a phase over them and
-hands the results to all; in the update each computes its share of every mini-batch, and the
-gradients are summed. Everything else is computed in every process, with the same result.
+Several processes share the costly work: `spread` divides the episodes of a phase over them and hands the results to
+all; in the update each computes its share of every mini-batch, and the gradients are summed. Everything else is
+computed in every process, with the same result.
 """
 
 import logging
@@ -37,25 +36,12 @@ from training.process.out_of_memory import OomBackoff
 from training.process.stage import Stage, run_stage
 from training.rewards.episodes import episode_rewards
 from training.rl.divergence import check_rollout, check_update
-from training.rl.episodes import (
-    Episodes,
-    choose_prompts,
-    joined,
-    mini_batches,
-    pad_responses,
-    stream_seed,
-)
+from training.rl.episodes import Episodes, choose_prompts, joined, mini_batches, pad_responses, stream_seed
 from training.rl.layouts import load_roles, save_policy
 from training.rl.on_divergence import Batch, on_divergence
 from training.rl.passes import per_token, scores
 from training.rl.phases import in_phase
-from training.rl.ppo_math import (
-    adapted_kl_coef,
-    kl_per_token,
-    policy_loss,
-    token_rewards,
-    value_loss,
-)
+from training.rl.ppo_math import adapted_kl_coef, kl_per_token, policy_loss, token_rewards, value_loss
 from training.rl.report import UpdateStatistics, equal_groups, rollout_statistics
 from training.rl.roles import Roles
 from training.rl.rollout_phase import own_logprobs, roll_out
@@ -125,9 +111,7 @@ def ppo(stage: Stage) -> None:
             tokens = sum(map(len, sequences))
             work.add(tokens, len(batch))
         with phase("logprobs", roles.policy) as work:
-            logprobs, weights, gap = own_logprobs(
-                backoff, roles, rollout.logprobs, sequences, starts, work
-            )
+            logprobs, weights, gap = own_logprobs(backoff, roles, rollout.logprobs, sequences, starts, work)
 
         # 2. score
         with phase("score", roles.reward_model) as work:
@@ -162,12 +146,8 @@ def ppo(stage: Stage) -> None:
             reward_BT = token_rewards(kl_BT, shaped_B, mask_BT, state.kl_coef)
             # 5. advantages
             targets = advantages(stage.name)(reward_BT, shaped_B, values_BT, mask_BT, settings)
-            episodes = Episodes(
-                sequences, starts, mask_BT, logprobs_BT, values_BT, *targets, weights_BT
-            )
-            row = gap | rollout_statistics(
-                episodes, ref_logprobs_BT, score_B, ended_B, state.kl_coef
-            )
+            episodes = Episodes(sequences, starts, mask_BT, logprobs_BT, values_BT, *targets, weights_BT)
+            row = gap | rollout_statistics(episodes, ref_logprobs_BT, score_B, ended_B, state.kl_coef)
             if not critic:
                 row["equal_groups"] = equal_groups(shaped_B, settings.responses_per_prompt)
         rolled_out = Batch(tokenizer, batch, rollout.responses, score_B, episodes)
@@ -182,9 +162,7 @@ def ppo(stage: Stage) -> None:
             for rows in mini_batches(len(batch), settings, seed, update):
                 if settings.target_kl is not None and statistics.approx_kl() > settings.target_kl:
                     break
-                accumulate = partial(
-                    accumulate_gradients, stage, roles, episodes.of(rows), statistics
-                )
+                accumulate = partial(accumulate_gradients, stage, roles, episodes.of(rows), statistics)
                 backoff(accumulate, lockstep=roles.lockstep)
                 all_reduce_gradients(roles.trainable().values())
                 statistics.step(roles.step(settings.max_grad_norm))
@@ -222,14 +200,10 @@ def advantages(method: str) -> Estimator:
 
 
 def accumulate_gradients(
-    stage: Stage,
-    roles: Roles,
-    mini_batch: Episodes,
-    statistics: UpdateStatistics,
-    budget_tokens: int,
+    stage: Stage, roles: Roles, mini_batch: Episodes, statistics: UpdateStatistics, budget_tokens: int
 ) -> None:
-    """The gradient of the mean loss per token of a mini-batch: this process's share of it, in
-    micro-batches of at most `budget_tokens`.
+    """The gradient of the mean loss per token of a mini-batch: this process's share of it, in micro-batches of at most
+    `budget_tokens`.
 
     Called again with smaller ones after running out of memory.
     """
@@ -255,14 +229,10 @@ def accumulate_gradients(
 
 
 def next_kl_coef(kl_coef: float, kl: float, settings: Online) -> float:
-    """The KL coefficient for the next update, after one with a mean KL of `kl` nats per
-    response.
-    """
+    """The KL coefficient for the next update, after one with a mean KL of `kl` nats per response."""
     if settings.kl.controller != "adaptive":
         return kl_coef
-    return adapted_kl_coef(
-        kl_coef, kl, settings.kl.target, settings.kl.horizon, settings.batch_size
-    )
+    return adapted_kl_coef(kl_coef, kl, settings.kl.target, settings.kl.horizon, settings.batch_size)
 
 
 def log_progress(update: int, settings: Online, row: dict[str, float]) -> None:
@@ -279,19 +249,12 @@ def log_progress(update: int, settings: Online, row: dict[str, float]) -> None:
     )
     if settings.max_kl is not None and row["kl"] > settings.max_kl:
         logger.info(
-            "%s.max_kl=%s is passed at update %d: training ends here",
-            settings.method,
-            settings.max_kl,
-            update,
+            "%s.max_kl=%s is passed at update %d: training ends here", settings.method, settings.max_kl, update
         )
 
 
-def write_outputs(
-    stage: Stage, roles: Roles, state: PpoState, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    """Write model, plots/<method>.csv and metrics/<method>.json; metrics are means over the last
-    five updates.
-    """
+def write_outputs(stage: Stage, roles: Roles, state: PpoState, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Write model, plots/<method>.csv and metrics/<method>.json; metrics are means over the last five updates."""
     stage.check_params()
     save_policy(stage, roles, tokenizer)
     if stage.rank != 0:
@@ -302,8 +265,7 @@ def write_outputs(
     last = history[-5:]
     metrics = {name: sum(values[name] for values in last) / len(last) for name in curves}
     write_json(
-        stage.root / f"metrics/{stage.name}.json",
-        {**metrics, "updates": state.update, "episodes": state.episodes},
+        stage.root / f"metrics/{stage.name}.json", {**metrics, "updates": state.update, "episodes": state.episodes}
     )
 
 

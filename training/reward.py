@@ -1,5 +1,5 @@
-"""Stage `reward`: a reward model of the preference pairs, Bradley-Terry; where reward.kind is
-function, a check of that function (training/rewards).
+"""Stage `reward`: a reward model of the preference pairs, Bradley-Terry; where reward.kind is function, a check of
+that function (training/rewards).
 
 data/prepared/preference/, models/sft -> models/reward, metrics/reward.json, plots/reward.csv,
 plots/reward_calibration.csv
@@ -82,9 +82,7 @@ def reward(stage: Stage) -> None:
     model = untrained(stage, tokenizer)
     score_in_pairs(model)
     once = shares_prefix(model)
-    collator = (PairCountingCollator if once else CountingCollator)(
-        PairCollator(tokenizer.pad_token_id)
-    )
+    collator = (PairCountingCollator if once else CountingCollator)(PairCollator(tokenizer.pad_token_id))
     validation, checked = None, {"test": test_pairs.rows}
     if has_validation(stage, "preference"):
         checked["validation"] = read_sequences(stage, "validation").rows
@@ -110,14 +108,8 @@ def reward(stage: Stage) -> None:
     chosen = validation.finish(trainer.model) if validation is not None else {}
     model = trainer.model.eval()
     step = trainer.state.global_step
-    oom = OomBackoff(
-        stage, "tokens scored at once", 4 * settings.micro_batch_size * settings.max_length
-    )
-    with (
-        stage.meter.phase("evaluate", step) as work,
-        unsharded(model),
-        autocast(stage.params.model, model.device),
-    ):
+    oom = OomBackoff(stage, "tokens scored at once", 4 * settings.micro_batch_size * settings.max_length)
+    with stage.meter.phase("evaluate", step) as work, unsharded(model), autocast(stage.params.model, model.device):
         held_out = oom.run(partial(margins, model, test_pairs.rows), step)
         if validation is not None:
             validation_margins = oom.run(partial(margins, model, checked["validation"]), step)
@@ -129,15 +121,7 @@ def reward(stage: Stage) -> None:
             ),
             sequences=2 * len(held_out),
         )
-        oom.run(
-            partial(
-                store_normalisation,
-                model,
-                train_pairs.rows[:NORMALISATION_PAIRS],
-                settings.normalise,
-            ),
-            step,
-        )
+        oom.run(partial(store_normalisation, model, train_pairs.rows[:NORMALISATION_PAIRS], settings.normalise), step)
     bins = reliability(held_out)
     stage.check_params()
     with stage.meter.phase("save", trainer.state.global_step):
@@ -151,12 +135,8 @@ def reward(stage: Stage) -> None:
             if stage.rank != 0:
                 return
             tokenizer.save_pretrained(folder)
-        write_curves(
-            stage, "plots/reward.csv", ("loss", "accuracy", "margin", "learning_rate", "grad_norm")
-        )
-        write_csv(
-            stage.root / "plots/reward_calibration.csv", ("confidence", "accuracy", "count"), bins
-        )
+        write_curves(stage, "plots/reward.csv", ("loss", "accuracy", "margin", "learning_rate", "grad_norm"))
+        write_csv(stage.root / "plots/reward_calibration.csv", ("confidence", "accuracy", "count"), bins)
         accuracy = pair_accuracy(held_out)
         _, low, high = wilson(accuracy * len(held_out), len(held_out))
         metrics = {
@@ -172,9 +152,7 @@ def reward(stage: Stage) -> None:
             **chosen,
         }  # fmt: skip
         write_json(stage.root / "metrics/reward.json", metrics)
-    stage.finish(
-        "models/reward", "metrics/reward.json", "plots/reward.csv", "plots/reward_calibration.csv"
-    )
+    stage.finish("models/reward", "metrics/reward.json", "plots/reward.csv", "plots/reward_calibration.csv")
 
 
 def trained_reward(stage: Stage) -> Reward:
@@ -208,12 +186,8 @@ def untrained(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> PreTrainedMod
             trunk = with_layers(trunk, kept, "reward.layers")
         return new_reward_model(trunk, params.model, tokenizer, params.seed)
     if lora is None:
-        return new_reward_model(
-            start, params.model, tokenizer, params.seed, trainable=True, revision=revision
-        )
-    model = new_reward_model(
-        start, params.model, tokenizer, params.seed, False, revision, adapter=None
-    )
+        return new_reward_model(start, params.model, tokenizer, params.seed, trainable=True, revision=revision)
+    model = new_reward_model(start, params.model, tokenizer, params.seed, False, revision, adapter=None)
     train_only_adapter(model, lora, "reward", params.seed, start)
     model.score.requires_grad_(True)
     return model
@@ -227,16 +201,12 @@ def read_sequences(stage: Stage, split: str) -> Pairs:
     pairs = read_pairs(stage, split)
     return pairs._replace(
         rows=pairs.rows.map(
-            lambda row: {
-                side: row["prompt_ids"] + row[side] for side in ("chosen_ids", "rejected_ids")
-            }
+            lambda row: {side: row["prompt_ids"] + row[side] for side in ("chosen_ids", "rejected_ids")}
         )
     )
 
 
-def margins(
-    model: PreTrainedModel, rows: Sequence[dict[str, list[int]]], budget_tokens: int
-) -> NDArray[np.float64]:
+def margins(model: PreTrainedModel, rows: Sequence[dict[str, list[int]]], budget_tokens: int) -> NDArray[np.float64]:
     """Chosen minus rejected raw score of each pair, [B]."""
     scores_B2 = raw_pair_scores(model, as_tuples(rows), budget_tokens).double().numpy()
     result: NDArray[np.float64] = scores_B2[:, 0] - scores_B2[:, 1]
@@ -244,13 +214,10 @@ def margins(
 
 
 def store_normalisation(
-    model: PreTrainedModel,
-    rows: Sequence[dict[str, list[int]]],
-    normalise: bool,
-    budget_tokens: int,
+    model: PreTrainedModel, rows: Sequence[dict[str, list[int]]], normalise: bool, budget_tokens: int
 ) -> None:
-    """Store mean and standard deviation of the training scores in the model's config, from which
-    every scorer reads them.
+    """Store mean and standard deviation of the training scores in the model's config, from which every scorer reads
+    them.
 
     Raises TrainingDiverged if all scores are equal or not finite.
     """
@@ -271,9 +238,7 @@ def as_tuples(rows: Sequence[dict[str, list[int]]]) -> list[tuple[list[int], lis
 
 
 def data_limits(path: Path) -> dict[str, Any]:
-    """Facts of the data stage about the held-out pairs: the Bayes limit if known, and trivial
-    baselines.
-    """
+    """Facts of the data stage about the held-out pairs: the Bayes limit if known, and trivial baselines."""
     found = json.loads(path.read_text(encoding="utf-8"))
     return {name: found[name] for name in OF_DATA}
 

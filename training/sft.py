@@ -56,16 +56,11 @@ def sft(stage: Stage) -> None:
     else:
         model = base_model(of_base, tokenizer, seed, adapter=None)
         train_only_adapter(model, settings.lora, "sft", seed, str(of_base.path))
-    collator = CountingCollator(
-        DataCollatorForLanguageModeling(pad_token_id=tokenizer.pad_token_id)
-    )
+    collator = CountingCollator(DataCollatorForLanguageModeling(pad_token_id=tokenizer.pad_token_id))
     narrow_logit_tiles(len(model.get_output_embeddings().weight))
     validation = None
     if has_validation(stage, "sft"):
-        checked = {
-            "validation": examples(stage, "validation").rows,
-            "test": splits["test"],
-        }
+        checked = {"validation": examples(stage, "validation").rows, "test": splits["test"]}
         validation = Validation(stage, settings.keep, settings.checkpoint_every_steps,
                                 partial(row_losses, rows=checked, stage=stage))  # fmt: skip
     filler = {"input_ids": [tokenizer.eos_token_id], "labels": [IGNORED]}
@@ -97,9 +92,7 @@ def sft(stage: Stage) -> None:
             if stage.rank != 0:
                 return
             tokenizer.save_pretrained(folder)
-        curve = write_curves(
-            stage, "plots/sft.csv", ("loss", "learning_rate", "mean_token_accuracy", "grad_norm")
-        )
+        curve = write_curves(stage, "plots/sft.csv", ("loss", "learning_rate", "mean_token_accuracy", "grad_norm"))
         # over all attempts: the Trainer's own mean starts again on resume
         losses = [values["loss"] for values in curve]
         metrics = {
@@ -119,9 +112,7 @@ def sft(stage: Stage) -> None:
 
 
 class Demonstrations(NamedTuple):
-    """Tokenised demonstrations: prompt and completion as one sequence, prompt tokens masked in the
-    loss.
-    """
+    """Tokenised demonstrations: prompt and completion as one sequence, prompt tokens masked in the loss."""
 
     rows: Rows[dict[str, list[int]]]
     lengths: NDArray[np.int64]
@@ -147,10 +138,7 @@ def examples(stage: Stage, split: str) -> Demonstrations:
         return {"input_ids": ids, "labels": [IGNORED] * len(prompt_ids) + ids[len(prompt_ids) :]}
 
     if not len(places):
-        raise DataError(
-            f"{path} has no demonstration that fits in sft.max_length={longest}. Raise it in "
-            "params.yaml."
-        )
+        raise DataError(f"{path} has no demonstration that fits in sft.max_length={longest}. Raise it in params.yaml.")
     cut, dropped = int((whole[places] > longest).sum()), len(table) - len(places)
     if cut or dropped:
         logger.warning(
@@ -162,17 +150,14 @@ def examples(stage: Stage, split: str) -> Demonstrations:
 
 
 def narrow_logit_tiles(vocabulary: int) -> None:
-    """Have TRL's loss hold no more columns of logits than there are tokens: its tiles are 32,768
-    wide however small the vocabulary, 157 MB for 1,200 tokens of the demo, which has 1,024.
+    """Have TRL's loss hold no more columns of logits than there are tokens: its tiles are 32,768 wide however small
+    the vocabulary, 157 MB for 1,200 tokens of the demo, which has 1,024.
     """
     trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE = min(TRL_TILE_COLUMNS, vocabulary)
 
 
 def row_losses(
-    model: PreTrainedModel,
-    split: str,
-    rows: Mapping[str, Rows[dict[str, list[int]]]],
-    stage: Stage,
+    model: PreTrainedModel, split: str, rows: Mapping[str, Rows[dict[str, list[int]]]], stage: Stage
 ) -> RowLosses:
     """Loss of each demonstration of a split. Collective: processes share the rows."""
     sequences = [row["input_ids"] for row in rows[split]]

@@ -44,9 +44,8 @@ def same_bits(project: Project) -> bool:
 
 
 def row_faults(project: Project, first: str, deleted: str | None) -> list[str]:
-    """Why not every metric row, and every row on costs, of every attempt is in MLflow once, or a
-    step of a stage from `first` on has none; empty if all is well. What was of a run that was
-    `deleted` in MLflow (its key) may be missing.
+    """Why not every metric row, and every row on costs, of every attempt is in MLflow once, or a step of a stage from
+    `first` on has none; empty if all is well. What was of a run that was `deleted` in MLflow (its key) may be missing.
     """
     faults = []
     with closing(sqlite3.connect(f"file:{project.root / DATABASE}?mode=ro", uri=True)) as database:
@@ -70,10 +69,7 @@ def row_faults(project: Project, first: str, deleted: str | None) -> list[str]:
     undisturbed = project.undisturbed / "project"
     for stage in STAGES[STAGES.index(first) :]:
         before = _steps(undisturbed, stage)
-        own = {
-            step: runs - set().union(*before.values())
-            for step, runs in _steps(project.root, stage).items()
-        }
+        own = {step: runs - set().union(*before.values()) for step, runs in _steps(project.root, stage).items()}
         if missing := [step for step in before if not own.get(step)]:
             faults.append(f"{stage}: no rows of steps {missing}")
     return faults
@@ -122,8 +118,7 @@ def ledger_seconds(project: Project) -> float:
     """What the ledger says of all runs of this case together."""
     path = "runs/pipeline.jsonl"
     before, now = (
-        jsonl.read(root / path, PipelineRow).rows
-        for root in (project.undisturbed / "project", project.root)
+        jsonl.read(root / path, PipelineRow).rows for root in (project.undisturbed / "project", project.root)
     )
     runs = dict.fromkeys(row.run_id for row in now[len(before) :])
     params = load(project.root / "params.yaml")

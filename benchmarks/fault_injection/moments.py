@@ -1,6 +1,4 @@
-"""When a fault strikes: a point within a stage that is repeatable in kind, though not to the
-microsecond.
-"""
+"""When a fault strikes: a point within a stage that is repeatable in kind, though not to the microsecond."""
 
 import random
 import time
@@ -20,8 +18,8 @@ AFTER_END_SECONDS = 3.0
 class Moment(NamedTuple):
     stage: str
     point: str
-    """start: after seconds of the process's life; row: after so many rows on costs; end: seconds
-    after the stage said that it was done.
+    """start: after seconds of the process's life; row: after so many rows on costs; end: seconds after the stage said
+    that it was done.
     """
     amount: float
 
@@ -47,13 +45,9 @@ def draw(rng: random.Random, stage: str, timeline: Timeline) -> Moment:
             return Moment(stage, point, rng.uniform(0, AFTER_END_SECONDS))
 
 
-def reached(
-    moment: Moment, project: Project, witness: Witness, is_over: Callable[[], bool]
-) -> bool:
+def reached(moment: Moment, project: Project, witness: Witness, is_over: Callable[[], bool]) -> bool:
     """Wait for it; False if the run was over before."""
-    folder, undisturbed = (
-        root / "runs" / moment.stage for root in (project.root, project.undisturbed / "project")
-    )
+    folder, undisturbed = (root / "runs" / moment.stage for root in (project.root, project.undisturbed / "project"))
 
     def rows() -> int:
         return len(jsonl.read(folder / "usage.jsonl", UsageRow).rows) - len(

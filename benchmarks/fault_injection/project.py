@@ -1,5 +1,5 @@
-"""A project on the tiny recipe: run once undisturbed, then put back to where a stage is still to be
-done, again and again.
+"""A project on the tiny recipe: run once undisturbed, then put back to where a stage is still to be done, again and
+again.
 """
 
 import hashlib
@@ -119,8 +119,8 @@ class Project(NamedTuple):
     # ------------------------------------------------------------ before a stage
 
     def put_back(self, stage: str) -> None:
-        """The undisturbed project without the outputs of `stage` and of all after it, here, in the
-        remote and on the pool's machine, whose cache knows what earlier cases have made.
+        """The undisturbed project without the outputs of `stage` and of all after it, here, in the remote and on the
+        pool's machine, whose cache knows what earlier cases have made.
         """
         for path in (self.pool_workspaces, self.pool_cache):
             shutil.rmtree(path, ignore_errors=True)
@@ -128,9 +128,7 @@ class Project(NamedTuple):
             folder.mkdir(exist_ok=True)
             for child in folder.iterdir():
                 shutil.rmtree(child) if child.is_dir() else child.unlink()
-            shutil.copytree(
-                self.undisturbed / folder.name, folder, symlinks=True, dirs_exist_ok=True
-            )
+            shutil.copytree(self.undisturbed / folder.name, folder, symlinks=True, dirs_exist_ok=True)
         later = STAGES[STAGES.index(stage) :]
         lock = self.root / "dvc.lock"
         content = yaml.safe_load(lock.read_text())

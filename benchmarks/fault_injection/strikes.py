@@ -132,9 +132,7 @@ def kill_stage(scene: Scene) -> None:
 
 
 def kill_recording(scene: Scene) -> None:
-    """The pipeline, while DVC records what a stage made: the stage has ended, and DVC's lock is
-    held.
-    """
+    """The pipeline, while DVC records what a stage made: the stage has ended, and DVC's lock is held."""
     assert scene.run is not None
     lock = scene.project.root / ".dvc" / "tmp" / "lock"
     while scene.run.process.poll() is None:
@@ -233,10 +231,7 @@ def delete_mlflow_run(scene: Scene) -> None:
             return
         time.sleep(0.2)
     run, key = scene.rng.choice(sorted(new))
-    script = (
-        "import sys; from mlflow import MlflowClient; "
-        "MlflowClient(sys.argv[1]).delete_run(sys.argv[2])"
-    )
+    script = "import sys; from mlflow import MlflowClient; MlflowClient(sys.argv[1]).delete_run(sys.argv[2])"
     subprocess.run(
         [scene.project.command()[0], "-c", script, f"sqlite:///{path}", run],
         env=scene.world.environment,

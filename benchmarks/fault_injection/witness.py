@@ -1,5 +1,5 @@
-"""What the processes of a case really took, by the system's own account and not by what they say of
-themselves: Linux, from /proc.
+"""What the processes of a case really took, by the system's own account and not by what they say of themselves: Linux,
+from /proc.
 """
 
 import os
@@ -100,11 +100,7 @@ class Witness:
 
     def alive(self, pattern: str = "") -> list[Seen]:
         self.look()
-        return [
-            process
-            for process in self.processes()
-            if process.ended is None and process.is_named(pattern)
-        ]
+        return [process for process in self.processes() if process.ended is None and process.is_named(pattern)]
 
     def of_stage(self, stage: str) -> list[Seen]:
         return [process for process in self.processes() if process.stage == stage]
@@ -112,8 +108,4 @@ class Witness:
     def stage_seconds(self) -> float:
         """Wall seconds of all processes of stages together, up to now for a running one."""
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
-        return sum(
-            (process.ended or now) - process.began
-            for process in self.processes()
-            if process.stage is not None
-        )
+        return sum((process.ended or now) - process.began for process in self.processes() if process.stage is not None)

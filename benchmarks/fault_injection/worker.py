@@ -1,6 +1,5 @@
 """A worker whose containers are processes of this machine, each with folders of its own: `python -m
-benchmarks.fault_injection.worker POOL`. Prefect's own worker of processes, under a type that stages
-may be placed on.
+benchmarks.fault_injection.worker POOL`. Prefect's own worker of processes, under a type that stages may be placed on.
 """
 
 import asyncio

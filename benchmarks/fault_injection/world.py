@@ -23,9 +23,7 @@ WAIT_SECONDS = 120.0
 
 
 class World:
-    """The servers of a project; whoever makes one has `environment` as its own, so that what it
-    starts has it too.
-    """
+    """The servers of a project; whoever makes one has `environment` as its own, so that what it starts has it too."""
 
     def __init__(self, project: Project, environment: dict[str, str]) -> None:
         self.project, self.environment = project, environment
@@ -74,9 +72,7 @@ class World:
             f"    client.create_work_pool(WorkPoolCreate(name={POOL!r}, type={TYPE!r},\n"
             "        base_job_template=ProcessWorker.get_default_base_job_template()))\n"
         )
-        subprocess.run(
-            [sys.executable, "-c", script], env=self._client, check=True, capture_output=True
-        )
+        subprocess.run([sys.executable, "-c", script], env=self._client, check=True, capture_output=True)
         self.start_worker()
         self.arguments += ["--set", f"where.{stage}.pool={POOL}"]
 
@@ -123,15 +119,7 @@ class World:
         inner = free_port()
         with (self.project.folder / "store.log").open("ab") as log:
             self._store = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "moto.server",
-                    "-H",
-                    HOST,
-                    "-p",
-                    str(inner),
-                ],
+                [sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(inner)],
                 env=self.environment,
                 stdout=log,
                 stderr=log,
@@ -154,10 +142,7 @@ class World:
         """Let connections through to the store, which is behind a gate: shut, it refuses them."""
         command = ["-m", "benchmarks.fault_injection.gate", str(self.ports["store"])]
         self._gate = subprocess.Popen(
-            [sys.executable, *command, str(self._inner)],
-            cwd=ROOT,
-            env=self.environment,
-            start_new_session=True,
+            [sys.executable, *command, str(self._inner)], cwd=ROOT, env=self.environment, start_new_session=True
         )
         _await_port(self.ports["store"])
 

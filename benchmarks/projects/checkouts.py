@@ -8,15 +8,7 @@ from tasks.run.code_version import PACKAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = (*PACKAGES, "inputs", ".dvc", "recipes", "data/samples")
-FILES = (
-    ".dvcignore",
-    ".gitignore",
-    "constraints.txt",
-    "dvc.yaml",
-    "params.yaml",
-    "prefect.yaml",
-    "pyproject.toml",
-)
+FILES = (".dvcignore", ".gitignore", "constraints.txt", "dvc.yaml", "params.yaml", "prefect.yaml", "pyproject.toml")
 
 
 def clone(folder: Path) -> Path:
@@ -45,6 +37,4 @@ def checkout(folder: Path) -> Path:
 
 def point_remote(folder: Path, url: str | Path) -> None:
     """Make `url` the DVC remote of a checkout."""
-    (folder / ".dvc" / "config.local").write_text(
-        f"['remote \"local\"']\n    url = {url}\n", encoding="utf-8"
-    )
+    (folder / ".dvc" / "config.local").write_text(f"['remote \"local\"']\n    url = {url}\n", encoding="utf-8")

@@ -1,8 +1,8 @@
 """Errors of the planner on sources that it was not fitted to, and the grades that follow from them.
 
-For each source the shared rates (costs/tables/rates.py) are fitted again to the other sources, and
-what was chosen by looking at its software (launch times, see `CHOSEN`) is replaced by what others
-of its kind have. Its rows are then planned and compared.
+For each source the shared rates (costs/tables/rates.py) are fitted again to the other sources, and what was chosen by
+looking at its software (launch times, see `CHOSEN`) is replaced by what others of its kind have. Its rows are then
+planned and compared.
 """
 
 import json
@@ -58,8 +58,8 @@ def refitted(rows: Sequence[Row]) -> Efficiency:
 
 
 class _Fit:
-    """Ridge regression of ln(planned / measured) on the logarithms of the rates. A source weighs as
-    much as another, and an error beyond `NOISE` pulls no harder than one of `NOISE` (Huber).
+    """Ridge regression of ln(planned / measured) on the logarithms of the rates. A source weighs as much as another,
+    and an error beyond `NOISE` pulls no harder than one of `NOISE` (Huber).
     """
 
     def __init__(self, rows: Sequence[Row]) -> None:
@@ -68,8 +68,7 @@ class _Fit:
         self.errors = np.array([case.factor for case in start])
         self.effects: npt.NDArray[np.float64] = np.stack(
             [
-                (np.array([c.factor for c in _times(rows, _scaled({name: NUDGE}))]) - self.errors)
-                / NUDGE
+                (np.array([c.factor for c in _times(rows, _scaled({name: NUDGE}))]) - self.errors) / NUDGE
                 for name in FITTED
             ],
             axis=1,
@@ -92,18 +91,11 @@ class _Fit:
 
 def _scaled(changes: dict[str, float]) -> Efficiency:
     """The shared rates, each times exp(change)."""
-    return replace(
-        EFFICIENCY,
-        **{name: getattr(EFFICIENCY, name) * math.exp(by) for name, by in changes.items()},
-    )
+    return replace(EFFICIENCY, **{name: getattr(EFFICIENCY, name) * math.exp(by) for name, by in changes.items()})
 
 
 def _times(rows: Iterable[Row], rates: Efficiency) -> list[Case]:
-    return [
-        case
-        for case in compare(rows, rates)[0]
-        if case.quantity in ("time", "throughput") and case.measured
-    ]
+    return [case for case in compare(rows, rates)[0] if case.quantity in ("time", "throughput") and case.measured]
 
 
 def _unknown_engine(row: Row, rows: Sequence[Row]) -> Row:
@@ -127,8 +119,8 @@ def _way(engine: Engine) -> tuple[bool, bool]:
 
 
 def write(found: Iterable[Case]) -> None:
-    """costs/tables/checked.yaml: for each kind of number the `interval` of measured / planned, and
-    the domain that its measurements cover.
+    """costs/tables/checked.yaml: for each kind of number the `interval` of measured / planned, and the domain that its
+    measurements cover.
     """
     lines = [
         "# How far plans of published settings were off, by sources that they were not fitted to.",
@@ -167,8 +159,8 @@ def kinds(found: Iterable[Case]) -> dict[tuple[str, str], list[Case]]:
 
 
 def interval(cases: Sequence[Case]) -> tuple[float, float]:
-    """Factors (low, high) that turn a plan into the range of what is measured: as wide as it takes
-    for the intervals of the other sources to hold `HELD` of the measurements of each.
+    """Factors (low, high) that turn a plan into the range of what is measured: as wide as it takes for the intervals
+    of the other sources to hold `HELD` of the measurements of each.
     """
     low, high = quantiles(cases)
     wider = widening(cases)
@@ -176,8 +168,8 @@ def interval(cases: Sequence[Case]) -> tuple[float, float]:
 
 
 def widening(cases: Sequence[Case]) -> float:
-    """The smallest factor on the logarithms of intervals that holds `HELD` of the measurements,
-    each source's interval from the others; 1 where fewer than three sources say it.
+    """The smallest factor on the logarithms of intervals that holds `HELD` of the measurements, each source's interval
+    from the others; 1 where fewer than three sources say it.
     """
     if len({case.source for case in cases}) < 3:
         return 1.0
@@ -189,11 +181,7 @@ def coverage(cases: Sequence[Case], wider: float = 1.0) -> float:
     inside = 0
     for source in {case.source for case in cases}:
         low, high = quantiles([case for case in cases if case.source != source])
-        inside += sum(
-            low**wider <= math.exp(-case.factor) <= high**wider
-            for case in cases
-            if case.source == source
-        )
+        inside += sum(low**wider <= math.exp(-case.factor) <= high**wider for case in cases if case.source == source)
     return inside / len(cases)
 
 

@@ -1,7 +1,6 @@
 """Facts about the software of published measurements, and what changed with its versions.
 
-Each is read from the software's code or counted with saved-tensor hooks, never fitted to one
-measurement.
+Each is read from the software's code or counted with saved-tensor hooks, never fitted to one measurement.
 """
 
 import difflib
@@ -17,8 +16,8 @@ class Software(Engine):
     """One piece of software, with what published runs of it need to be compared."""
 
     admits_by_cache: bool = False
-    """A server whose requests wait until the paged cache has room for them: of a batch as many
-    sequences run as fit (arXiv 2309.06180 section 4.5).
+    """A server whose requests wait until the paged cache has room for them: of a batch as many sequences run as fit
+    (arXiv 2309.06180 section 4.5).
     """
     prefill_launches: float = 0.0
     """Operations that one layer launches for a prompt, outside of the graph of decoding."""
@@ -29,9 +28,9 @@ class Software(Engine):
     iterates_micro_batches: bool = False
     """What it prints as an iteration is one micro-batch, not an optimizer step."""
     loop_seconds: float = 0.7
-    """Fixed time of an iteration of a loop: replies are decoded and read again, metrics written,
-    processes wait for each other. 0.7 s are what a step of 3.8 s in DeepSpeed-Chat's log has beyond
-    its parts; ours are counted by operation.
+    """Fixed time of an iteration of a loop: replies are decoded and read again, metrics written, processes wait for
+    each other. 0.7 s are what a step of 3.8 s in DeepSpeed-Chat's log has beyond its parts; ours are counted by
+    operation.
     """
 
 
@@ -79,8 +78,8 @@ ENGINES = {
         ),
         Software("torchtune", loss="chunked", repeats_kv=True, attention_copy=True),
         Software("torchtune-2024", loss="shifted", attention_copy=False),
-        # Packed projection, LoRA on it padded with zeros (litgpt/lora.py zero_pad), bitsandbytes
-        # 0.41 on all linear layers.
+        # Packed projection, LoRA on it padded with zeros (litgpt/lora.py zero_pad), bitsandbytes 0.41 on all linear
+        # layers.
         Software(
             "litgpt",
             loss="half",
@@ -95,8 +94,8 @@ ENGINES = {
             layer_ops=50,
             lora_ops=15,
         ),
-        # Triton flash attention, fused norms (low-precision layer norm), fp32 master weights under
-        # FSDP mixed precision.
+        # Triton flash attention, fused norms (low-precision layer norm), fp32 master weights under FSDP mixed
+        # precision.
         Software(
             "llm-foundry",
             # `loss_fn: fused_crossentropy`, its default: llmfoundry/models/mpt/modeling_mpt.py
@@ -116,46 +115,21 @@ ENGINES = {
             vendor_products=True,
         ),
         Software("nanogpt", loss="half", fused_norm=True, compiled=True),
-        # Hand-written kernels: fused norms, rotary positions and SwiGLU, a loss that never holds
-        # all logits.
-        Software(
-            "unsloth",
-            loss="liger",
-            fused_norm=True,
-            compiled=True,
-            layer_ops=20,
-            reports_reserved=True,
-        ),
+        # Hand-written kernels: fused norms, rotary positions and SwiGLU, a loss that never holds all logits.
+        Software("unsloth", loss="liger", fused_norm=True, compiled=True, layer_ops=20, reports_reserved=True),
         Software("gpt-fast", compiled=True, decode_layer_seconds=60e-6, op_seconds=0.0),
-        Software(
-            "deepspeed-chat",
-            loss="shifted",
-            layer_ops=25,
-            concatenates_cache=True,
-            whole_prefill=True,
-        ),
-        # PyTorch's own modules under FSDP2, losses whole, attention with values repeated for
-        # grouped queries; fp32 weights cast for computing (torchtitan/models/llama).
-        Software(
-            "torchtitan",
-            loss="dense",
-            repeats_kv=True,
-            layer_ops=30,
-        ),
+        Software("deepspeed-chat", loss="shifted", layer_ops=25, concatenates_cache=True, whole_prefill=True),
+        # PyTorch's own modules under FSDP2, losses whole, attention with values repeated for grouped queries; fp32
+        # weights cast for computing (torchtitan/models/llama).
+        Software("torchtitan", loss="dense", repeats_kv=True, layer_ops=30),
         # Transformers' modules under FSDP1, bitsandbytes' NF4 (fsdp_qlora/train.py).
-        Software(
-            "fsdp-qlora",
-            concatenates_cache=True,
-            loss="shifted",
-            fused_activation=False,
-            repeats_kv=False,
-        ),
+        Software("fsdp-qlora", concatenates_cache=True, loss="shifted", fused_activation=False, repeats_kv=False),
         # One process a device over Transformers' modules: FSDP by name, and NeMo's Automodel.
         Software("pytorch-fsdp", loss="dense", repeats_kv=False, fused_activation=False),
         Software("automodel", loss="dense", repeats_kv=False, fused_activation=False),
         Software("gpt-neox", loss="dense", fused_norm=True, pointwise=0.75, layer_ops=25),
-        # Generation servers: weights and paged cache, one CUDA graph a step; DeepSpeed's kernels
-        # are injected, and launched one by one.
+        # Generation servers: weights and paged cache, one CUDA graph a step; DeepSpeed's kernels are injected, and
+        # launched one by one.
         Software(
             "lmdeploy",
             admits_by_cache=True,
@@ -166,28 +140,18 @@ ENGINES = {
             repeats_kv=False,
             prefill_tokens=8192,
         ),
-        Software(
-            "deepspeed-inference",
-            compiled=True,
-            layer_ops=22,
-            repeats_kv=False,
-        ),
+        Software("deepspeed-inference", compiled=True, layer_ops=22, repeats_kv=False),
         # PPO over DeepSpeed ZeRO with Transformers' modules; generation by them or by vLLM.
         Software(
-            "openrlhf",
-            concatenates_cache=True,
-            loss="dense",
-            lora_input_bytes=4,
-            repeats_kv=False,
-            layer_ops=30,
+            "openrlhf", concatenates_cache=True, loss="dense", lora_input_bytes=4, repeats_kv=False, layer_ops=30
         ),
         Software("verl", loss="dense", lora_input_bytes=4, repeats_kv=False, layer_ops=30),
     )
 }
 
 SHIFTED_UNTIL = "2024-09"
-"""Month of Transformers 4.45, whose loss no longer copies the shifted logits and whose prefill
-makes those of the last token alone.
+"""Month of Transformers 4.45, whose loss no longer copies the shifted logits and whose prefill makes those of the last
+token alone.
 """
 CHUNKED_FROM = "2024-10"
 """Month of torchtune's loss in chunks."""

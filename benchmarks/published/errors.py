@@ -30,9 +30,7 @@ def signed_quantile(errors: Iterable[tuple[str, float]], fraction: float) -> flo
     return float("nan")
 
 
-def compare(
-    rows: Iterable[Row], rates: Efficiency = EFFICIENCY
-) -> tuple[list[Case], list[tuple[str, str]]]:
+def compare(rows: Iterable[Row], rates: Efficiency = EFFICIENCY) -> tuple[list[Case], list[tuple[str, str]]]:
     """(comparisons, refused rows with their reasons) of typed rows."""
     found: list[Case] = []
     refused: list[tuple[str, str]] = []
@@ -45,8 +43,8 @@ def compare(
 
 
 def summary(found: Iterable[Case], group: str, tier: str = "A") -> dict[str, float]:
-    """Median, 90th percentile and bias of the factor between plan and measurement of one group and
-    tier, sources weighing the same; and the plain median. As fractions: 0.1 is 10% off.
+    """Median, 90th percentile and bias of the factor between plan and measurement of one group and tier, sources
+    weighing the same; and the plain median. As fractions: 0.1 is 10% off.
     """
     errors = [
         (case.source, case.factor)
@@ -59,7 +57,5 @@ def summary(found: Iterable[Case], group: str, tier: str = "A") -> dict[str, flo
         "median": math.expm1(weighted_quantile(errors, 0.5)),
         "p90": math.expm1(weighted_quantile(errors, 0.9)),
         "bias": math.expm1(signed_quantile(errors, 0.5)),
-        "plain_median": math.expm1(median(abs(error) for _, error in errors))
-        if errors
-        else float("nan"),
+        "plain_median": math.expm1(median(abs(error) for _, error in errors)) if errors else float("nan"),
     }

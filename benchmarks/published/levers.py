@@ -12,18 +12,17 @@ from costs.tables.rates import Efficiency
 FP8_DEVICES = ("h100", "h200", "h20", "h800", "gh200", "b200", "gb200", "l4", "l40", "l20",
                "a6000-ada", "rtx40", "rtx50", "mi300")  # fmt: skip
 FP8_GAIN = 0.75
-"""Of the ideal doubling, what scaling factors, casts and transposes leave to a matrix product in
-fp8."""
+"""Of the ideal doubling, what scaling factors, casts and transposes leave to a matrix product in fp8."""
 WITHOUT_SDPA = ("opt", "bloom", "bert", "gpt2", "mpt")
-"""Families whose attention Transformers computed operation by operation until late in 2024; others
-do so before December 2023.
+"""Families whose attention Transformers computed operation by operation until late in 2024; others do so before
+December 2023.
 """
 ON_TRANSFORMERS = ("transformers", "ms-swift", "transformers-2022", "deepspeed-chat")
 
 
 def levers_of(run: Run, software: Software, gpus: int, notes: list[str]) -> Levers:
-    """The levers of a run that trains; assumptions are added to `notes`. Raises Refused where the
-    tuning is not stated.
+    """The levers of a run that trains; assumptions are added to `notes`. Raises Refused where the tuning is not
+    stated.
     """
     own = defaults(software)
     tuning = run.tuning or ("lora" if run.lora_rank or run.lora_modules else None)
@@ -84,8 +83,8 @@ def _attention(run: Run, software: Software) -> str:
 
 
 def _weights(run: Run, software: Software, tuning: str) -> dict[str, Any]:
-    """How weights are held beside the compute type. DeepSpeed's shards have an fp32 copy, whatever
-    holds the model; fp16 does not train without one.
+    """How weights are held beside the compute type. DeepSpeed's shards have an fp32 copy, whatever holds the model;
+    fp16 does not train without one.
     """
     held = run.trained_weights
     if tuning != "full":
@@ -110,10 +109,5 @@ def in_fp8(run: Run, device: Hardware, rates: Efficiency) -> tuple[Hardware, Eff
         raise Refused(f"fp8: {device.name} has no fp8 matrix products. Leave fp8 out.")
     peaks = dict(device.peak_flops_per_second)
     gain = 1 + FP8_GAIN * (peaks.get("int8", peaks["bf16"]) / peaks["bf16"] - 1)
-    faster = tuple(
-        (name, rate * gain if name in ("bf16", "fp16") else rate) for name, rate in peaks.items()
-    )
-    return (
-        replace(device, peak_flops_per_second=faster),
-        replace(rates, attention=rates.attention / gain),
-    )
+    faster = tuple((name, rate * gain if name in ("bf16", "fp16") else rate) for name, rate in peaks.items())
+    return (replace(device, peak_flops_per_second=faster), replace(rates, attention=rates.attention / gain))

@@ -1,9 +1,8 @@
-"""Time of one iteration of PPO, GRPO or RLOO as people run it: all roles on all devices one after
-the other, or roles on devices of their own; generation by the training stack, by a hybrid engine,
-or by a server.
+"""Time of one iteration of PPO, GRPO or RLOO as people run it: all roles on all devices one after the other, or roles
+on devices of their own; generation by the training stack, by a hybrid engine, or by a server.
 
-Roles apart work side by side: scoring takes as long as the slowest of its roles, and so does
-training. Generation and training still wait for each other unless they are one step apart.
+Roles apart work side by side: scoring takes as long as the slowest of its roles, and so does training. Generation and
+training still wait for each other unless they are one step apart.
 """
 
 from collections.abc import Mapping
@@ -56,15 +55,12 @@ def iteration(planning: Planned) -> Iteration:
     updates = _updates(one, own)
     together = max if own else sum
     sent = transfer_seconds(setting) if run.served else 0.0
-    return Iteration(
-        rolled, together(passes), together(updates), sent, facts(one.engine).loop_seconds, run.lag
-    )
+    return Iteration(rolled, together(passes), together(updates), sent, facts(one.engine).loop_seconds, run.lag)
 
 
 def transfer_seconds(setting: Setting) -> float:
-    """Seconds of sending the policy's 16-bit weights to the engine that generates: broadcast by one
-    process, over the link of a node, or over that process's own network card where the devices are
-    of several nodes.
+    """Seconds of sending the policy's 16-bit weights to the engine that generates: broadcast by one process, over the
+    link of a node, or over that process's own network card where the devices are of several nodes.
     """
     device = setting.hardware
     rate = device.link_bytes_per_second
@@ -79,12 +75,7 @@ def _on(setting: Setting, devices: int) -> Setting:
 
 def _passes(one: Setting, own: Mapping[Role, int] | None, judged: bool) -> list[float]:
     """Seconds of each frozen role's passes over a rollout; rules take none."""
-    roles: dict[str, Role] = {
-        "logprobs": "policy",
-        "score": "reward",
-        "reference": "ref",
-        "value": "value",
-    }
+    roles: dict[str, Role] = {"logprobs": "policy", "score": "reward", "reference": "ref", "value": "value"}
     found = []
     for phase, role in roles.items():
         if phase == "score" and not judged:
@@ -145,8 +136,8 @@ def _rollout(planning: Planned, one: Setting, devices: int) -> float:
 
 
 def _tensor_parallel(one: Setting, levers: Levers, devices: int) -> int:
-    """Fewest devices, a power of two, whose memory holds the weights with as much room again for
-    half as large a cache.
+    """Fewest devices, a power of two, whose memory holds the weights with as much room again for half as large a
+    cache.
     """
     size = one.model.parameters * levers.dtype_bytes
     ways = 1
@@ -156,8 +147,8 @@ def _tensor_parallel(one: Setting, levers: Levers, devices: int) -> int:
 
 
 def side_by_side(setting: Setting, batch: float) -> float:
-    """Sequences of a batch that are running together: all, or of a server those whose cache of
-    average length there is room for.
+    """Sequences of a batch that are running together: all, or of a server those whose cache of average length there is
+    room for.
     """
     if not facts(setting.engine).admits_by_cache:
         return batch

@@ -1,7 +1,7 @@
 """A typed row -> what the planner says of each of its measurements, in their units.
 
-A row is planned from its run and from facts about its software; nothing is fitted to a row, and its
-id and source are not read.
+A row is planned from its run and from facts about its software; nothing is fitted to a row, and its id and source are
+not read.
 """
 
 import math
@@ -53,8 +53,8 @@ class Case:
 
     @property
     def factor(self) -> float:
-        """Natural logarithm of planned over measured: of a throughput, of the time it stands for.
-        Symmetric: a half and a double weigh the same.
+        """Natural logarithm of planned over measured: of a throughput, of the time it stands for. Symmetric: a half
+        and a double weigh the same.
         """
         if not self.measured or not self.planned or self.quantity == "fits":
             return 0.0
@@ -85,9 +85,7 @@ def _case(row: Row, measured: Measured, rates: Efficiency) -> Case:
 
 
 def _planned(planning: Planned, measured: Measured) -> float | bool:
-    """The planned number in the unit of the measured one. Raises Refused where what it takes is
-    missing.
-    """
+    """The planned number in the unit of the measured one. Raises Refused where what it takes is missing."""
     stated = planning.run.device is not None
     if measured.quantity == "fits":
         fits = _fits(planning)
@@ -141,9 +139,7 @@ def memory(planning: Planned, measured: Measured) -> float:
 
 
 def layers_apart(setting: Setting) -> int:
-    """Devices that share the layers of one model that generates, one after the other (Transformers'
-    `device_map`).
-    """
+    """Devices that share the layers of one model that generates, one after the other (Transformers' `device_map`)."""
     return setting.gpus if setting.stage == "serve" else 1
 
 
@@ -153,32 +149,25 @@ def _ways(planning: Planned) -> int:
 
 
 def _other_lengths(planning: Planned) -> float:
-    """Bytes of the blocks that rows of other lengths left: where lengths vary, logits of a new
-    length do not fit into the blocks of the last, which the allocator keeps until the device is
-    full.
+    """Bytes of the blocks that rows of other lengths left: where lengths vary, logits of a new length do not fit into
+    the blocks of the last, which the allocator keeps until the device is full.
     """
     if not planning.run.varied:
         return 0.0
-    return max(
-        moment.roles.get("policy", {}).get("logits", 0.0) for moment in moments(planning.setting)
-    )
+    return max(moment.roles.get("policy", {}).get("logits", 0.0) for moment in moments(planning.setting))
 
 
 def reserved(held: list[Moment]) -> float:
-    """Bytes that the allocator ends up holding when no part's blocks serve another part: the sum of
-    each part's own maximum.
+    """Bytes that the allocator ends up holding when no part's blocks serve another part: the sum of each part's own
+    maximum.
     """
-    parts = {
-        (role, part) for moment in held for role, sizes in moment.roles.items() for part in sizes
-    }
-    return sum(
-        max(moment.roles.get(role, {}).get(part, 0.0) for moment in held) for role, part in parts
-    )
+    parts = {(role, part) for moment in held for role, sizes in moment.roles.items() for part in sizes}
+    return sum(max(moment.roles.get(role, {}).get(part, 0.0) for moment in held) for role, part in parts)
 
 
 def _fits(planning: Planned) -> bool | None:
-    """Whether it fits; None where that is not known. A server fits where one sequence does. Roles
-    on their own devices hold different things, and which of them is the largest has no formula.
+    """Whether it fits; None where that is not known. A server fits where one sequence does. Roles on their own devices
+    hold different things, and which of them is the largest has no formula.
     """
     setting, run = planning.setting, planning.run
     if not planning.batch_stated or run.roles is not None:
@@ -204,12 +193,7 @@ def seconds_per_item(planning: Planned, measured: Measured) -> float:
         step += setting.levers.accumulation * training_seconds(setting)
     # the reference of DPO reads every pair beside the policy
     step += sum(phase.seconds for phase in forward_phases(setting)) / setting.workload.steps
-    sequences = (
-        setting.levers.micro_batch
-        * setting.levers.accumulation
-        * setting.gpus
-        / run.context_parallel
-    )
+    sequences = setting.levers.micro_batch * setting.levers.accumulation * setting.gpus / run.context_parallel
     own = devices if measured.each_gpu else 1
     if measured.per == "job":
         if not (run.train_tokens or run.steps or run.samples):

@@ -13,15 +13,14 @@ MISS = {"memory": math.log(1.10), "time": math.log(1.25)}
 
 
 def document(found: Sequence[Case], held_out: Sequence[Case]) -> str:
-    """The page. `found` is planned by the shared rates as they are, `held_out` by rates fitted to
-    the other sources.
+    """The page. `found` is planned by the shared rates as they are, `held_out` by rates fitted to the other
+    sources.
     """
     sources = {case.source for case in found}
     lines = [
         "# The planner against published measurements",
         "",
-        "Written by `python -m benchmarks.published_costs` from the typed rows in "
-        "`benchmarks/published/rows`:",
+        "Written by `python -m benchmarks.published_costs` from the typed rows in `benchmarks/published/rows`:",
         f"{len({case.id for case in found})} rows of {len(sources)} sources, {len(found)} "
         "measurements. [planning.md](planning.md) describes how to write a row.",
         "",
@@ -40,8 +39,7 @@ def document(found: Sequence[Case], held_out: Sequence[Case]) -> str:
         "torchtune had in September 2024 and the",
         "CUDA context of the Transformers page (without both, memory of training, tier A, is 13.0% "
         "in the median and 33.8% at 90%),",
-        "and the settings of DeepSpeed-Chat's step 3, which its table leaves out and its scripts "
-        "have.",
+        "and the settings of DeepSpeed-Chat's step 3, which its table leaves out and its scripts have.",
         "",
         *_kinds(found, held_out),
         "",
@@ -83,7 +81,7 @@ def _loops(held_out: Sequence[Case]) -> list[str]:
     within = {bound: sum(each <= bound for each in factors) for bound in (1.5, 2.5)}
     return [
         f"PPO and GRPO steps, held out: {within[1.5]} of {len(factors)} within a factor of 1.5, "
-        f"{within[2.5]} within 2.5.",
+        f"{within[2.5]} within 2.5."
     ]
 
 
@@ -93,8 +91,7 @@ def _fits(found: Sequence[Case]) -> list[str]:
     return [
         f"Out of memory as published: {sum(not case.planned for case in oom)} of {len(oom)} are "
         "planned as not fitting.",
-        f"Ran as published: {sum(not fits for fits in ran.values())} of {len(ran)} are planned as "
-        "not fitting.",
+        f"Ran as published: {sum(not fits for fits in ran.values())} of {len(ran)} are planned as not fitting.",
     ]
 
 
@@ -144,9 +141,7 @@ def _factors(found: Sequence[Case], source: str, group: str) -> list[tuple[str, 
     return [
         (case.source, case.factor)
         for case in found
-        if (case.source, case.group, case.tier) == (source, group, "A")
-        and case.measured
-        and case.quantity != "fits"
+        if (case.source, case.group, case.tier) == (source, group, "A") and case.measured and case.quantity != "fits"
     ]
 
 

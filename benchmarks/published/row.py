@@ -1,7 +1,7 @@
 """The type of a published measurement: what was run (`Run`) and what was measured (`Measured`).
 
-A row states what its source prints and leaves out what it does not print; the planner's assumptions
-for what is left out are part of its answer. docs/planning.md describes how to write one.
+A row states what its source prints and leaves out what it does not print; the planner's assumptions for what is left
+out are part of its answer. docs/planning.md describes how to write one.
 """
 
 import difflib
@@ -10,15 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from benchmarks.published.engines import Software, engine
 from config.errors import CostError
@@ -27,9 +19,7 @@ from costs.tables.catalogue import Hardware, hardware, shape
 from costs.tables.losses import LOSSES
 from costs.tables.shapes import ModelShape, from_config
 
-Stage = Literal[
-    "sft", "pretrain", "reward", "dpo", "ppo", "grpo", "rloo", "generate", "prefill", "load"
-]
+Stage = Literal["sft", "pretrain", "reward", "dpo", "ppo", "grpo", "rloo", "generate", "prefill", "load"]
 Role = Literal["policy", "ref", "reward", "value", "engine"]
 LOOPS = ("ppo", "grpo", "rloo")
 GENERATING = ("generate", "prefill", "load")
@@ -49,8 +39,8 @@ def _device(value: Any) -> Any:
 
 
 def with_power_limit(device: Hardware, watts: float) -> Hardware:
-    """The device under a power limit. Clocks follow the cube root of the power: power grows with
-    frequency times voltage squared, and voltage follows frequency.
+    """The device under a power limit. Clocks follow the cube root of the power: power grows with frequency times
+    voltage squared, and voltage follows frequency.
     """
     share = min(1.0, watts / device.watts) ** (1 / 3)
     return replace(device, watts=watts, attainable=device.attainable * share)
@@ -84,9 +74,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Typed(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, arbitrary_types_allowed=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, arbitrary_types_allowed=True)
 
 
 class Run(Typed):
@@ -108,8 +96,8 @@ class Run(Typed):
     fp8: bool = False
     """Matrix products in 8 bits, all else in `dtype`."""
     trained_weights: Literal["dtype", "fp32", "dtype_and_fp32"] | None = None
-    """Weights that learn are held in `dtype` alone, in fp32 and cast for computing (autocast,
-    Trainer's `bf16: true`), or in `dtype` with an fp32 copy in the optimizer (DeepSpeed, Megatron).
+    """Weights that learn are held in `dtype` alone, in fp32 and cast for computing (autocast, Trainer's `bf16: true`),
+    or in `dtype` with an fp32 copy in the optimizer (DeepSpeed, Megatron).
     """
     quantisation: Literal["nf4", "nf4-dq", "int8", "int4"] | None = None
     """Storage of frozen weights."""
@@ -120,8 +108,8 @@ class Run(Typed):
     lora_modules: tuple[str, ...] | None = None
     lora_dropout: bool | None = None
     micro_batch: Count | None = None
-    """Sequences of one forward pass on one device, both sequences of a pair counted; of a
-    generation, sequences side by side.
+    """Sequences of one forward pass on one device, both sequences of a pair counted; of a generation, sequences side
+    by side.
     """
     global_batch: Positive | None = None
     """Sequences between two optimizer steps, over all devices."""
@@ -268,8 +256,8 @@ class Measured(Typed):
         "step", "micro_step", "sample", "pair", "token", "input_token", "any_token", "first_token",
         "job", "flop",
     ] = "step"  # fmt: skip
-    """What a time is for, or what a throughput counts. `token` counts responses' tokens where
-    something is generated, `any_token` those of the prompts too.
+    """What a time is for, or what a throughput counts. `token` counts responses' tokens where something is generated,
+    `any_token` those of the prompts too.
     """
     items: Positive = 1.0
     """How many of them the time is for."""
@@ -278,8 +266,8 @@ class Measured(Typed):
     all_gpus: bool = False
     """The memory is the sum over all devices; the time is device-time (GPU-hours)."""
     counts: Literal["tensors", "reserved", "driver"] | None = None
-    """Memory of tensors (`max_memory_allocated`), of the allocator (`max_memory_reserved`), or what
-    the driver counts (nvidia-smi). None: as the engine reports it.
+    """Memory of tensors (`max_memory_allocated`), of the allocator (`max_memory_reserved`), or what the driver counts
+    (nvidia-smi). None: as the engine reports it.
     """
     weights_only: bool = False
 
@@ -292,9 +280,7 @@ class Measured(Typed):
                 f"{', '.join(units)}{nearest(self.unit, units)}."
             )
         flag = isinstance(self.value, bool)
-        if self.value is not None and (
-            flag != (self.quantity == "fits") or not (flag or 0 < self.value < math.inf)
-        ):
+        if self.value is not None and (flag != (self.quantity == "fits") or not (flag or 0 < self.value < math.inf)):
             raise ValueError(
                 f"value={self.value!r} of quantity={self.quantity} must be "
                 + ("true or false." if self.quantity == "fits" else "a number above 0.")
@@ -328,11 +314,7 @@ class Row(Typed):
         return value
 
 
-_KEYS = {
-    "": tuple(Row.model_fields),
-    "run": tuple(Run.model_fields),
-    "measured": tuple(Measured.model_fields),
-}
+_KEYS = {"": tuple(Row.model_fields), "run": tuple(Run.model_fields), "measured": tuple(Measured.model_fields)}
 
 
 def read_row(content: Any) -> Row:

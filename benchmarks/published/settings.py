@@ -33,8 +33,8 @@ class Planned:
 
 
 def planned_of(run: Run, rates: Efficiency = EFFICIENCY) -> Planned:
-    """The Setting of a run with its assumptions. Raises Refused where what decides is missing or
-    contradicts another value.
+    """The Setting of a run with its assumptions. Raises Refused where what decides is missing or contradicts another
+    value.
     """
     notes: list[str] = []
     device, software = _device(run, notes), _engine(run, notes)
@@ -129,9 +129,7 @@ def _lengths(run: Run, micro: int) -> tuple[int, float]:
     return run.max_tokens, min(float(run.max_tokens), mean or run.max_tokens)
 
 
-def _training(
-    run: Run, device: Hardware, software: Software, rates: Efficiency, notes: list[str]
-) -> Planned:
+def _training(run: Run, device: Hardware, software: Software, rates: Efficiency, notes: list[str]) -> Planned:
     gpus = _gpus(run, notes)
     micro, passes, stated = _batches(run, gpus, notes)
     tokens, mean = _lengths(run, micro)
@@ -166,24 +164,21 @@ def _steps(run: Run, sequences: float, mean: float) -> float:
 
 
 def _pipeline_stage(run: Run, passes: int) -> tuple[ModelShape, float]:
-    """The model of one pipeline stage, and time over that without idle stages (arXiv 2104.04473
-    section 2.2: 1 + (p - 1) / (v m)).
+    """The model of one pipeline stage, and time over that without idle stages (arXiv 2104.04473 section 2.2: 1 + (p -
+    1) / (v m)).
     """
     stages = run.pipeline_parallel
     if stages == 1:
         return run.model, 1.0
     if run.model.layers < stages:
         raise Refused(
-            f"pipeline_parallel={stages} is more than the {run.model.layers} layers of the model. "
-            "Change it."
+            f"pipeline_parallel={stages} is more than the {run.model.layers} layers of the model. Change it."
         )
     bubble = 1 + (stages - 1) / (run.virtual_pipeline * passes)
     return replace(run.model, layers=-(-run.model.layers // stages)), bubble
 
 
-def _generating(
-    run: Run, device: Hardware, software: Software, rates: Efficiency, notes: list[str]
-) -> Planned:
+def _generating(run: Run, device: Hardware, software: Software, rates: Efficiency, notes: list[str]) -> Planned:
     gpus, batch = _gpus(run, notes), run.micro_batch or 1
     if run.dtype is None and not run.quantisation and run.stage != "load":
         notes.append("dtype is not stated: bf16 assumed")
@@ -227,9 +222,7 @@ def _generated_lengths(run: Run, batch: int, notes: list[str]) -> tuple[int, int
     return prompt or 10, response or 200
 
 
-def _loop(
-    run: Run, device: Hardware, software: Software, rates: Efficiency, notes: list[str]
-) -> Planned:
+def _loop(run: Run, device: Hardware, software: Software, rates: Efficiency, notes: list[str]) -> Planned:
     """PPO and its kin: an iteration rolls out, scores, and updates."""
     assert run.prompt_tokens is not None
     assert run.response_tokens is not None
@@ -275,8 +268,7 @@ def _loop(
         ]
         if not allowed:
             raise Refused(
-                f"max_global_batch={run.max_global_batch} is less than one sequence a device. "
-                "Change either."
+                f"max_global_batch={run.max_global_batch} is less than one sequence a device. Change either."
             )
         fitting = [s for s in allowed if peak(moments(s)).total < device.usable_bytes]
         return Planned((fitting or allowed[:1])[-1], run, tuple(notes))

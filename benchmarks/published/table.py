@@ -17,8 +17,8 @@ ROWS = Path(__file__).parent / "rows"
 
 
 def read_table(file: Path) -> list[dict[str, Any]]:
-    """The rows of a file as they are written, each with the file's `source` and with its `run` on
-    top of the file's. A file that is a list of rows has nothing in common to add.
+    """The rows of a file as they are written, each with the file's `source` and with its `run` on top of the file's. A
+    file that is a list of rows has nothing in common to add.
     """
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     content = yaml.load(file.read_text(encoding="utf-8"), loader)
@@ -27,9 +27,7 @@ def read_table(file: Path) -> list[dict[str, Any]]:
     common = {"source": str(content.get("source", file.stem))}
     shared = content.get("run") or {}
     return [
-        {**common, **row, "run": {**shared, **(row.get("run") or {})}}
-        if isinstance(row, Mapping)
-        else row
+        {**common, **row, "run": {**shared, **(row.get("run") or {})}} if isinstance(row, Mapping) else row
         for row in content.get("rows", [])
     ]
 
@@ -52,9 +50,8 @@ def published() -> list[Row]:
 
 
 def estimates(rows: Iterable[Any]) -> list[dict[str, Any]]:
-    """For each row its numbers (`id`, `quantity`, `unit`, `planned`, `low`, `high`, `grade`, and
-    `error` where the row has a measurement), in the unit of the measurement; or `refused`, the
-    mistakes of the row.
+    """For each row its numbers (`id`, `quantity`, `unit`, `planned`, `low`, `high`, `grade`, and `error` where the row
+    has a measurement), in the unit of the measurement; or `refused`, the mistakes of the row.
     """
     return [found for row in rows for found in _row(row)]
 
@@ -71,9 +68,7 @@ def _row(row: Any) -> list[dict[str, Any]]:
 
 
 def estimate(case: Case) -> dict[str, Any]:
-    """One number; `error` is planned / measured - 1, of `fits` 0 where the plan is right and 1
-    where it is not.
-    """
+    """One number; `error` is planned / measured - 1, of `fits` 0 where the plan is right and 1 where it is not."""
     setting = case.planning.setting
     held = grade_of(
         " ".join(kind(case)),

@@ -1,5 +1,5 @@
-"""Tensor parallelism of published runs, which our stages do not have: each device is planned as one
-that holds its part of the model, and all-reduces are added.
+"""Tensor parallelism of published runs, which our stages do not have: each device is planned as one that holds its
+part of the model, and all-reduces are added.
 
 Two all-reduces a layer in each direction. Source: arXiv 1909.08053 section 3.
 """
@@ -15,8 +15,8 @@ from costs.tables.shapes import ModelShape
 
 
 def part_of(shape: ModelShape, ways: int) -> ModelShape:
-    """What one of `ways` devices holds: its heads, its part of the feed-forward width and of the
-    vocabulary; norms and the residual stream are whole.
+    """What one of `ways` devices holds: its heads, its part of the feed-forward width and of the vocabulary; norms and
+    the residual stream are whole.
     """
     return replace(
         shape,
@@ -29,11 +29,9 @@ def part_of(shape: ModelShape, ways: int) -> ModelShape:
     )
 
 
-def reducing(
-    software: Software, shape: ModelShape, sequences: float, on: Hardware, rates: Efficiency
-) -> Software:
-    """The software with the all-reduces of each layer of a decoding step, in what it launches for
-    the layer, or in the time of its graph.
+def reducing(software: Software, shape: ModelShape, sequences: float, on: Hardware, rates: Efficiency) -> Software:
+    """The software with the all-reduces of each layer of a decoding step, in what it launches for the layer, or in the
+    time of its graph.
     """
     sent = 2 * sequences * shape.width * 2.0 / (on.link_bytes_per_second * rates.network)
     if software.op_seconds:

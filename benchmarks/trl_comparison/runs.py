@@ -1,7 +1,7 @@
 """One measured run of either trainer in a fresh process, and what its files say.
 
-Both get the same prompts, models and hyper-parameters. Ours runs in a folder of its own whose data
-and models point to the workspace; TRL's gets a job.json.
+Both get the same prompts, models and hyper-parameters. Ours runs in a folder of its own whose data and models point to
+the workspace; TRL's gets a job.json.
 """
 
 import json
@@ -41,9 +41,7 @@ class Measurement:
     """What one run took."""
 
     update_seconds: list[float]
-    """Wall time from the end of one update to the end of the next; the first one is from the start
-    of training.
-    """
+    """Wall time from the end of one update to the end of the next; the first one is from the start of training."""
     phases: dict[str, float]
     """Mean seconds per update of each phase, over the updates after the first."""
     peak_bytes: int
@@ -59,9 +57,7 @@ class Measurement:
 
     @property
     def steady(self) -> slice:
-        """The updates that are timed: all but the first, which pays for warming up, unless it is
-        the only one.
-        """
+        """The updates that are timed: all but the first, which pays for warming up, unless it is the only one."""
         return slice(1 if len(self.update_seconds) > 1 else 0, None)
 
     @property
@@ -73,9 +69,7 @@ class Measurement:
         return fmean(length for lengths in self.response_lengths for length in lengths)
 
     def seconds_to_gold(self, target: float) -> float | None:
-        """Training time until the mean gold score of SMOOTHED_UPDATES updates is `target`; None if
-        it never is.
-        """
+        """Training time until the mean gold score of SMOOTHED_UPDATES updates is `target`; None if it never is."""
         for update in range(SMOOTHED_UPDATES, len(self.golds) + 1):
             if fmean(self.golds[update - SMOOTHED_UPDATES : update]) >= target:
                 return sum(self.update_seconds[:update])
@@ -85,14 +79,11 @@ class Measurement:
 def ppo_params(workspace: Workspace, overrides: Sequence[str]) -> Params:
     """The workspace's params with `overrides`. Raises ParamsError if the schema refuses them."""
     return validate(
-        compose(workspace.params.model_dump(mode="json"), {}, list(overrides)),
-        "the benchmark's overrides",
+        compose(workspace.params.model_dump(mode="json"), {}, list(overrides)), "the benchmark's overrides"
     )
 
 
-def run_ours(
-    workspace: Workspace, params: Params, folder: Path, environment: Mapping[str, str]
-) -> Measurement:
+def run_ours(workspace: Workspace, params: Params, folder: Path, environment: Mapping[str, str]) -> Measurement:
     """Our ppo stage with `params` in `folder`, which is emptied first."""
     _linked(workspace, folder, ("sft", "reward"))
     write(params, folder / "params.yaml")
@@ -105,9 +96,7 @@ def run_ours(
     phases: dict[str, float] = {}
     for row in usage:
         if first_timed <= row.step and row.phase not in ("start", "save", "other"):
-            phases[row.phase] = phases.get(row.phase, 0.0) + row.seconds / (
-                len(ends) - first_timed + 1
-            )
+            phases[row.phase] = phases.get(row.phase, 0.0) + row.seconds / (len(ends) - first_timed + 1)
     return _measurement(
         workspace,
         params,
@@ -119,11 +108,9 @@ def run_ours(
     )
 
 
-def sft_peak_bytes(
-    workspace: Workspace, params: Params, folder: Path, environment: Mapping[str, str]
-) -> int:
-    """Peak memory of our sft stage, as Measurement counts it, with PPO's LoRA and as many tokens at
-    once as PPO's micro-batch holds.
+def sft_peak_bytes(workspace: Workspace, params: Params, folder: Path, environment: Mapping[str, str]) -> int:
+    """Peak memory of our sft stage, as Measurement counts it, with PPO's LoRA and as many tokens at once as PPO's
+    micro-batch holds.
 
     It starts from models/sft, so that the base is the same; two steps.
     """
@@ -164,16 +151,12 @@ def _peak_bytes(folder: Path, stage: str) -> int:
 
 
 def run_trl(
-    workspace: Workspace,
-    params: Params,
-    folder: Path,
-    environment: Mapping[str, str],
-    accumulation: int = 1,
+    workspace: Workspace, params: Params, folder: Path, environment: Mapping[str, str], accumulation: int = 1
 ) -> Measurement:
     """TRL's PPO with the hyper-parameters of `params` in `folder`, which is emptied first.
 
-    `accumulation` micro-batches make an optimizer step. Above 1 TRL steps once per epoch whatever
-    ppo.num_mini_batches says, so it is refused then.
+    `accumulation` micro-batches make an optimizer step. Above 1 TRL steps once per epoch whatever ppo.num_mini_batches
+    says, so it is refused then.
     """
     if accumulation > 1 and params.ppo.num_mini_batches > 1:
         raise SystemExit(
@@ -212,10 +195,7 @@ def _trl_measurement(workspace: Workspace, params: Params, folder: Path) -> Meas
     process = json.loads((folder / "process.json").read_text(encoding="utf-8"))
     timed = rows[1:] or rows
     names = {name for row in timed for name in row["phases"]} - {"other"}
-    phases = {
-        name: sum(row["phases"].get(name, 0.0) for row in timed) / len(timed)
-        for name in sorted(names)
-    }
+    phases = {name: sum(row["phases"].get(name, 0.0) for row in timed) / len(timed) for name in sorted(names)}
     peak_bytes = process["peak_bytes"] - process["after_imports_bytes"]
     return _measurement(
         workspace,
@@ -241,15 +221,11 @@ def lora_of(params: Params) -> dict[str, Any] | None:
 def write_prompts(workspace: Workspace, params: Params, folder: Path) -> Path:
     """The training prompts our stage uses: those that leave room for a whole response."""
     tokenizer = load_tokenizer(workspace.folder / "data/tokenizer")
-    rows = [
-        row["prompt"] for row in jsonl.plain(workspace.folder / "data/prepared/prompts/train.jsonl")
-    ]
+    rows = [row["prompt"] for row in jsonl.plain(workspace.folder / "data/prepared/prompts/train.jsonl")]
     room = params.model.context_length - params.ppo.max_new_tokens
     fitting = [ids for ids in encode_prompts(tokenizer, rows) if len(ids) <= room]
     path = folder / "prompts.jsonl"
-    path.write_text(
-        "".join(json.dumps({"input_ids": ids}) + "\n" for ids in fitting), encoding="utf-8"
-    )
+    path.write_text("".join(json.dumps({"input_ids": ids}) + "\n" for ids in fitting), encoding="utf-8")
     return path
 
 
@@ -267,13 +243,9 @@ def _measurement(
     for row in jsonl.plain(responses):
         prompt_lengths.append([len(ids) for ids in row["prompts"]])
         response_lengths.append([len(ids) for ids in row["responses"]])
-        prompts = [
-            tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in row["prompts"]
-        ]
+        prompts = [tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in row["prompts"]]
         texts = [decode_response(tokenizer, ids) for ids in row["responses"]]
-        golds.append(
-            fmean(gold_score(prompt, text) for prompt, text in zip(prompts, texts, strict=True))
-        )
+        golds.append(fmean(gold_score(prompt, text) for prompt, text in zip(prompts, texts, strict=True)))
     return Measurement(
         seconds,
         phases,
@@ -288,29 +260,15 @@ def _measurement(
 
 @torch.no_grad()
 def gold_of(policy: Path, folder: Path, params: Params) -> float:
-    """Mean gold score of a policy's sampled responses to the first GOLD_PROMPTS held-out prompts,
-    the same random numbers for all.
+    """Mean gold score of a policy's sampled responses to the first GOLD_PROMPTS held-out prompts, the same random
+    numbers for all.
     """
     tokenizer = load_tokenizer(folder / "data/tokenizer")
-    prompts = [row["prompt"] for row in jsonl.plain(folder / "data/prepared/prompts/test.jsonl")][
-        :GOLD_PROMPTS
-    ]
-    model = (
-        load_policy(policy, params.model, tokenizer)
-        .to("cuda" if torch.cuda.is_available() else "cpu")
-        .eval()
-    )
+    prompts = [row["prompt"] for row in jsonl.plain(folder / "data/prepared/prompts/test.jsonl")][:GOLD_PROMPTS]
+    model = load_policy(policy, params.model, tokenizer).to("cuda" if torch.cuda.is_available() else "cpu").eval()
     limits = Limits(params.ppo.max_new_tokens, tokenizer.eos_token_id, tokenizer.pad_token_id)
     noise_BT = sampling_noise(len(prompts), limits.max_new_tokens, params.seed)
     rollout = generate(
-        model,
-        encode_prompts(tokenizer, prompts),
-        noise_BT,
-        params.ppo.temperature,
-        limits,
-        batch_size=200,
+        model, encode_prompts(tokenizer, prompts), noise_BT, params.ppo.temperature, limits, batch_size=200
     )
-    return fmean(
-        gold_score(p, decode_response(tokenizer, r))
-        for p, r in zip(prompts, rollout.responses, strict=True)
-    )
+    return fmean(gold_score(p, decode_response(tokenizer, r)) for p, r in zip(prompts, rollout.responses, strict=True))

@@ -1,5 +1,5 @@
-"""Run TRL 1.12.0's PPO as a `job.json` says, in a process of its own and with the bench venv's
-Python: run.py JOB_FOLDER.
+"""Run TRL 1.12.0's PPO as a `job.json` says, in a process of its own and with the bench venv's Python: run.py
+JOB_FOLDER.
 
 Reads   job.json           see benchmarks/trl_comparison/runs.py, which writes it
 Writes  updates.jsonl      one row per update: when it ended, its seconds, its seconds per phase,
@@ -9,8 +9,8 @@ Writes  updates.jsonl      one row per update: when it ended, its seconds, its s
                            versions
         policy/            the final policy
 
-The trainer is TRL's as it is; its module's functions are wrapped to tell the time. What is set
-otherwise than by TRL's defaults is in `arguments`, and only what makes both sides do the same work.
+The trainer is TRL's as it is; its module's functions are wrapped to tell the time. What is set otherwise than by TRL's
+defaults is in `arguments`, and only what makes both sides do the same work.
 """
 
 import json
@@ -27,12 +27,7 @@ import trl
 import trl.experimental.ppo.ppo_trainer as trl_ppo
 from datasets import Dataset
 from peft import LoraConfig, inject_adapter_in_model
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    PreTrainedModel,
-)
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 from trl.experimental.ppo import PPOConfig, PPOTrainer
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -74,13 +69,7 @@ class TimedTrainer(PPOTrainer):
         self.clock.enter("other")
         now = time.time()
         self.update += 1
-        row = {
-            "update": self.update,
-            "time": now,
-            "seconds": now - self.ended,
-            "phases": self.clock.take(),
-            **logs,
-        }
+        row = {"update": self.update, "time": now, "seconds": now - self.ended, "phases": self.clock.take(), **logs}
         append(self.output / "updates.jsonl", row)
         self.ended = now
 
@@ -113,27 +102,16 @@ def main(folder: Path) -> None:
 def build_trainer(job: dict[str, Any], folder: Path, accelerator: bool) -> TimedTrainer:
     """The four models of the job and TRL's trainer on them."""
     tokenizer = AutoTokenizer.from_pretrained(job["tokenizer"], padding_side="left")
-    loading = {
-        "dtype": DTYPES[job["dtype"]],
-        "attn_implementation": job["attention"],
-        "use_safetensors": True,
-    }
+    loading = {"dtype": DTYPES[job["dtype"]], "attn_implementation": job["attention"], "use_safetensors": True}
     lora = lora_config(job["lora"])
     policy = AutoModelForCausalLM.from_pretrained(job["sft"], **loading)
     ref_policy = None if lora else AutoModelForCausalLM.from_pretrained(job["sft"], **loading)
-    reward_model = normalised(
-        AutoModelForSequenceClassification.from_pretrained(job["reward"], **loading)
-    )
-    value_model = normalised(
-        AutoModelForSequenceClassification.from_pretrained(job["reward"], **loading)
-    )
+    reward_model = normalised(AutoModelForSequenceClassification.from_pretrained(job["reward"], **loading))
+    value_model = normalised(AutoModelForSequenceClassification.from_pretrained(job["reward"], **loading))
     if lora is not None:
         inject_adapter_in_model(lora, value_model)
         value_model.score.requires_grad_(True)
-    prompts = [
-        json.loads(line)["input_ids"]
-        for line in Path(job["prompts"]).read_text(encoding="utf-8").splitlines()
-    ]
+    prompts = [json.loads(line)["input_ids"] for line in Path(job["prompts"]).read_text(encoding="utf-8").splitlines()]
     return TimedTrainer(
         args=PPOConfig(**arguments(job, folder, accelerator)),
         processing_class=tokenizer,
@@ -147,8 +125,8 @@ def build_trainer(job: dict[str, Any], folder: Path, accelerator: bool) -> Timed
 
 
 def arguments(job: dict[str, Any], folder: Path, accelerator: bool) -> dict[str, Any]:
-    """PPOConfig's from our ppo section: the same hyper-parameters, no recomputed activations (ours
-    has none), full precision.
+    """PPOConfig's from our ppo section: the same hyper-parameters, no recomputed activations (ours has none), full
+    precision.
     """
     ppo = job["ppo"]
     same = (
@@ -190,31 +168,23 @@ def arguments(job: dict[str, Any], folder: Path, accelerator: bool) -> dict[str,
 
 
 def lora_config(lora: dict[str, Any] | None) -> LoraConfig | None:
-    """LoRA as our params say, for policy and value model alike; TRL keeps no reference then, it
-    turns the adapter off.
+    """LoRA as our params say, for policy and value model alike; TRL keeps no reference then, it turns the adapter
+    off.
     """
     if lora is None:
         return None
     return LoraConfig(
-        r=lora["rank"],
-        lora_alpha=lora["alpha"],
-        lora_dropout=lora["dropout"],
-        target_modules=lora["targets"],
+        r=lora["rank"], lora_alpha=lora["alpha"], lora_dropout=lora["dropout"], target_modules=lora["targets"]
     )
 
 
 def normalised(reward_model: PreTrainedModel) -> PreTrainedModel:
-    """The reward model with the score normalisation of its config moved into its head: a weight
-    over std, a bias of -mean / std.
+    """The reward model with the score normalisation of its config moved into its head: a weight over std, a bias of
+    -mean / std.
 
-    Ours applies it outside of the head. The bias makes both sides see the very same scores, not
-    only up to a constant.
+    Ours applies it outside of the head. The bias makes both sides see the very same scores, not only up to a constant.
     """
-    mean, std, head = (
-        reward_model.config.score_mean,
-        reward_model.config.score_std,
-        reward_model.score,
-    )
+    mean, std, head = (reward_model.config.score_mean, reward_model.config.score_std, reward_model.score)
     scaled = torch.nn.Linear(head.in_features, 1, dtype=head.weight.dtype)
     with torch.no_grad():
         scaled.weight.copy_(head.weight / std)
@@ -224,9 +194,7 @@ def normalised(reward_model: PreTrainedModel) -> PreTrainedModel:
 
 
 def watch(trainer: TimedTrainer, folder: Path, accelerator: bool) -> None:
-    """Wrap the functions `train` calls, so that the clock knows the phase, and keep the
-    responses.
-    """
+    """Wrap the functions `train` calls, so that the clock knows the phase, and keep the responses."""
     clock = trainer.clock = PhaseClock(accelerator)
     trainer.output = folder
     pad, eos = trainer.processing_class.pad_token_id, trainer.processing_class.eos_token_id
@@ -248,32 +216,21 @@ def watch(trainer: TimedTrainer, folder: Path, accelerator: bool) -> None:
         clock.enter("rollout")
         result = generation(model, queries, *arguments)
         responses = result[0][:, queries.shape[1] :].tolist()
-        row = {
-            "update": trainer.update + 1,
-            "prompts": [[t for t in ids if t != pad] for ids in queries.tolist()],
-        }
-        append(
-            folder / "responses.jsonl",
-            {**row, "responses": [until_eos(ids, eos) for ids in responses]},
-        )
+        row = {"update": trainer.update + 1, "prompts": [[t for t in ids if t != pad] for ids in queries.tolist()]}
+        append(folder / "responses.jsonl", {**row, "responses": [until_eos(ids, eos) for ids in responses]})
         return result
 
     generation = trl_ppo.batch_generation
     trl_ppo.batch_generation = keeping
     # With gradient it is the update; without, the reference (or the policy with its adapter off).
-    trl_ppo.forward = entering(
-        lambda *_: "update" if torch.is_grad_enabled() else "reference", trl_ppo.forward
-    )
+    trl_ppo.forward = entering(lambda *_: "update" if torch.is_grad_enabled() else "reference", trl_ppo.forward)
     # Between the last score and the first forward of the update are rewards and advantages.
     trl_ppo.get_reward = entering(
-        lambda model, *_: "score" if model is trainer.reward_model else "value",
-        trl_ppo.get_reward,
-        after="advantage",
+        lambda model, *_: "score" if model is trainer.reward_model else "value", trl_ppo.get_reward, after="advantage"
     )
     # A later chunk's log-probs of sampling come after an earlier chunk's score.
     trl_ppo.selective_log_softmax = entering(
-        lambda *_: "rollout" if clock.phase == "advantage" else clock.phase,
-        trl_ppo.selective_log_softmax,
+        lambda *_: "rollout" if clock.phase == "advantage" else clock.phase, trl_ppo.selective_log_softmax
     )
 
 

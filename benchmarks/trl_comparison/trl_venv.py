@@ -1,5 +1,4 @@
-"""The environment TRL's PPO runs in, .bench/trl-<version>/: that TRL, and otherwise the versions of
-constraints.txt.
+"""The environment TRL's PPO runs in, .bench/trl-<version>/: that TRL, and otherwise the versions of constraints.txt.
 
 python -m benchmarks.trl_comparison.trl_venv     makes it, or does nothing if it is there
 """
@@ -17,8 +16,8 @@ PACKAGES = (f"trl=={TRL_VERSION}", "torch", "transformers", "accelerate", "datas
 
 
 def bench_python(root: Path = ROOT) -> Path:
-    """The interpreter of the environment, which is made first if it is missing or of other versions
-    (minutes, and the network).
+    """The interpreter of the environment, which is made first if it is missing or of other versions (minutes, and the
+    network).
     """
     folder = root / ".bench" / f"trl-{TRL_VERSION}"
     python, stamp = folder / "bin" / "python", folder / "installed"
@@ -53,9 +52,7 @@ def bench_python(root: Path = ROOT) -> Path:
 
 
 def constraints_without_trl(root: Path) -> list[str]:
-    """The lines of constraints.txt but for its own TRL, so that both sides run on the same torch
-    and transformers.
-    """
+    """The lines of constraints.txt but for its own TRL, so that both sides run on the same torch and transformers."""
     lines = (root / "constraints.txt").read_text(encoding="utf-8").splitlines(keepends=True)
     return [line for line in lines if not line.startswith("trl==")]
 

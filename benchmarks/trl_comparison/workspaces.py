@@ -1,5 +1,5 @@
-"""What both trainers start from: per size a folder with data, SFT and reward model, made by our own
-stages and kept under .bench/.
+"""What both trainers start from: per size a folder with data, SFT and reward model, made by our own stages and kept
+under .bench/.
 
 .bench/work/2M/           recipes/demo.yaml at that size, trained briefly: for speed and gold score
 .bench/work/2M-v32000/    the same models with 32,000 vocabulary entries, trained on for a few
@@ -35,12 +35,7 @@ STAMP = "prepared.json"
 LENGTH_FRACTION = 0.4
 """Mean natural response length over max_new_tokens."""
 LONG_VOCABULARY = 32_000
-LORA = {
-    "rank": 8,
-    "alpha": 16.0,
-    "modules": ["q", "k", "v", "o", "gate", "up", "down"],
-    "dropout": 0.0,
-}
+LORA = {"rank": 8, "alpha": 16.0, "modules": ["q", "k", "v", "o", "gate", "up", "down"], "dropout": 0.0}
 LORA_RATE = 4.0
 """Learning rates of adapters over those of whole weights."""
 LONG_VOCABULARY_STEPS = 40
@@ -48,8 +43,8 @@ LONG_VOCABULARY_STEPS = 40
 
 
 class Size(NamedTuple):
-    """A Llama shape and how long it is trained; learning rates are the recipe's, times the recipe's
-    width over this one's.
+    """A Llama shape and how long it is trained; learning rates are the recipe's, times the recipe's width over this
+    one's.
     """
 
     width: int
@@ -64,34 +59,13 @@ class Size(NamedTuple):
 
 SIZES = {
     "2M": Size(
-        width=192,
-        layers=4,
-        heads=6,
-        mlp_width=576,
-        sft_steps=400,
-        reward_steps=600,
-        updates=24,
-        batch_size=128,
+        width=192, layers=4, heads=6, mlp_width=576, sft_steps=400, reward_steps=600, updates=24, batch_size=128
     ),
     "10M": Size(
-        width=384,
-        layers=6,
-        heads=12,
-        mlp_width=896,
-        sft_steps=200,
-        reward_steps=150,
-        updates=6,
-        batch_size=128,
+        width=384, layers=6, heads=12, mlp_width=896, sft_steps=200, reward_steps=150, updates=6, batch_size=128
     ),
     "40M": Size(
-        width=640,
-        layers=8,
-        heads=10,
-        mlp_width=1728,
-        sft_steps=120,
-        reward_steps=60,
-        updates=3,
-        batch_size=64,
+        width=640, layers=8, heads=10, mlp_width=1728, sft_steps=120, reward_steps=60, updates=3, batch_size=64
     ),
 }
 """By number of parameters, with the recipe's vocabulary."""
@@ -100,8 +74,8 @@ SIZES = {
 class Workspace(NamedTuple):
     folder: Path
     params: Params
-    """What the stages there were run with, and the ppo section of the comparison, before layout and
-    updates are set.
+    """What the stages there were run with, and the ppo section of the comparison, before layout and updates are
+    set.
     """
 
     @property
@@ -117,16 +91,12 @@ class Workspace(NamedTuple):
     @property
     def parameters(self) -> int:
         """Of the policy."""
-        return int(
-            json.loads((self.folder / "metrics/sft.json").read_text(encoding="utf-8"))["parameters"]
-        )
+        return int(json.loads((self.folder / "metrics/sft.json").read_text(encoding="utf-8"))["parameters"])
 
     @property
     def shape(self) -> dict[str, Any]:
         """The policy's config.json."""
-        return dict(
-            json.loads((self.folder / "models/sft/config.json").read_text(encoding="utf-8"))
-        )
+        return dict(json.loads((self.folder / "models/sft/config.json").read_text(encoding="utf-8")))
 
 
 def size_overrides(size: Size, recipe: Params) -> list[str]:
@@ -149,8 +119,7 @@ def size_overrides(size: Size, recipe: Params) -> list[str]:
         f"sft.learning_rate={recipe.sft.learning_rate * scale}",
         f"reward.max_steps={size.reward_steps}",
         f"reward.learning_rate={recipe.reward.learning_rate * scale}",
-        # Half the recipe's: without gradient clipping the KL of either side jumps at the whole
-        # rate.
+        # Half the recipe's: without gradient clipping the KL of either side jumps at the whole rate.
         f"ppo.learning_rate={recipe.ppo.learning_rate * scale / 2}",
         f"ppo.value_learning_rate={recipe.ppo.learning_rate * scale / 2}",
         f"ppo.batch_size={size.batch_size}",
@@ -169,30 +138,23 @@ def size_overrides(size: Size, recipe: Params) -> list[str]:
     ]
 
 
-def prepared(
-    name: str, size: Size, extra: list[str], root: Path, environment: Mapping[str, str]
-) -> Workspace:
-    """Data, SFT and reward model of a size: found under `root`, or made (minutes for 2M, an hour
-    for 40M on two cores).
+def prepared(name: str, size: Size, extra: list[str], root: Path, environment: Mapping[str, str]) -> Workspace:
+    """Data, SFT and reward model of a size: found under `root`, or made (minutes for 2M, an hour for 40M on two
+    cores).
     """
     recipe = read(RECIPE)
     content = compose(recipe, {}, [*size_overrides(size, validate(recipe, str(RECIPE))), *extra])
     return _made(root / name, content, environment)
 
 
-def long_vocabulary(
-    name: str, short: Workspace, root: Path, environment: Mapping[str, str]
-) -> Workspace:
-    """The models of `short` with LONG_VOCABULARY entries, the further ones copies of a token that
-    no text uses.
-    """
+def long_vocabulary(name: str, short: Workspace, root: Path, environment: Mapping[str, str]) -> Workspace:
+    """The models of `short` with LONG_VOCABULARY entries, the further ones copies of a token that no text uses."""
     folder = root / f"{name}-v{LONG_VOCABULARY}"
     base = folder / "base"
     overrides = ["model.random=null", "model.path=./base", "reward.init=sft"]
     overrides += [f"{stage}.max_steps={LONG_VOCABULARY_STEPS}" for stage in ("sft", "reward")]
     overrides += [
-        f"{stage}.learning_rate={getattr(short.params, stage).learning_rate / 4}"
-        for stage in ("sft", "reward")
+        f"{stage}.learning_rate={getattr(short.params, stage).learning_rate / 4}" for stage in ("sft", "reward")
     ]
     content = compose(short.params.model_dump(mode="json"), {}, overrides)
 
@@ -203,9 +165,7 @@ def long_vocabulary(
         model.resize_token_embeddings(LONG_VOCABULARY, mean_resizing=False)
         with torch.no_grad():
             for embedding in (model.get_input_embeddings(), model.get_output_embeddings()):
-                embedding.weight[known:] = embedding.weight[
-                    tokenizer.convert_tokens_to_ids("<spare>")
-                ]
+                embedding.weight[known:] = embedding.weight[tokenizer.convert_tokens_to_ids("<spare>")]
         model.save_pretrained(base)
         tokenizer.save_pretrained(base)
 
@@ -230,9 +190,7 @@ def with_adapters(short: Workspace, environment: Mapping[str, str]) -> Workspace
     )
     params = validate(content, str(folder))
     made_from = [content[name] for name in ("seed", "model", "data", "sft", "reward")]
-    digest = hashlib.sha256(
-        json.dumps([made_from, short.digest], sort_keys=True).encode()
-    ).hexdigest()
+    digest = hashlib.sha256(json.dumps([made_from, short.digest], sort_keys=True).encode()).hexdigest()
     stamp = folder / STAMP
     if not (stamp.exists() and json.loads(stamp.read_text(encoding="utf-8"))["digest"] == digest):
         shutil.rmtree(folder, ignore_errors=True)
@@ -242,9 +200,7 @@ def with_adapters(short: Workspace, environment: Mapping[str, str]) -> Workspace
         write(params, folder / "params.yaml")
         stage_process(folder, "training.reward", environment)
         model = merge(
-            load_reward_model(
-                folder / "models/reward", params.model, load_tokenizer(folder / "data/tokenizer")
-            )
+            load_reward_model(folder / "models/reward", params.model, load_tokenizer(folder / "data/tokenizer"))
         )
         model.save_pretrained(folder / "models/reward_whole")
         stamp.write_text(json.dumps({"digest": digest}) + "\n", encoding="utf-8")
@@ -258,8 +214,7 @@ def _made(
     before: Callable[[], None] | None = None,
     origin: str = "",
 ) -> Workspace:
-    """The workspace in `folder`, made again if the params or the `origin` it was made from are not
-    the same.
+    """The workspace in `folder`, made again if the params or the `origin` it was made from are not the same.
 
     Code does not count: both trainers start from the same models, however these were trained.
     """
@@ -278,37 +233,25 @@ def _made(
         write(fitted, folder / "params.yaml")
         for stage in ("sft", "reward"):
             stage_process(folder, stage_module(stage), environment)
-        stamp.write_text(
-            json.dumps({"digest": digest, "lengths": lengths}) + "\n", encoding="utf-8"
-        )
+        stamp.write_text(json.dumps({"digest": digest, "lengths": lengths}) + "\n", encoding="utf-8")
     content = compose(content, {}, json.loads(stamp.read_text(encoding="utf-8"))["lengths"])
     return Workspace(folder, validate(content, str(folder)))
 
 
 def _length_overrides(folder: Path) -> list[str]:
-    """Limits that make the data's mean response LENGTH_FRACTION of max_new_tokens, and a context
-    that holds the longest prompt too.
+    """Limits that make the data's mean response LENGTH_FRACTION of max_new_tokens, and a context that holds the
+    longest prompt too.
     """
     tokenizer = load_tokenizer(folder / "data/tokenizer")
     rows = list(jsonl.plain(folder / "data/prepared/sft/train.jsonl"))
-    responses = [
-        len(ids) for ids in encode_responses(tokenizer, [row["completion"] for row in rows])
-    ]
+    responses = [len(ids) for ids in encode_responses(tokenizer, [row["completion"] for row in rows])]
     prompts = [len(ids) for ids in encode_prompts(tokenizer, [row["prompt"] for row in rows])]
     max_new_tokens = math.ceil(sum(responses) / len(responses) / LENGTH_FRACTION)
     context = max(prompts) + max(max_new_tokens, *responses) + 1
     return [
         *(
             f"{name}={context}"
-            for name in (
-                "model.context_length",
-                "sft.max_length",
-                "reward.max_length",
-                "dpo.max_length",
-            )
+            for name in ("model.context_length", "sft.max_length", "reward.max_length", "dpo.max_length")
         ),
-        *(
-            f"{name}.max_new_tokens={max_new_tokens}"
-            for name in ("ppo", "rloo", "grpo", "evaluate")
-        ),
+        *(f"{name}.max_new_tokens={max_new_tokens}" for name in ("ppo", "rloo", "grpo", "evaluate")),
     ]

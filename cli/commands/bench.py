@@ -30,28 +30,22 @@ def bench(
     run: Annotated[
         str | None,
         typer.Option(
-            help="A run by its id, last, last-1, ..., or champion; the champion if there is one, "
-            "else the last run."
+            help="A run by its id, last, last-1, ..., or champion; the champion if there is one, else the last run."
         ),
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="With URL: which model, if it serves several.")
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="With URL: which model, if it serves several.")] = None,
     concurrency: Annotated[
-        str,
-        typer.Option(metavar="N,N,...", help="Concurrent requests, one load each; '' for none."),
+        str, typer.Option(metavar="N,N,...", help="Concurrent requests, one load each; '' for none.")
     ] = CONCURRENCIES,
     rate: Annotated[
         str,
         typer.Option(
-            metavar="N,N,...",
-            help="Requests arriving per second, one load each, however many are unanswered.",
+            metavar="N,N,...", help="Requests arriving per second, one load each, however many are unanswered."
         ),
     ] = "",
     seconds: Annotated[float, typer.Option(help="Of each load.", min=1.0)] = 10.0,
     max_tokens: Annotated[
-        int | None,
-        typer.Option(help="Longest reply; without it, evaluate.max_new_tokens.", min=1),
+        int | None, typer.Option(help="Longest reply; without it, evaluate.max_new_tokens.", min=1)
     ] = None,
     ttft_ms: Annotated[
         float, typer.Option(help="Goodput counts replies whose first token comes by then.", min=0)
@@ -59,23 +53,18 @@ def bench(
     tpot_ms: Annotated[
         float, typer.Option(help="... and whose other tokens take at most so long each.", min=0)
     ] = 100.0,
-    engine: Annotated[
-        EngineName, typer.Option(help="Of the server that is started.")
-    ] = "llama_cpp",
+    engine: Annotated[EngineName, typer.Option(help="Of the server that is started.")] = "llama_cpp",
     weights: Annotated[Weights, typer.Option(help="Of the server that is started.")] = "f32",
-    slots: Annotated[
-        int, typer.Option(help="Replies that it generates side by side.", min=1, max=256)
-    ] = 16,
+    slots: Annotated[int, typer.Option(help="Replies that it generates side by side.", min=1, max=256)] = 16,
     usd_per_hour: Annotated[
-        float | None,
-        typer.Option(help="What the server costs; without it, the price in params.yaml.", min=0),
+        float | None, typer.Option(help="What the server costs; without it, the price in params.yaml.", min=0)
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object for programs instead of a table.")
     ] = False,
 ) -> None:
-    """Measure an OpenAI-compatible endpoint under load, with the held-out prompts: latencies,
-    tokens a second, and what a million tokens cost. Ctrl-C keeps the loads that were measured.
+    """Measure an OpenAI-compatible endpoint under load, with the held-out prompts: latencies, tokens a second, and
+    what a million tokens cost. Ctrl-C keeps the loads that were measured.
     """
     root = project_root()
     from config.load import load
@@ -111,10 +100,7 @@ def _loads(concurrency: str, rate: str) -> "list[LoadSpec]":
     from serving.bench.loads import LoadSpec
 
     specs = [
-        *(
-            LoadSpec(concurrency=int(n))
-            for n in _numbers("--concurrency", concurrency, 1, 1024, int)
-        ),
+        *(LoadSpec(concurrency=int(n)) for n in _numbers("--concurrency", concurrency, 1, 1024, int)),
         *(LoadSpec(requests_per_second=n) for n in _numbers("--rate", rate, 0.01, 1000, float)),
     ]
     if not specs:
@@ -134,8 +120,7 @@ def _numbers(option: str, text: str, low: float, high: float, kind: type) -> lis
         if value is None or not low <= value <= high:
             name = "whole numbers" if kind is int else "numbers"
             raise ParamsError(
-                f"{option}={word} is out of range: {name} from {low:g} to {high:g}, separated by "
-                "commas."
+                f"{option}={word} is out of range: {name} from {low:g} to {high:g}, separated by commas."
             )
         numbers.append(value)
     return sorted(set(numbers))

@@ -32,8 +32,8 @@ def calibrate(
         bool, typer.Option("--json", help="Print one JSON object for programs.")
     ] = False,
 ) -> None:  # fmt: skip
-    """Run a few steps of every stage of a recipe here, and serve three small models: rlhf plan then
-    plans with the pace of this machine. Two minutes for the demo.
+    """Run a few steps of every stage of a recipe here, and serve three small models: rlhf plan then plans with the
+    pace of this machine. Two minutes for the demo.
     """
     root = project_root()
     params = chosen_params(root, recipe, overrides or [])

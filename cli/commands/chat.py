@@ -12,23 +12,19 @@ from cli.run_models import models_of
 
 def chat(
     run: Annotated[
-        str | None,
-        typer.Argument(help="A run by its id, last, last-1, ..., or champion; what is in place."),
+        str | None, typer.Argument(help="A run by its id, last, last-1, ..., or champion; what is in place.")
     ] = None,
     compare: Annotated[
-        bool,
-        typer.Option("--compare", help="Base, SFT, aligned model and student answer in turn."),
+        bool, typer.Option("--compare", help="Base, SFT, aligned model and student answer in turn.")
     ] = False,
-    temperature: Annotated[
-        float | None, typer.Option(help="0 is greedy; without it, evaluate.temperature.")
-    ] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy; without it, evaluate.temperature.")] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(help="Longest reply; without it, evaluate.max_new_tokens.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
 ) -> None:
-    """Talk to a run's final model in the terminal. Each line is a message; an empty line starts a
-    new conversation, Ctrl-D ends. Lines can be piped in.
+    """Talk to a run's final model in the terminal. Each line is a message; an empty line starts a new conversation,
+    Ctrl-D ends. Lines can be piped in.
     """
     root = project_root()
     with models_of(root, run, "chat") as (folder, params):

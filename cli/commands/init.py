@@ -34,8 +34,7 @@ SCRATCH_SECTIONS = ("model", *LEARNING, "evaluate")
 def init(
     name: Annotated[str, typer.Argument(help="The recipe becomes recipes/NAME.yaml.")],
     file: Annotated[
-        Path | None,
-        typer.Option("--data", parser=typed_path, metavar="FILE", help="Preferences to learn."),
+        Path | None, typer.Option("--data", parser=typed_path, metavar="FILE", help="Preferences to learn.")
     ] = None,
     study: Annotated[
         Path | None,
@@ -54,8 +53,7 @@ def init(
         ),
     ] = None,
     hardware: Annotated[
-        str | None,
-        typer.Option(help="Device such as rtx4090; without it the GPU of this machine, or none."),
+        str | None, typer.Option(help="Device such as rtx4090; without it the GPU of this machine, or none.")
     ] = None,
     usd_per_hour: Annotated[
         float | None, typer.Option(help="Price of an hour of it; without it, the catalogue's.")
@@ -64,19 +62,15 @@ def init(
         bool, typer.Option("--elsewhere", help="The run happens on another machine: any hardware.")
     ] = False,
     method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "ppo",
-    form: Annotated[
-        str | None, typer.Option("--format", help="Of the data; else its columns say.")
-    ] = None,
+    form: Annotated[str | None, typer.Option("--format", help="Of the data; else its columns say.")] = None,
     column: Annotated[
-        list[str] | None,
-        typer.Option("--column", metavar="OURS=THEIRS", help="As of rlhf data check; repeatable."),
+        list[str] | None, typer.Option("--column", metavar="OURS=THEIRS", help="As of rlhf data check; repeatable.")
     ] = None,
     vote: VoteOption = None,
     reader: ReaderOption = None,
 ) -> None:
-    """Write a recipe for your data, model and hardware that fits, and show its plan; or with
-    --study a study of a recipe. It asks nothing and replaces no file. For a file in no known layout
-    it writes a reader to fill in.
+    """Write a recipe for your data, model and hardware that fits, and show its plan; or with --study a study of a
+    recipe. It asks nothing and replaces no file. For a file in no known layout it writes a reader to fill in.
     """
     from cli.commands.plan import show
     from config.atomic_file import write_atomically
@@ -208,17 +202,12 @@ def require_here(hardware: str, here: str | None) -> None:
     )
 
 
-def lengths_fitted(
-    root: Path, params: "Params", file: str, inspection: Mapping[str, Any]
-) -> "Params":
-    """The params with a context in which 95% of the data's sequences fit, as far as the model and
-    LONGEST allow, and a quarantine limit above the share that is too long. Unchanged if the
-    tokenizer is not available.
+def lengths_fitted(root: Path, params: "Params", file: str, inspection: Mapping[str, Any]) -> "Params":
+    """The params with a context in which 95% of the data's sequences fit, as far as the model and LONGEST allow, and a
+    quarantine limit above the share that is too long. Unchanged if the tokenizer is not available.
     """
     source = inspection["source"]
-    form, reader = (
-        (None, source["path"]) if source["kind"] == "python" else (inspection["format"], None)
-    )
+    form, reader = (None, source["path"]) if source["kind"] == "python" else (inspection["format"], None)
     columns = [f"{ours}={theirs}" for ours, theirs in inspection["columns"].items()]
 
     def fit_of(params: "Params") -> Mapping[str, Any] | None:
@@ -244,9 +233,7 @@ def lengths_fitted(
     if fit is None or fit["enough"] is None:
         return params
     limit = min(1.0, round(fit["enough"] + QUARANTINE_MARGIN, 2))
-    return params.model_copy(
-        update={"data": params.data.model_copy(update={"max_quarantine_fraction": limit})}
-    )
+    return params.model_copy(update={"data": params.data.model_copy(update={"max_quarantine_fraction": limit})})
 
 
 def with_context(params: "Params", length: int) -> "Params":
@@ -267,14 +254,9 @@ def new_file(root: Path, folder: str, name: str) -> Path:
     """Path of the new recipe or study. Raises ParamsError for an invalid or existing name."""
     path = root / folder / f"{name}.yaml"
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
-        raise ParamsError(
-            f"{name!r} cannot name a file: letters, digits, _ - and . can. Take another name."
-        )
+        raise ParamsError(f"{name!r} cannot name a file: letters, digits, _ - and . can. Take another name.")
     if path.exists():
-        raise ParamsError(
-            f"{folder}/{name}.yaml already exists and is not replaced. Take another name, or "
-            "remove it."
-        )
+        raise ParamsError(f"{folder}/{name}.yaml already exists and is not replaced. Take another name, or remove it.")
     return path
 
 
@@ -297,8 +279,8 @@ def wanted(
     usd_per_hour: float | None,
     method: str,
 ) -> "Params":
-    """Params for the inspected data, with full fine-tuning. Raises DataError for data without
-    preferences, ParamsError, or CostError for an unknown device.
+    """Params for the inspected data, with full fine-tuning. Raises DataError for data without preferences,
+    ParamsError, or CostError for an unknown device.
     """
     from config.compose import compose
     from config.load import read, validate
@@ -347,16 +329,12 @@ def _prices(prices: Mapping[str, Any], device: str | None, usd: float | None) ->
     if row is None:
         return {}
     rate = price(row.name)
-    return overlay | {
-        "usd_per_device_hour": rate.expected,
-        "source": rate.source,
-        "date": str(rate.date),
-    }
+    return overlay | {"usd_per_device_hour": rate.expected, "source": rate.source, "date": str(rate.date)}
 
 
 def _longest(folder: Path) -> int:
-    """The most tokens that a model folder's config allows (`n_positions` in GPT-2's); no limit if
-    the folder is missing.
+    """The most tokens that a model folder's config allows (`n_positions` in GPT-2's); no limit if the folder is
+    missing.
     """
     config = folder / "config.json"
     content = json.loads(config.read_text("utf-8")) if config.is_file() else {}
@@ -365,8 +343,8 @@ def _longest(folder: Path) -> int:
 
 
 def _pad_token(folder: Path, model: str) -> str | None:
-    """The pad token of the tokenizer in a folder, that of the base recipe's family, or None: the
-    data stage then reports what is missing.
+    """The pad token of the tokenizer in a folder, that of the base recipe's family, or None: the data stage then
+    reports what is missing.
     """
     config = folder / "tokenizer_config.json"
     if not config.is_file():
@@ -378,8 +356,8 @@ def _pad_token(folder: Path, model: str) -> str | None:
 
 
 def chat_turn(folder: Path) -> str | None:
-    """How the chat template of the model in a folder puts a user's first turn, with {prompt} in its
-    place: plain prompts are then what the model knows. None without such a template.
+    """How the chat template of the model in a folder puts a user's first turn, with {prompt} in its place: plain
+    prompts are then what the model knows. None without such a template.
 
     A beginning-of-sequence token in front is left to the tokenizer, which adds it to any text.
     """
@@ -399,9 +377,7 @@ def chat_turn(folder: Path) -> str | None:
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     turn = [{"role": "user", "content": "{prompt}"}]
     try:
-        text = environment.from_string(source).render(
-            messages=turn, add_generation_prompt=True, **tokens
-        )
+        text = environment.from_string(source).render(messages=turn, add_generation_prompt=True, **tokens)
     except (TemplateError, TypeError):
         return None
     start = tokens.get("bos_token") or ""
@@ -411,9 +387,8 @@ def chat_turn(folder: Path) -> str | None:
 
 
 def fitting(params: "Params") -> tuple["Params", str]:
-    """The params unchanged if every stage fits; else with the cheapest levers that keep full
-    fine-tuning; else with adapters. With a description of the choice. Raises CostError if nothing
-    fits.
+    """The params unchanged if every stage fits; else with the cheapest levers that keep full fine-tuning; else with
+    adapters. With a description of the choice. Raises CostError if nothing fits.
     """
     from costs.planning.planner import plan
     from costs.planning.search import cheapest
@@ -456,8 +431,8 @@ def recipe(root: Path, params: "Params", remark: str) -> str:
 
 
 def overlay_of(base: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """The overlay that turns `base` into `wanted`: mappings key by key; lists, null and a source of
-    another kind are replaced.
+    """The overlay that turns `base` into `wanted`: mappings key by key; lists, null and a source of another kind are
+    replaced.
     """
     overlay: dict[str, Any] = {}
     for key, value in wanted.items():

@@ -25,28 +25,19 @@ if TYPE_CHECKING:
 FIRST_PAIRS = 50
 """Pairs drawn if there are none yet."""
 
-AsJson = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object for programs instead of a table.")
-]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for programs instead of a table.")]
 
 
 def label(
     new: Annotated[
-        int | None,
-        typer.Option("--new", min=1, help="First draw this many new pairs from the aligned model."),
+        int | None, typer.Option("--new", min=1, help="First draw this many new pairs from the aligned model.")
     ] = None,
     temperature: Annotated[float, typer.Option(help="Sampling temperature of new pairs.")] = 1.0,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of new pairs; without it, one that was not used yet.")
-    ] = None,
-    annotator: Annotated[
-        str | None, typer.Option(help="Name to start with; the page asks otherwise.")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of new pairs; without it, one that was not used yet.")] = None,
+    annotator: Annotated[str | None, typer.Option(help="Name to start with; the page asks otherwise.")] = None,
     port: Annotated[int, typer.Option(help="Port of the page; 0 takes a free one.")] = 0,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
-    report: Annotated[
-        bool, typer.Option("--report", help="Only show progress and agreement.")
-    ] = False,
+    report: Annotated[bool, typer.Option("--report", help="Only show progress and agreement.")] = False,
     judge: Annotated[
         bool,
         typer.Option(
@@ -58,8 +49,8 @@ def label(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare pairs of responses on a local page, by keyboard. The next run trains on the votes, or
-    with --judge is judged by them.
+    """Compare pairs of responses on a local page, by keyboard. The next run trains on the votes, or with --judge is
+    judged by them.
     """
     from labelling.judging import JUDGE_PAIRS, pairs_to_judge
     from labelling.server import Session, serve, url
@@ -97,9 +88,7 @@ def _stop_on_signals(server: "ThreadingHTTPServer") -> None:
 
 
 def draw(root: Path, count: int, temperature: float, seed: int | None) -> None:
-    """Draw new pairs in a separate process. Raises EnvironmentFault if it fails; existing pairs are
-    kept.
-    """
+    """Draw new pairs in a separate process. Raises EnvironmentFault if it fails; existing pairs are kept."""
     command = [
         sys.executable,
         "-m",
@@ -113,15 +102,12 @@ def draw(root: Path, count: int, temperature: float, seed: int | None) -> None:
     code = subprocess.run(command, cwd=root, stdout=sys.stderr, check=False).returncode
     if code:
         raise EnvironmentFault(
-            f"no pairs were drawn (exit code {code}), the line above says why; those drawn before "
-            "are unchanged."
+            f"no pairs were drawn (exit code {code}), the line above says why; those drawn before are unchanged."
         )
 
 
 def label_import(
-    file: Annotated[
-        Path, typer.Argument(parser=typed_path, metavar="FILE", help="The exported JSON file.")
-    ],
+    file: Annotated[Path, typer.Argument(parser=typed_path, metavar="FILE", help="The exported JSON file.")],
     form: Annotated[str, typer.Option("--format", help="label-studio or argilla.")],
     column: Annotated[
         list[str] | None,
@@ -132,8 +118,7 @@ def label_import(
         ),
     ] = None,
     question: Annotated[
-        str | None,
-        typer.Option(help="The question that asks for the preference, if several could be it."),
+        str | None, typer.Option(help="The question that asks for the preference, if several could be it.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -142,11 +127,7 @@ def label_import(
 
     taken_in = take_in(project_root(), file, form, _columns(column or []), question)
     if as_json:
-        typer.echo(
-            json.dumps(
-                {key: value for key, value in taken_in._asdict().items() if key != "reasons"}
-            )
-        )
+        typer.echo(json.dumps({key: value for key, value in taken_in._asdict().items() if key != "reasons"}))
         return
     typer.echo(
         f"{taken_in.imported} votes of {file} are in {taken_in.votes}; {taken_in.unchanged} were "
@@ -155,10 +136,7 @@ def label_import(
     if taken_in.agreement is not None:
         typer.echo(f"Annotators agree in {taken_in.agreement:.1%} of couples of votes on a pair.")
     if taken_in.refused:
-        typer.echo(
-            f"{taken_in.refused} refused: {taken_in.reasons}. All of them are in "
-            f"{taken_in.quarantine}."
-        )
+        typer.echo(f"{taken_in.refused} refused: {taken_in.reasons}. All of them are in {taken_in.quarantine}.")
 
 
 def _columns(pairs: Sequence[str]) -> dict[str, str]:

@@ -1,5 +1,5 @@
-"""`rlhf plan`: what a run will need before it starts, as a table, JSON or an HTML page; and what
-another file changes, the best levers, how a figure comes about, and a server's plan.
+"""`rlhf plan`: what a run will need before it starts, as a table, JSON or an HTML page; and what another file changes,
+the best levers, how a figure comes about, and a server's plan.
 """
 
 import json
@@ -22,44 +22,28 @@ if TYPE_CHECKING:
 app = typer.Typer(invoke_without_command=True)
 
 File = Annotated[
-    Path,
-    typer.Option(
-        "--params", "--recipe", parser=typed_path, metavar="FILE", help="Params file to plan."
-    ),
+    Path, typer.Option("--params", "--recipe", parser=typed_path, metavar="FILE", help="Params file to plan.")
 ]
 Assignments = Annotated[
-    list[str],
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one parameter; repeatable."),
+    list[str], typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one parameter; repeatable.")
 ]
 Stages = Annotated[
     list[str],
-    typer.Option(
-        "--stage",
-        help="Plan this stage alone; the file may then leave other sections out. Repeatable.",
-    ),
+    typer.Option("--stage", help="Plan this stage alone; the file may then leave other sections out. Repeatable."),
 ]
 Device = Annotated[
     str | None,
-    typer.Option(
-        "--hardware",
-        metavar="NAME",
-        help="Device, such as a100-80; without it, this machine's CPU.",
-    ),
+    typer.Option("--hardware", metavar="NAME", help="Device, such as a100-80; without it, this machine's CPU."),
 ]
 Gpus = Annotated[
-    int | None,
-    typer.Option("--gpus", help="Devices of every stage; without it, as many as it has processes."),
+    int | None, typer.Option("--gpus", help="Devices of every stage; without it, as many as it has processes.")
 ]
-Price = Annotated[
-    float | None,
-    typer.Option("--usd-per-gpu-hour", help="Your own price, instead of the catalogue's."),
-]
+Price = Annotated[float | None, typer.Option("--usd-per-gpu-hour", help="Your own price, instead of the catalogue's.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 OfCycle = Annotated[
     bool,
     typer.Option(
-        "--retrain",
-        help="With what `rlhf retrain` adds: the examination before the run, the contest after it.",
+        "--retrain", help="With what `rlhf retrain` adds: the examination before the run, the contest after it."
     ),
 ]
 PARAMS = Path("params.yaml")
@@ -77,22 +61,16 @@ def plan(
     as_json: AsJson = False,
     retrain: OfCycle = False,
     html: Annotated[
-        Path | None,
-        typer.Option(
-            "--html", metavar="FILE", parser=typed_path, help="Write the breakdown as a page."
-        ),
+        Path | None, typer.Option("--html", metavar="FILE", parser=typed_path, help="Write the breakdown as a page.")
     ] = None,
 ) -> None:
-    """What a run will need: memory, time and money of every stage and phase, and whether it
-    fits.
-    """
+    """What a run will need: memory, time and money of every stage and phase, and whether it fits."""
     if context.invoked_subcommand is not None:
         from config.errors import UserError
 
         for option in typed_options(context).values():
             raise UserError(
-                f"{option} stands before {context.invoked_subcommand}, which does not see it "
-                "there. Put it at the end."
+                f"{option} stands before {context.invoked_subcommand}, which does not see it there. Put it at the end."
             )
         return
     from costs.ledger.history import read_history, skipped_note
@@ -111,9 +89,7 @@ def plan(
 
 @app.command()
 def compare(
-    other: Annotated[
-        Path, typer.Argument(metavar="OTHER.yaml", parser=typed_path, help="The other file.")
-    ],
+    other: Annotated[Path, typer.Argument(metavar="OTHER.yaml", parser=typed_path, help="The other file.")],
     file: File = PARAMS,
     assignments: Assignments = [],  # noqa: B006
     stage: Stages = [],  # noqa: B006
@@ -122,9 +98,7 @@ def compare(
     usd_per_gpu_hour: Price = None,
     as_json: AsJson = False,
     retrain: OfCycle = False,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="As markdown for a pull request.")
-    ] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="As markdown for a pull request.")] = False,
 ) -> None:
     """What changes from this plan to the other file's."""
     from costs.planning.compare import compare as differences
@@ -158,22 +132,12 @@ def optimise(
     usd_per_gpu_hour: Price = None,
     as_json: AsJson = False,
     adapters: Annotated[
-        bool,
-        typer.Option(
-            "--adapters", help="Try LoRA and 4-bit storage too, which change the trained model."
-        ),
+        bool, typer.Option("--adapters", help="Try LoRA and 4-bit storage too, which change the trained model.")
     ] = False,
-    max_usd: Annotated[
-        float | None, typer.Option("--max-usd", help="Most that the run may cost.")
-    ] = None,
-    max_hours: Annotated[
-        float | None, typer.Option("--max-hours", help="Longest that the run may take.")
-    ] = None,
+    max_usd: Annotated[float | None, typer.Option("--max-usd", help="Most that the run may cost.")] = None,
+    max_hours: Annotated[float | None, typer.Option("--max-hours", help="Longest that the run may take.")] = None,
     out: Annotated[
-        Path,
-        typer.Option(
-            "--out", metavar="FILE", parser=typed_path, help="Where the winning params go."
-        ),
+        Path, typer.Option("--out", metavar="FILE", parser=typed_path, help="Where the winning params go.")
     ] = Path("params.optimised.yaml"),
 ) -> None:
     """Search the levers, and write the params file that spends least."""
@@ -187,9 +151,7 @@ def optimise(
     write(best.params, out)
     if as_json:
         by_stage = {name: _found_json(stage_search) for name, stage_search in best.found.items()}
-        typer.echo(
-            json.dumps(by_stage | {"changes": list(best.changes), "written": str(out)}, indent=2)
-        )
+        typer.echo(json.dumps(by_stage | {"changes": list(best.changes), "written": str(out)}, indent=2))
         return
     _print(_views().search_view(best.found))
     typer.echo(f"written: {out}")
@@ -197,9 +159,7 @@ def optimise(
 
 @app.command()
 def explain(
-    part: Annotated[
-        str, typer.Argument(metavar="[STAGE[.PHASE]]", help="What of; without it, the run.")
-    ] = "",
+    part: Annotated[str, typer.Argument(metavar="[STAGE[.PHASE]]", help="What of; without it, the run.")] = "",
     file: File = PARAMS,
     assignments: Assignments = [],  # noqa: B006
     stage: Stages = [],  # noqa: B006
@@ -224,8 +184,7 @@ def serve(
     usd_per_gpu_hour: Price = None,
     as_json: AsJson = False,
     requests_per_second: Annotated[
-        float | None,
-        typer.Option(metavar="N", min=0.001, help="How many devices answer so many."),
+        float | None, typer.Option(metavar="N", min=0.001, help="How many devices answer so many.")
     ] = None,
     weights: Annotated[Weights, typer.Option(help="Of the GGUF file, on a CPU.")] = "f32",
     slots: Annotated[int, typer.Option(help="Replies side by side.", min=1, max=1024)] = 16,
@@ -292,8 +251,7 @@ def _is_guessed(params: "Params", aim: "Target", hardware: str | None) -> list[s
     from costs.planning.settings import untimed
 
     lines = [
-        f"{setting}={path} does not exist: its rows are assumed. Put the file there, or fix the "
-        "path."
+        f"{setting}={path} does not exist: its rows are assumed. Put the file there, or fix the path."
         for setting, path in expected_files(Path(), params).items()
         if not Path(path).exists()
     ]
@@ -301,9 +259,7 @@ def _is_guessed(params: "Params", aim: "Target", hardware: str | None) -> list[s
         return lines
     machine = this_machine(Path())
     if machine is None:
-        lines.append(
-            "The pace of this machine is not measured: rlhf calibrate does that in two minutes."
-        )
+        lines.append("The pace of this machine is not measured: rlhf calibrate does that in two minutes.")
     elif stages := untimed(params, aim):
         lines.append(
             f"{', '.join(stages)}: not timed here with this model. rlhf calibrate, with the same "
@@ -361,9 +317,7 @@ def _write(path: Path, text: str) -> None:
     try:
         write_atomically(path, text)
     except OSError as error:
-        raise EnvironmentFault(
-            f"{path} cannot be written: {error.strerror}. Name another file."
-        ) from None
+        raise EnvironmentFault(f"{path} cannot be written: {error.strerror}. Name another file.") from None
 
 
 def _found_json(stage_search: "Found") -> dict[str, Any]:

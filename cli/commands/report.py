@@ -24,31 +24,19 @@ WIDE = 110
 
 def report(
     context: typer.Context,
-    run_id: Annotated[
-        str | None, typer.Argument(help="Run to report on; the newest by default.")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the ledger as JSON: totals, stages, phases.")
-    ] = False,
-    costs: Annotated[
-        bool, typer.Option("--costs", help="Show every phase of every stage.")
-    ] = False,
-    html: Annotated[
-        bool, typer.Option("--html", help="Write report/report.html and print its path.")
-    ] = False,
+    run_id: Annotated[str | None, typer.Argument(help="Run to report on; the newest by default.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the ledger as JSON: totals, stages, phases.")] = False,
+    costs: Annotated[bool, typer.Option("--costs", help="Show every phase of every stage.")] = False,
+    html: Annotated[bool, typer.Option("--html", help="Write report/report.html and print its path.")] = False,
     open_page: Annotated[
         bool, typer.Option("--open", help="Write report/report.html and open it in the browser.")
     ] = False,
-    sync: Annotated[
-        bool, typer.Option("--sync", help="Ship the rows that MLflow has not got yet.")
-    ] = False,
+    sync: Annotated[bool, typer.Option("--sync", help="Ship the rows that MLflow has not got yet.")] = False,
     every: Annotated[
-        bool,
-        typer.Option("--all", help="Write report/all.html: every run, its cost and its quality."),
+        bool, typer.Option("--all", help="Write report/all.html: every run, its cost and its quality.")
     ] = False,
     assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="section.key=value, for example another price."),
+        list[str] | None, typer.Option("--set", help="section.key=value, for example another price.")
     ] = None,
 ) -> None:
     """What a run cost and what it bought: stages, time, money, key figures."""
@@ -75,9 +63,7 @@ def report(
         _print(root, params, run_id, costs)
 
 
-def _write_page(
-    root: Path, params: "Params", run_id: str | None, quiet: bool, open_page: bool
-) -> None:
+def _write_page(root: Path, params: "Params", run_id: str | None, quiet: bool, open_page: bool) -> None:
     from reporting.build import build_report
 
     page = build_report(root, params, run_id).resolve()
@@ -94,9 +80,7 @@ def _open(page: Path) -> None:
 
 
 def run_json(root: Path, params: "Params", run_id: str | None = None) -> dict[str, Any]:
-    """The ledger of a run with plan, measurement and error side by side, and what a point of win
-    rate cost.
-    """
+    """The ledger of a run with plan, measurement and error side by side, and what a point of win rate cost."""
     from costs.ledger.reconcile import as_dict
     from reporting.inputs import read_findings
     from reporting.verdict import usd_per_win_rate_point
@@ -109,8 +93,7 @@ def run_json(root: Path, params: "Params", run_id: str | None = None) -> dict[st
 
 
 def run_params(root: Path, run_id: str | None, assignments: list[str]) -> "Params":
-    """The params kept with the run, so that a later price change does not change its bill; else
-    those of the project.
+    """The params kept with the run, so that a later price change does not change its bill; else those of the project.
 
     `assignments` override them. Raises ParamsError for a broken file or assignment.
     """
@@ -134,22 +117,14 @@ def stage_table(findings: "Findings") -> "Table":
     from reporting.numbers import duration, usd
 
     book = findings.ledger
-    table = Table(
-        "stage", "result", box=None, show_footer=True, header_style="bold", footer_style="bold"
-    )
+    table = Table("stage", "result", box=None, show_footer=True, header_style="bold", footer_style="bold")
     table.columns[0].footer = "total"
     table.add_column("time", duration(book.total_seconds), justify="right")
     table.add_column("cost", usd(book.total_usd), justify="right")
     table.add_column("key figure")
     for stage in book.stages:
         figure = key_figure(stage.stage, findings.metrics.get(stage.stage, {}))
-        table.add_row(
-            stage.stage,
-            stage.state,
-            duration(stage.seconds),
-            usd(stage.usd),
-            figure or stage.message,
-        )
+        table.add_row(stage.stage, stage.state, duration(stage.seconds), usd(stage.usd), figure or stage.message)
     return table
 
 
@@ -166,19 +141,14 @@ def phase_table(book: "Ledger") -> "Table":
         for phase in stage.phases:
             tokens = count(phase.tokens) if phase.tokens else ABSENT
             table.add_row(
-                stage.stage,
-                phase.phase,
-                duration(phase.seconds),
-                usd(phase.usd),
-                tokens,
-                memory(phase.peak_bytes),
+                stage.stage, phase.phase, duration(phase.seconds), usd(phase.usd), tokens, memory(phase.peak_bytes)
             )
     return table
 
 
 def plan_tables(reconciled: "Reconciled", wide: bool) -> list["Table"]:
-    """Planned and measured for every phase, stage and the run: one table if it fits, else one of
-    times and one of costs and memory.
+    """Planned and measured for every phase, stage and the run: one table if it fits, else one of times and one of
+    costs and memory.
     """
     groups = [("time", "cost", "memory")] if wide else [("time",), ("cost", "memory")]
     return [_plan_table(reconciled, group) for group in groups]
@@ -227,18 +197,15 @@ def _cells(comparison: "Comparison") -> dict[str, list[str]]:
 
 
 def cost_notes(root: Path, findings: "Findings") -> list[str]:
-    """Waste, savings, cost per point of win rate, whether there was a plan, and unreadable lines of
-    the plan history.
+    """Waste, savings, cost per point of win rate, whether there was a plan, and unreadable lines of the plan
+    history.
     """
     from costs.ledger.history import read_history, skipped_note
     from reporting.numbers import usd
     from reporting.verdict import usd_per_win_rate_point
 
     book, point = findings.ledger, usd_per_win_rate_point(findings)
-    notes = [
-        f"Wasted on work done again: {usd(book.waste_usd)}. Saved by unchanged stages: "
-        f"{usd(book.saved_usd)}."
-    ]
+    notes = [f"Wasted on work done again: {usd(book.waste_usd)}. Saved by unchanged stages: {usd(book.saved_usd)}."]
     retries = sum(stage.memory_retries for stage in book.stages)
     if retries:
         notes.append(f"Work done again in smaller pieces because memory ran out: {retries} times.")

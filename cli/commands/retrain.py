@@ -17,16 +17,12 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
-AsJson = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object for programs instead of lines.")
-]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for programs instead of lines.")]
 
 
-def retrain_cycle(
-    recipe: Path | None, overrides: list[str], force: bool, yes: bool, as_json: bool
-) -> int:
-    """Run one cycle in this process and print its outcome; returns the exit code. Raises RlhfError
-    as `rlhf run` does.
+def retrain_cycle(recipe: Path | None, overrides: list[str], force: bool, yes: bool, as_json: bool) -> int:
+    """Run one cycle in this process and print its outcome; returns the exit code. Raises RlhfError as `rlhf run`
+    does.
     """
     from cli.flow_run import exit_code, run_flow
 
@@ -53,9 +49,7 @@ def _ended(root: Path) -> dict[str, Any]:
     from config.workspace.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, RetrainRow
 
     row: RetrainRow = next(
-        row
-        for row in reversed(jsonl.read(root / RETRAIN_ROWS, RetrainRow).rows)
-        if row.event == "end"
+        row for row in reversed(jsonl.read(root / RETRAIN_ROWS, RetrainRow).rows) if row.event == "end"
     )
     folder = root / RETRAIN_FOLDER / row.cycle
     records = {
@@ -84,8 +78,8 @@ def promote(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make the model of a run the champion without a contest; the current one becomes `previous`.
-    rlhf retrain promotes on evidence.
+    """Make the model of a run the champion without a contest; the current one becomes `previous`. rlhf retrain
+    promotes on evidence.
     """
     from reporting.runs_named import resolve_one
     from tasks.champions.registry import promote as put_in_place
@@ -112,12 +106,7 @@ def rollback(
     if record.champion is not None and record.previous is not None:
         _confirm(f"Go back from {record.champion.run_id} to {record.previous.run_id}?", yes)
     after = go_back(root, why or "by hand")
-    _announce(
-        root,
-        after,
-        f"{_champion_id(after)} is the champion again, instead of {_champion_id(record)}.",
-        as_json,
-    )
+    _announce(root, after, f"{_champion_id(after)} is the champion again, instead of {_champion_id(record)}.", as_json)
 
 
 def _confirm(question: str, yes: bool) -> None:
@@ -126,8 +115,7 @@ def _confirm(question: str, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise UserError(
-            f"{question.splitlines()[-1]} stdin is not a terminal: approve with --yes. Nothing was "
-            "changed."
+            f"{question.splitlines()[-1]} stdin is not a terminal: approve with --yes. Nothing was changed."
         )
     print(f"{question} [y/N] ", file=sys.stderr, end="", flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):

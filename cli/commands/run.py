@@ -25,14 +25,10 @@ if TYPE_CHECKING:
 
 
 def run_pipeline(
-    recipe: Path | None,
-    overrides: list[str],
-    yes: bool,
-    as_json: bool,
-    changed_code: str | None = None,
+    recipe: Path | None, overrides: list[str], yes: bool, as_json: bool, changed_code: str | None = None
 ) -> int:
-    """Plan the run, then run the flow and print the result; returns the exit code. Raises RlhfError
-    for what the user can fix and for a crash.
+    """Plan the run, then run the flow and print the result; returns the exit code. Raises RlhfError for what the user
+    can fix and for a crash.
     """
     if changed_code is not None:
         os.environ[CHANGED_CODE_VARIABLE] = changed_code
@@ -51,16 +47,11 @@ def run_pipeline(
 
 
 def _end_without_server(code: int) -> None:
-    """Exit at once if the server is gone: Prefect's threads would try for minutes to send it the
-    rest.
-    """
+    """Exit at once if the server is gone: Prefect's threads would try for minutes to send it the rest."""
     from tasks.servers.lost_server import is_gone
 
     if is_gone():
-        print(
-            "warning: the Prefect server is gone, its pages do not show how this run ended.",
-            file=sys.stderr,
-        )
+        print("warning: the Prefect server is gone, its pages do not show how this run ended.", file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -88,24 +79,18 @@ def result(root: Path, params: Params) -> dict[str, Any]:
     """What `--json` prints: the ledger of the newest run, its report, its pages."""
     content = run_json(root, params)
     report = own_report(root, content["run_id"])
-    return {
-        **content,
-        "report": str(report) if report else None,
-        "pages": pages(root, params, servers(root)),
-    }
+    return {**content, "report": str(report) if report else None, "pages": pages(root, params, servers(root))}
 
 
 def own_report(root: Path, run_id: str) -> Path | None:
-    """The current report if it belongs to this run, which then has its own copy; None if it belongs
-    to an earlier one.
+    """The current report if it belongs to this run, which then has its own copy; None if it belongs to an earlier
+    one.
     """
     return root / REPORT if (kept_folder(root, run_id) / REPORT).exists() else None
 
 
 def show(root: Path, params: Params) -> None:
-    """The table, the verdict, the report, and the commands that open this run in Prefect's and
-    MLflow's pages.
-    """
+    """The table, the verdict, the report, and the commands that open this run in Prefect's and MLflow's pages."""
     findings = read_findings(root, params)
     judged = verdict(findings)
     console = Console(highlight=False, soft_wrap=True)

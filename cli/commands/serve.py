@@ -23,36 +23,21 @@ def serve(
     ] = None,
     port: Annotated[int, typer.Option(help="Port of 127.0.0.1.", min=1, max=65535)] = 8000,
     engine: Annotated[
-        EngineName,
-        typer.Option(
-            help="llama_cpp; or vllm, for GPUs and any architecture, from its own environment."
-        ),
+        EngineName, typer.Option(help="llama_cpp; or vllm, for GPUs and any architecture, from its own environment.")
     ] = "llama_cpp",
-    weights: Annotated[
-        Weights, typer.Option(help="Which GGUF file of the export llama_cpp loads.")
-    ] = "f32",
-    slots: Annotated[
-        int, typer.Option(help="Replies that are generated side by side.", min=1, max=256)
-    ] = 4,
-    listen: Annotated[
-        str, typer.Option(help="Address to listen on; 0.0.0.0 within a container.")
-    ] = "127.0.0.1",
+    weights: Annotated[Weights, typer.Option(help="Which GGUF file of the export llama_cpp loads.")] = "f32",
+    slots: Annotated[int, typer.Option(help="Replies that are generated side by side.", min=1, max=256)] = 4,
+    listen: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 within a container.")] = "127.0.0.1",
     host: Annotated[
-        list[str] | None,
-        typer.Option(help="A Host header to answer to, besides localhost:PORT; repeatable."),
+        list[str] | None, typer.Option(help="A Host header to answer to, besides localhost:PORT; repeatable.")
     ] = None,
     engine_argument: Annotated[
-        list[str] | None,
-        typer.Option(help="An argument of `vllm serve`, such as --dtype=float32; repeatable."),
+        list[str] | None, typer.Option(help="An argument of `vllm serve`, such as --dtype=float32; repeatable.")
     ] = None,
-    record: Annotated[
-        bool,
-        typer.Option(help="Count the tokens that are served in .rlhf/served.jsonl."),
-    ] = True,
+    record: Annotated[bool, typer.Option(help="Count the tokens that are served in .rlhf/served.jsonl.")] = True,
 ) -> None:
-    """Serve a model at http://127.0.0.1:PORT/v1 (models, chat/completions, completions), with
-    /health and /metrics, until Ctrl-C or SIGTERM; running requests are answered first. Exports the
-    run if needed.
+    """Serve a model at http://127.0.0.1:PORT/v1 (models, chat/completions, completions), with /health and /metrics,
+    until Ctrl-C or SIGTERM; running requests are answered first. Exports the run if needed.
     """
     from config import jsonl
     from config.workspace.kept import kept_params

@@ -20,14 +20,7 @@ from config.workspace.rows import pipeline_rows
 from tasks.run.run import end_left_open
 from tasks.servers.flow_runs import runs_at_work
 from tasks.servers.logins import asks_for_key, asks_for_login
-from tasks.servers.plans import (
-    SERVE,
-    is_postgresql,
-    mlflow_plan,
-    prefect_plan,
-    serve_plan,
-    worker_plan,
-)
+from tasks.servers.plans import SERVE, is_postgresql, mlflow_plan, prefect_plan, serve_plan, worker_plan
 from tasks.servers.prefect_settings import api_key, own_server, settings
 from tasks.servers.processes import Server, log_path, servers, start, stop
 from tasks.ui.links import NAMES, pages
@@ -45,8 +38,8 @@ def up(
     no_auth: bool,
     mlflow_auth: bool,
 ) -> None:
-    """Start both servers, deploy the flows, start the worker, and print where to look. Raises
-    EnvironmentFault for a taken port.
+    """Start both servers, deploy the flows, start the worker, and print where to look. Raises EnvironmentFault for a
+    taken port.
     """
     if open_page not in (None, "prefect", "mlflow"):
         raise ParamsError(f"--open {open_page} is not a server: it is prefect or mlflow.")
@@ -66,9 +59,7 @@ def up(
     _make_databases(params.tracking.uri, console)
     console.print("Starting the servers ..." if not servers(root) else "Looking at the servers ...")
     running = start(root, plans)
-    for plan, server in (
-        (plan, server) for plan in plans for server in running if server.name == plan.name
-    ):
+    for plan, server in ((plan, server) for plan in plans for server in running if server.name == plan.name):
         if server.port != plan.port:
             console.print(
                 f"{plan.name} runs on port {server.port} already, not on {plan.port}. To move it: "
@@ -93,8 +84,7 @@ def up(
         about = f"{deployment.name}, on a schedule" if deployment.scheduled else deployment.name
         _say(console, [("Form", f"{deployment.url}/run   ({about})")])
     console.print(
-        f"Stop all with {this_command()} down. The logs are in {log_path(root, 'prefect').parent}.",
-        markup=False,
+        f"Stop all with {this_command()} down. The logs are in {log_path(root, 'prefect').parent}.", markup=False
     )
     if open_page:
         webbrowser.open(page_urls[open_page])
@@ -123,8 +113,8 @@ def _say(console: Console, rows: Sequence[tuple[str, str]]) -> None:
 def _checked_logins(
     root: Path, running: Sequence[Server], tracking_uri: str, no_auth: bool, mlflow_auth: bool
 ) -> tuple[bool, bool]:
-    """Whether Prefect's server asks for its key, and MLflow's for a password. Raises
-    EnvironmentFault if a running server is configured otherwise.
+    """Whether Prefect's server asks for its key, and MLflow's for a password. Raises EnvironmentFault if a running
+    server is configured otherwise.
     """
     prefect = next(server for server in running if server.name == "prefect")
     asks_key = asks_for_key(root, prefect)
@@ -166,10 +156,7 @@ def down() -> None:
     root = project_root()
     at_work = runs_at_work(root)
     if at_work:
-        print(
-            f"Letting {'the run' if len(at_work) == 1 else f'{len(at_work)} runs'} checkpoint ...",
-            flush=True,
-        )
+        print(f"Letting {'the run' if len(at_work) == 1 else f'{len(at_work)} runs'} checkpoint ...", flush=True)
     names = [server.name for server in stop(root)]
     print(
         f"Stopped {', '.join(names[:-1])}{' and ' if names[1:] else ''}{names[-1]}."
@@ -186,13 +173,9 @@ def status(as_json: bool) -> None:
     newest = rows[-1] if rows else None
     shown: dict[str, Any] = {
         "servers": [
-            {**server._asdict(), "url": server.url, "healthy": server.is_healthy()}
-            for server in servers(root)
+            {**server._asdict(), "url": server.url, "healthy": server.is_healthy()} for server in servers(root)
         ],
-        "run": {
-            "run_id": newest.run_id,
-            "state": newest.state if newest.event == "end" else "running",
-        }
+        "run": {"run_id": newest.run_id, "state": newest.state if newest.event == "end" else "running"}
         if newest
         else None,
     }
@@ -206,11 +189,7 @@ def status(as_json: bool) -> None:
         )
     if not shown["servers"]:
         print(f"No server of this project is running. Start them with {this_command()} up.")
-    print(
-        f"Newest run {shown['run']['run_id']}: {shown['run']['state']}."
-        if newest
-        else "No run yet."
-    )
+    print(f"Newest run {shown['run']['run_id']}: {shown['run']['state']}." if newest else "No run yet.")
 
 
 def _record_killed(root: Path) -> None:

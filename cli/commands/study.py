@@ -13,15 +13,13 @@ if TYPE_CHECKING:
 
 
 def study(
-    file: Annotated[
-        Path, typer.Argument(parser=typed_path, metavar="FILE", help="Such as studies/levers.yaml.")
-    ],
+    file: Annotated[Path, typer.Argument(parser=typed_path, metavar="FILE", help="Such as studies/levers.yaml.")],
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object for programs instead of a table.")
     ] = False,
 ) -> None:
-    """Run every variant of a study with every seed, and compare cost and quality with the first
-    variant's. What two variants share is made once; the same command goes on after Ctrl-C.
+    """Run every variant of a study with every seed, and compare cost and quality with the first variant's. What two
+    variants share is made once; the same command goes on after Ctrl-C.
     """
     from cli.flow_run import exit_code, on_server
     from config.workspace.study import read_study

@@ -37,18 +37,12 @@ def notes(benchmark: Benchmark, plan: ServingPlan | None) -> list[str]:
     """What the table leaves out, in lines of at most 80 characters."""
     lines = [
         f"Times in ms. Goodput: TTFT up to {benchmark.limits.ttft_ms:g} ms and TPOT up to "
-        f"{benchmark.limits.tpot_ms:g} ms.",
+        f"{benchmark.limits.tpot_ms:g} ms."
     ]
     if plan is not None and benchmark.peak_bytes is not None:
-        lines.append(
-            f"Memory: {benchmark.peak_bytes / 2**20:.0f} MiB, "
-            f"planned {plan.peak_bytes / 2**20:.0f}."
-        )
+        lines.append(f"Memory: {benchmark.peak_bytes / 2**20:.0f} MiB, planned {plan.peak_bytes / 2**20:.0f}.")
     if plan is not None and plan.slower is not None:
-        lines.append(
-            f"Plan: for this machine's pace now, {plan.slower:.2f} times the seconds of its "
-            "calibration."
-        )
+        lines.append(f"Plan: for this machine's pace now, {plan.slower:.2f} times the seconds of its calibration.")
     if plan is not None and not plan.calibrated:
         lines.append("Plan: by another machine's rates; rlhf calibrate measures those of this one.")
     at = benchmark.at_knee()
@@ -63,8 +57,7 @@ def notes(benchmark: Benchmark, plan: ServingPlan | None) -> list[str]:
     for basis in BASES:
         price = price_of(benchmark, at, basis)
         lines.append(
-            f"{basis.capitalize():<11} {usd(price.input)} per million input tokens, "
-            f"{usd(price.output)} output."
+            f"{basis.capitalize():<11} {usd(price.input)} per million input tokens, {usd(price.output)} output."
         )
     lines.append(f"At ${benchmark.usd_per_hour:g} an hour for the server.")
     return lines

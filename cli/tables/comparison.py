@@ -9,15 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reporting.comparison.runs import METRICS, Comparison
-from reporting.comparison.words import (
-    difference,
-    estimate,
-    interval,
-    letter,
-    param,
-    remarks,
-    sentence,
-)
+from reporting.comparison.words import difference, estimate, interval, letter, param, remarks, sentence
 from reporting.numbers import ABSENT, decimal, usd
 from reporting.sections.samples import shown_text
 
@@ -28,8 +20,8 @@ SAMPLES = 3
 
 
 def comparison_view(comparison: Comparison, details: bool) -> Group:
-    """A row for each variant and what follows from them; with `details` parameters, metrics, costs
-    by stage and replies of the first SIDE_BY_SIDE variants too.
+    """A row for each variant and what follows from them; with `details` parameters, metrics, costs by stage and
+    replies of the first SIDE_BY_SIDE variants too.
     """
     parts: list[Any] = [_variants(comparison), Text(), Text(sentence(comparison), style="bold")]
     parts += [Text(line) for line in remarks(comparison)]
@@ -46,9 +38,7 @@ def _variants(comparison: Comparison) -> Table:
         column.justify, column.no_wrap = "right", True
     for i, variant in enumerate(comparison.variants):
         if variant.verdict == "not run":
-            table.add_row(
-                letter(i), Text(variant.name), "", "", "", "", f"not run: {variant.reason}"
-            )
+            table.add_row(letter(i), Text(variant.name), "", "", "", "", f"not run: {variant.reason}")
             continue
         table.add_row(
             letter(i),
@@ -77,10 +67,7 @@ def _details(comparison: Comparison) -> Iterator[Any]:
             table.add_row(
                 metric.title,
                 *(estimate(variant.metrics.get(metric.name), metric) for variant in shown),
-                *(
-                    difference(variant.differences.get(metric.name), metric)
-                    for variant in shown[1:]
-                ),
+                *(difference(variant.differences.get(metric.name), metric) for variant in shown[1:]),
             )
     yield table
     yield from _titled("cost of making each stage's outputs, done once")

@@ -18,12 +18,8 @@ WIDE = 120
 
 
 def runs(
-    most: Annotated[
-        int, typer.Option("--last", metavar="N", min=1, help="List the newest N.")
-    ] = NEWEST,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON array for programs.")
-    ] = False,
+    most: Annotated[int, typer.Option("--last", metavar="N", min=1, help="List the newest N.")] = NEWEST,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array for programs.")] = False,
 ) -> None:
     """The runs of this folder, newest first: state, method, time, cost, win rate, what changed."""
     from reporting.past_runs import past_runs
@@ -73,12 +69,10 @@ def table(past: "list[PastRun]", wide: bool) -> "Table":
 
 def restore(
     run: Annotated[str, typer.Argument(help="Run by its id, or last, last-1, ...")],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object for programs.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for programs.")] = False,
 ) -> None:
-    """Restore a completed run: its parameters, models, metrics and samples, from DVC's cache or
-    remote. Nothing is trained.
+    """Restore a completed run: its parameters, models, metrics and samples, from DVC's cache or remote. Nothing is
+    trained.
     """
     from config.differences import in_a_line
     from reporting.runs_named import resolve_one

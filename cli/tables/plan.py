@@ -59,10 +59,7 @@ def interval_notes(plan: "Plan") -> list[str]:
 
     lines = [f"  {_plain(why)} ({', '.join(stages)})" for why, stages in reasons(plan).items()]
     for stage in plan.stages:
-        for band, shown in (
-            (stage.error.seconds, duration),
-            (stage.error.peak_bytes, lambda size: memory(int(size))),
-        ):
+        for band, shown in ((stage.error.seconds, duration), (stage.error.peak_bytes, lambda size: memory(int(size)))):
             if band is not None and band.corrected:
                 lines.append(
                     f"  {stage.stage}: {shown(band.expected)} expected, as plans of "
@@ -76,26 +73,19 @@ def _plain(text: str) -> str:
 
 
 def stage_table(plan: "Plan") -> Table:
-    """One row per stage, totals in the footer. The lowest and highest price have columns if they
-    differ from the expected one.
+    """One row per stage, totals in the footer. The lowest and highest price have columns if they differ from the
+    expected one.
     """
     total = plan.total
-    prices = (
-        ("low", "expected", "high") if total["usd"]["low"] < total["usd"]["high"] else ("expected",)
-    )
+    prices = ("low", "expected", "high") if total["usd"]["low"] < total["usd"]["high"] else ("expected",)
     table = Table(box=None, show_footer=True, header_style="bold", footer_style="bold")
     table.add_column("stage", "total", no_wrap=True)
-    table.add_column(
-        "memory", memory(int(total["peak_bytes_per_gpu"])), justify="right", no_wrap=True
-    )
+    table.add_column("memory", memory(int(total["peak_bytes_per_gpu"])), justify="right", no_wrap=True)
     table.add_column("fits", "yes" if total["fits"] else "no", min_width=4)
     table.add_column("time", duration(total["seconds"]), justify="right", no_wrap=True)
     for name in prices:
         table.add_column(
-            f"{name} $" if len(prices) > 1 else "cost",
-            usd(total["usd"][name]),
-            justify="right",
-            no_wrap=True,
+            f"{name} $" if len(prices) > 1 else "cost", usd(total["usd"][name]), justify="right", no_wrap=True
         )
     for stage in plan.stages:
         held = memory(int(stage.peak_bytes_per_gpu)) if stage.peak_bytes_per_gpu else "-"
@@ -115,8 +105,7 @@ def stage_notes(plan: "Plan") -> list[str]:
     return [
         f"  {total['gpu_hours']:.3g} device-hours, {total['kwh']:.2g} kWh",
         *(
-            f"  [red]{stage.stage} lacks {memory(int(stage.shortfall_bytes))} a device: "
-            f"{_plain(stage.lever)}[/red]"
+            f"  [red]{stage.stage} lacks {memory(int(stage.shortfall_bytes))} a device: {_plain(stage.lever)}[/red]"
             for stage in plan.stages
             if not stage.fits
         ),
@@ -155,17 +144,11 @@ PARTS = {
 
 def memory_table(plan: "Plan") -> Table:
     """Role by part at the peak of each stage, in MiB; parts of no role are left out."""
-    rows = [
-        ((stage.stage, role), sizes)
-        for stage in plan.stages
-        for role, sizes in stage.memory.items()
-    ]
+    rows = [((stage.stage, role), sizes) for stage in plan.stages for role, sizes in stage.memory.items()]
     return _parts_table(("stage", "MiB of"), rows)
 
 
-def _parts_table(
-    heads: tuple[str, ...], rows: "Sequence[tuple[tuple[str, ...], Mapping[str, float]]]"
-) -> Table:
+def _parts_table(heads: tuple[str, ...], rows: "Sequence[tuple[tuple[str, ...], Mapping[str, float]]]") -> Table:
     """Rows of (names under `heads`, part -> bytes)."""
     parts = {part: name for part, name in PARTS.items() if any(size.get(part) for _, size in rows)}
     table = Table(box=None, header_style="bold")
@@ -212,11 +195,7 @@ def explain_view(explained: "Explanation") -> Group:
         parts += ["", _reason_table(explained)]
     if explained.memory:
         held = [((role,), sizes) for role, sizes in explained.memory.items()]
-        parts += [
-            "",
-            "[bold]in memory at the peak of the stage[/bold]",
-            _parts_table(("MiB of",), held),
-        ]
+        parts += ["", "[bold]in memory at the peak of the stage[/bold]", _parts_table(("MiB of",), held)]
     return Group(*parts)  # type: ignore[arg-type]
 
 
@@ -232,10 +211,7 @@ def _phase_lines(phase: "PhaseReason") -> list[object]:
     table.add_column("counted as")
     for resource in phase.resources:
         table.add_row(
-            resource.name,
-            quantity(resource.amount, resource.unit),
-            duration(resource.seconds),
-            resource.formula,
+            resource.name, quantity(resource.amount, resource.unit), duration(resource.seconds), resource.formula
         )
     how = (
         "  A pass takes the longer of the device (products or reading weights,\n"
@@ -295,10 +271,7 @@ def search_view(by_stage: dict[str, "Found"]) -> Group:
             f"  {memory(int(first.device_bytes))} -> {memory(int(best.device_bytes))} a device",
         ]
         for choice in result.choices:
-            lines += [
-                f"  {choice.key}: {_value(choice.before)} -> {_value(choice.after)}",
-                f"    {choice.reason}",
-            ]
+            lines += [f"  {choice.key}: {_value(choice.before)} -> {_value(choice.after)}", f"    {choice.reason}"]
         if not result.choices:
             lines.append("  nothing to change")
     return Group(*lines)  # type: ignore[arg-type]

@@ -14,9 +14,7 @@ from config.sections.offline import Optimisation
 
 
 class Dpo(Optimisation):
-    """Direct preference optimisation of the SFT model on the preference pairs; neither reward model
-    nor sampling.
-    """
+    """Direct preference optimisation of the SFT model on the preference pairs; neither reward model nor sampling."""
 
     beta: Annotated[float, Field(gt=0)] = Field(
         description="Strength of the pull towards the SFT model: a pair's margin is beta times the "
@@ -30,9 +28,7 @@ class Dpo(Optimisation):
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = Field(
         description="Probability that a pair's label is wrong; for loss robust, 0 with the others."
     )
-    max_length: Positive = Field(
-        description="Prompt plus reply, in tokens; longer pairs are dropped and counted."
-    )
+    max_length: Positive = Field(description="Prompt plus reply, in tokens; longer pairs are dropped and counted.")
 
     @model_validator(mode="after")
     def _batches(self) -> "Dpo":

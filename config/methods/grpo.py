@@ -1,12 +1,10 @@
-"""GRPO: group relative policy optimisation. No critic: the responses to a prompt are compared with
-each other.
+"""GRPO: group relative policy optimisation. No critic: the responses to a prompt are compared with each other.
 
     S_i = score_i - penalties
-    A_i = (S_i - mean of S_j) / std of S_j - kl_coef * (KL_i - mean of KL_j) over all responses j to
-    the same prompt, at each token of i
+    A_i = (S_i - mean of S_j) / std of S_j - kl_coef * (KL_i - mean of KL_j) over all responses j to the same prompt,
+    at each token of i
 
-The paper has the KL penalty as a term of the loss; here its gradient comes with the advantage, on
-the same scale.
+The paper has the KL penalty as a term of the loss; here its gradient comes with the advantage, on the same scale.
 Source: Shao et al. 2024 (arXiv:2402.03300).
 
 Shapes: config/methods/method.py; P prompts, G responses to each.
@@ -30,15 +28,14 @@ EPSILON = 1e-4
 
 
 class Grpo(Online):
-    """Group relative policy optimisation: the responses to a prompt are compared with their mean,
-    in units of their deviation.
+    """Group relative policy optimisation: the responses to a prompt are compared with their mean, in units of their
+    deviation.
     """
 
     method: ClassVar[str] = "grpo"
 
     responses_per_prompt: GroupSize = Field(
-        description="Responses drawn from each prompt, the group that each is compared with; must "
-        "divide the batch."
+        description="Responses drawn from each prompt, the group that each is compared with; must divide the batch."
     )
     grpo_epochs: Positive = Field(description="Passes over each rollout.")
 
@@ -46,11 +43,10 @@ class Grpo(Online):
 def advantages(
     reward_BT: Tensor, score_B: Tensor, values_BT: Tensor | None, mask_BT: Tensor, settings: Grpo
 ) -> Targets:
-    """Each score relative to its group in standard deviations, and each KL penalty relative to the
-    group's mean.
+    """Each score relative to its group in standard deviations, and each KL penalty relative to the group's mean.
 
-    The penalty is not divided by the deviation: where the scores of a group are nearly equal, that
-    would amplify its noise.
+    The penalty is not divided by the deviation: where the scores of a group are nearly equal, that would amplify its
+    noise.
     """
     group = settings.responses_per_prompt
     penalty_B = score_B - reward_BT.sum(dim=1)
@@ -67,11 +63,11 @@ def group_normalised(score_B: Tensor, group: int) -> Tensor:
     - difficulty: dividing by the deviation gives prompts whose responses hardly differ, those too
       easy or too hard, as much weight as the others. RLOO does not divide.
     - length: the paper's loss is a mean over the tokens of each response, then over responses, so
-      that long bad responses are punished less per token. Ours is a mean over all tokens of a
-      mini-batch (as in DAPO, arXiv:2503.14476), which has no such bias.
+      that long bad responses are punished less per token. Ours is a mean over all tokens of a mini-batch (as in DAPO,
+      arXiv:2503.14476), which has no such bias.
 
-    The mean includes S_i, which scales the expected gradient by (G - 1) / G and does not change its
-    direction. Source: Shao et al. 2024 (arXiv:2402.03300), section 4.1.2, outcome supervision.
+    The mean includes S_i, which scales the expected gradient by (G - 1) / G and does not change its direction. Source:
+    Shao et al. 2024 (arXiv:2402.03300), section 4.1.2, outcome supervision.
     """
     score_PG = score_B.view(-1, group)
     centred_PG = score_PG - score_PG.mean(dim=1, keepdim=True)

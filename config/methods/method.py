@@ -1,7 +1,7 @@
 """The record of an alignment method.
 
-Shapes: B responses, those to the same prompt side by side; T response tokens, padded on the right,
-mask True where the token counts.
+Shapes: B responses, those to the same prompt side by side; T response tokens, padded on the right, mask True where the
+token counts.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class Targets(NamedTuple):
 
 
 Estimator = Callable[["Tensor", "Tensor", "Tensor | None", "Tensor", Any], Targets]
-"""(rewards [B, T], scores [B] as included in the rewards, values [B, T] or None without a critic,
-mask [B, T], the method's settings) -> Targets.
+"""(rewards [B, T], scores [B] as included in the rewards, values [B, T] or None without a critic, mask [B, T], the
+method's settings) -> Targets.
 """
 
 
 @dataclass(frozen=True)
 class Method:
-    """One value of align.method. Its name is also that of its params section, stage, folder under
-    runs/ and models/, and file in config/methods.
+    """One value of align.method. Its name is also that of its params section, stage, folder under runs/ and models/,
+    and file in config/methods.
     """
 
     settings: type[Section]
@@ -46,9 +46,7 @@ class Method:
     arxiv: str
     """Number of the paper; methods are listed in this order."""
     advantages: Estimator | None = None
-    """Step 5 of the loop in training/ppo.py. None: the method does not sample, and
-    training/<name>.py trains it.
-    """
+    """Step 5 of the loop in training/ppo.py. None: the method does not sample, and training/<name>.py trains it."""
 
     @property
     def samples(self) -> bool:

@@ -1,7 +1,7 @@
 """PPO: proximal policy optimisation, whose advantages come from a critic.
 
-Source: Schulman et al. 2017 (arXiv:1707.06347); for language models Ziegler et al. 2019
-(arXiv:1909.08593) and Huang et al. 2024 (arXiv:2403.17031).
+Source: Schulman et al. 2017 (arXiv:1707.06347); for language models Ziegler et al. 2019 (arXiv:1909.08593) and Huang
+et al. 2024 (arXiv:2403.17031).
 
 Shapes: config/methods/method.py.
 """
@@ -43,11 +43,11 @@ def advantages(
 
 
 def gae(reward_BT: Tensor, values_BT: Tensor, mask_BT: Tensor, gamma: float, lam: float) -> Targets:
-    """Generalised advantage estimation: A_t = sum_k (gamma * lam)^k delta_(t+k), delta_t = r_t +
-    gamma * V_(t+1) - V_t.
+    """Generalised advantage estimation: A_t = sum_k (gamma * lam)^k delta_(t+k), delta_t = r_t + gamma * V_(t+1) -
+    V_t.
 
-    The value after the last token is zero. returns = advantages + values. lam=0 is the TD error;
-    gamma=lam=1 is return minus value.
+    The value after the last token is zero. returns = advantages + values. lam=0 is the TD error; gamma=lam=1 is return
+    minus value.
     Source: Schulman et al. 2016 (arXiv:1506.02438), eq. 16.
     """
     values_BT = values_BT.where(mask_BT, 0.0)
@@ -63,8 +63,8 @@ def gae(reward_BT: Tensor, values_BT: Tensor, mask_BT: Tensor, gamma: float, lam
 
 
 def whiten(x_BT: Tensor, mask_BT: Tensor, shift_mean: bool = True) -> Tensor:
-    """Scale to variance 1 under the mask, and shift to mean 0 unless `shift_mean` is False; zero
-    where the mask is False.
+    """Scale to variance 1 under the mask, and shift to mean 0 unless `shift_mean` is False; zero where the mask is
+    False.
     """
     count = mask_BT.sum()
     mean = x_BT.where(mask_BT, 0.0).sum() / count

@@ -22,7 +22,5 @@ SAMPLING_METHODS = tuple(name for name, method in RECORDS.items() if method.samp
 
 
 def stage_module(stage: str) -> str:
-    """The module of a stage's process, `python -m <module> <stage>`. Its work is the function by
-    the module's name.
-    """
+    """The module of a stage's process, `python -m <module> <stage>`. Its work is the function by the module's name."""
     return "training.ppo" if stage in SAMPLING_METHODS else f"training.{stage}"

@@ -24,15 +24,14 @@ EPSILON = 1e-4
 
 
 class Rloo(Online):
-    """REINFORCE leave-one-out of the SFT model against the reward model: the other responses to a
-    prompt are the baseline.
+    """REINFORCE leave-one-out of the SFT model against the reward model: the other responses to a prompt are the
+    baseline.
     """
 
     method: ClassVar[str] = "rloo"
 
     responses_per_prompt: GroupSize = Field(
-        description="Responses drawn from each prompt, each the baseline of the others; must "
-        "divide the batch."
+        description="Responses drawn from each prompt, each the baseline of the others; must divide the batch."
     )
     rloo_epochs: Positive = Field(description="Passes over each rollout.")
     normalise_advantages: bool = Field(
@@ -51,11 +50,11 @@ def advantages(
 
 
 def leave_one_out(reward_B: Tensor, group: int) -> Tensor:
-    """R_i - mean of R_j over the other responses j to the same prompt, [B]. Unbiased, as the
-    baseline does not depend on R_i.
+    """R_i - mean of R_j over the other responses j to the same prompt, [B]. Unbiased, as the baseline does not depend
+    on R_i.
 
-    Source: Ahmadian et al. 2024 (arXiv:2402.14740), section 3.2; Kool et al. 2019, "Buy 4 REINFORCE
-    samples, get a baseline for free".
+    Source: Ahmadian et al. 2024 (arXiv:2402.14740), section 3.2; Kool et al. 2019, "Buy 4 REINFORCE samples, get a
+    baseline for free".
     """
     reward_PG = reward_B.view(-1, group)
     baseline_PG = (reward_PG.sum(dim=1, keepdim=True) - reward_PG) / (group - 1)

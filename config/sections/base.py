@@ -1,6 +1,4 @@
-"""The base of every section: no field has a default, unknown keys and silent conversions are
-refused.
-"""
+"""The base of every section: no field has a default, unknown keys and silent conversions are refused."""
 
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -17,18 +15,12 @@ class Section(BaseModel):
 
 
 class Sparse(Section):
-    """A section whose keys with a default may be absent: None stands for them, and is not
-    written.
-    """
+    """A section whose keys with a default may be absent: None stands for them, and is not written."""
 
     @model_serializer(mode="wrap")
     def _present(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         fields = type(self).model_fields
-        return {
-            key: value
-            for key, value in write(self).items()
-            if value is not None or fields[key].is_required()
-        }
+        return {key: value for key, value in write(self).items() if value is not None or fields[key].is_required()}
 
 
 Fraction = Annotated[float, Field(ge=0, le=1)]

@@ -19,16 +19,11 @@ class HelpdeskWorld(Section):
     problems: Annotated[int, Field(ge=2)] = Field(
         description="Problems an item may have, each with a remedy of its own."
     )
-    wordings: Positive = Field(
-        description="Ways in which customers tell each problem, greet, and show each mood."
-    )
+    wordings: Positive = Field(description="Ways in which customers tell each problem, greet, and show each mood.")
     facts: Count = Field(
-        description="Further facts that every prompt tells and a good reply repeats, each after a "
-        "word of its own."
+        description="Further facts that every prompt tells and a good reply repeats, each after a word of its own."
     )
-    fact_values: Annotated[int, Field(ge=2)] = Field(
-        description="Words that the values of facts are made of."
-    )
+    fact_values: Annotated[int, Field(ge=2)] = Field(description="Words that the values of facts are made of.")
     fact_words: Positive = Field(description="Words of a value.")
     sentence_words: Annotated[int, Field(ge=2)] = Field(
         description="Words of the longest fixed sentence; the shortest has two. With `facts` it "
@@ -40,8 +35,8 @@ class HelpdeskWorld(Section):
 
     @property
     def named_words(self) -> int:
-        """Words with a special meaning, which no sentence uses otherwise: items, values, and the
-        words before an item, the order number and each fact.
+        """Words with a special meaning, which no sentence uses otherwise: items, values, and the words before an item,
+        the order number and each fact.
         """
         return self.items + (self.fact_values + 2 * self.facts if self.facts else 0) + 3
 
@@ -85,8 +80,7 @@ class HelpdeskSource(Sparse):
         "gold score of the SFT data."
     )
     world: HelpdeskWorld | None = Field(
-        default=None,
-        description="Size and seed of a drawn world; absent is the small one written by hand.",
+        default=None, description="Size and seed of a drawn world; absent is the small one written by hand."
     )
 
 
@@ -105,8 +99,7 @@ class FileSource(Sparse):
 
     kind: Literal["file"]
     path: str = Field(
-        description="Local path or URL of a jsonl, json, csv or parquet file, also one compressed "
-        "as .gz or .zst."
+        description="Local path or URL of a jsonl, json, csv or parquet file, also one compressed as .gz or .zst."
     )
     format: Format = Field(
         description="pairs: prompt, chosen, rejected. votes: two responses and who won. ranked: "
@@ -136,12 +129,9 @@ class PythonSource(Section):
     """A function of one's own that yields rows in our formats; each is checked like any other."""
 
     kind: Literal["python"]
-    path: FunctionPath = Field(
-        description="File and function, as in readers/mine.py:read. It runs in the data stage."
-    )
+    path: FunctionPath = Field(description="File and function, as in readers/mine.py:read. It runs in the data stage.")
     files: list[str] = Field(
-        description="Files that the function is called with, as paths; the data stage runs again "
-        "when they change."
+        description="Files that the function is called with, as paths; the data stage runs again when they change."
     )
 
     @property
@@ -155,33 +145,24 @@ class HubSource(Sparse):
 
     kind: Literal["hub"]
     path: str = Field(description="Dataset id.")
-    revision: str = Field(
-        description="Revision (commit, tag or branch); pin a commit for repeatable data."
-    )
+    revision: str = Field(description="Revision (commit, tag or branch); pin a commit for repeatable data.")
     config: str | None = Field(description="Dataset configuration; null for the default.")
     split: str = Field(description="Split to read.")
     format: Format = Field(description="As for a file source.")
-    columns: dict[str, str] = Field(
-        description="Our column name -> the dataset's, where they differ."
-    )
+    columns: dict[str, str] = Field(description="Our column name -> the dataset's, where they differ.")
     vote: Vote | None = Field(default=None, description="As for a file source.")
 
 
-Source = Annotated[
-    HelpdeskSource | FileSource | PythonSource | HubSource, Field(discriminator="kind")
-]
+Source = Annotated[HelpdeskSource | FileSource | PythonSource | HubSource, Field(discriminator="kind")]
 
 
 class Data(Section):
     """Where rows come from and how they are cleaned and split."""
 
     source: Source = Field(
-        description="Preference data; also the demonstrations and prompts where no other source is "
-        "named."
+        description="Preference data; also the demonstrations and prompts where no other source is named."
     )
-    sft_source: Source | None = Field(
-        description="Demonstrations; null takes the preferred replies of data.source."
-    )
+    sft_source: Source | None = Field(description="Demonstrations; null takes the preferred replies of data.source.")
     prompt_source: Source | None = Field(
         description="Prompts for PPO and evaluation; null takes those of data.source."
     )
@@ -191,9 +172,7 @@ class Data(Section):
         "that is not there yet adds none, and the tokenizer does not learn from them; null adds "
         "none."
     )
-    prompt_template: str = Field(
-        description="How a plain prompt is put before the model; must contain {prompt}."
-    )
+    prompt_template: str = Field(description="How a plain prompt is put before the model; must contain {prompt}.")
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
         description="Share of prompts held out, by a stable hash of the prompt."
     )
@@ -208,9 +187,7 @@ class Data(Section):
     )
     max_prompt_chars: Positive = Field(description="Longer prompts are quarantined.")
     max_response_chars: Positive = Field(description="Longer replies are quarantined.")
-    max_quarantine_fraction: Fraction = Field(
-        description="More refused rows than this fail the stage."
-    )
+    max_quarantine_fraction: Fraction = Field(description="More refused rows than this fail the stage.")
 
     @property
     def fractions(self) -> tuple[float, float, float]:
@@ -248,9 +225,7 @@ class Data(Section):
         }
 
     def reads_elsewhere(self) -> bool:
-        """Whether a source is a URL or a dataset of the hub: it must be read to tell whether it has
-        changed.
-        """
+        """Whether a source is a URL or a dataset of the hub: it must be read to tell whether it has changed."""
         hub = any(isinstance(source, HubSource) for source in self.sources().values())
         return hub or bool(self.urls())
 

@@ -19,13 +19,9 @@ class StudentShape(Shape):
 class Student(Section):
     """Source of the student's initial weights: exactly one of path, random and layers."""
 
-    path: str | None = Field(
-        description="Local folder or Hugging Face model id; its tokenizer must be the teacher's."
-    )
+    path: str | None = Field(description="Local folder or Hugging Face model id; its tokenizer must be the teacher's.")
     revision: str | None = Field(description="Revision of a hub model; null takes its main branch.")
-    random: StudentShape | None = Field(
-        description="Shape of a student with random weights, drawn from the seed."
-    )
+    random: StudentShape | None = Field(description="Shape of a student with random weights, drawn from the seed.")
     layers: Positive | None = Field(
         description="Number of the teacher's own layers to start from, evenly spaced, the first "
         "and the last included; embeddings and head are copied too."
@@ -43,9 +39,7 @@ class Student(Section):
 
 
 class Distill(SamplingLoop):
-    """Distillation of the aligned model (teacher) into a student, on responses that either of
-    them samples.
-    """
+    """Distillation of the aligned model (teacher) into a student, on responses that either of them samples."""
 
     method: ClassVar[str] = "distill"
 

@@ -17,14 +17,12 @@ class EmbeddingJudgeSettings(Section):
 
 
 class RewardModelJudgeSettings(Section):
-    """Another reward model: a published one, or one trained here on the pairs of
-    data.judge_fraction, the way the reward stage trains its own.
+    """Another reward model: a published one, or one trained here on the pairs of data.judge_fraction, the way the
+    reward stage trains its own.
     """
 
     kind: Literal["reward_model"]
-    path: str | None = Field(
-        description="Local folder or hub id of a model with one score; null trains one."
-    )
+    path: str | None = Field(description="Local folder or hub id of a model with one score; null trains one.")
 
 
 class EndpointJudgeSettings(Section):
@@ -33,14 +31,10 @@ class EndpointJudgeSettings(Section):
     kind: Literal["endpoint"]
     url: str = Field(description="Base URL, such as http://127.0.0.1:8000/v1.")
     model: str = Field(description="Name of the model there.")
-    key_variable: str | None = Field(
-        description="Environment variable with the key; null sends none."
-    )
+    key_variable: str | None = Field(description="Environment variable with the key; null sends none.")
     usd_per_million_prompt_tokens: Price = Field(description="Price of what it reads.")
     usd_per_million_reply_tokens: Price = Field(description="Price of what it writes.")
-    max_usd: Limit | None = Field(
-        description="Most that an evaluation may pay it; null is no limit."
-    )
+    max_usd: Limit | None = Field(description="Most that an evaluation may pay it; null is no limit.")
     parallel: Positive = Field(description="Questions at a time.")
     timeout_seconds: Annotated[float, Field(gt=0)] = Field(description="Of one answer.")
 

@@ -60,13 +60,10 @@ class Model(Sparse):
     """The base model every stage starts from."""
 
     path: str | None = Field(
-        description="Local folder or Hugging Face model id of the base model; null builds "
-        "model.random."
+        description="Local folder or Hugging Face model id of the base model; null builds model.random."
     )
     revision: str | None = Field(description="Revision of a hub model; null takes its main branch.")
-    random: RandomModel | None = Field(
-        description="Shape of a model built from scratch; null loads model.path."
-    )
+    random: RandomModel | None = Field(description="Shape of a model built from scratch; null loads model.path.")
     pad_token: str | None = Field(
         description="Token of the vocabulary to pad with, never the end-of-sequence token; null "
         "takes the tokenizer's own."
@@ -77,9 +74,7 @@ class Model(Sparse):
         "training and serving would otherwise be others at midnight. Such a template is refused "
         "without it.",
     )
-    context_length: Annotated[int, Field(ge=8)] = Field(
-        description="Longest prompt plus response, in tokens."
-    )
+    context_length: Annotated[int, Field(ge=8)] = Field(description="Longest prompt plus response, in tokens.")
     dtype: Literal["fp32", "bf16", "fp16"] = Field(
         description="Compute type; weights that learn are kept in fp32, and fp16 scales the loss. "
         "fp32 on a CPU: bf16 is slower there without AVX512-BF16."
@@ -89,9 +84,7 @@ class Model(Sparse):
         "the compute type. "
         "Embeddings, norms and heads are never quantised, nor a base built from model.random."
     )
-    attention: Literal["sdpa", "eager", "flash_attention_2"] = Field(
-        description="Attention implementation."
-    )
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = Field(description="Attention implementation.")
 
     @model_validator(mode="after")
     def _one_origin(self) -> "Model":

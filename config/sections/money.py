@@ -56,9 +56,7 @@ class Prices(Section):
                 "costs something. Set either in params.yaml."
             )
         if not self.source.strip():
-            raise ParamsError(
-                "prices.source is empty: say where the price was read. Set it in params.yaml."
-            )
+            raise ParamsError("prices.source is empty: say where the price was read. Set it in params.yaml.")
         try:
             date.fromisoformat(self.date)
         except ValueError:
@@ -69,8 +67,8 @@ class Prices(Section):
 
 
 class Budget(Section):
-    """What a run may cost. Changing a budget never retrains anything; a run stopped by it resumes
-    when it is raised.
+    """What a run may cost. Changing a budget never retrains anything; a run stopped by it resumes when it is
+    raised.
     """
 
     max_usd: Limit | None = Field(
@@ -78,8 +76,7 @@ class Budget(Section):
         "goes on from included; null is no limit."
     )
     max_hours: Limit | None = Field(
-        description="Longest that its stages may take together, in hours of wall time; null is no "
-        "limit."
+        description="Longest that its stages may take together, in hours of wall time; null is no limit."
     )
     monthly_usd: Limit | None = Field(
         description="Most that all runs of this project may cost in a calendar month (UTC), in US "
@@ -114,7 +111,6 @@ class Budget(Section):
                     close = difflib.get_close_matches(stage, STAGES, n=1)
                     hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(STAGES)}."
                     raise ParamsError(
-                        f"budget.{name} limits {stage}, which is not a stage; {hint} Change it in "
-                        "params.yaml."
+                        f"budget.{name} limits {stage}, which is not a stage; {hint} Change it in params.yaml."
                     )
         return self

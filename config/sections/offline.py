@@ -1,5 +1,5 @@
-"""Stages that train on a fixed set of rows: supervised fine-tuning, reward model, and the settings
-they share with DPO.
+"""Stages that train on a fixed set of rows: supervised fine-tuning, reward model, and the settings they share with
+DPO.
 """
 
 import math
@@ -26,27 +26,19 @@ class Optimisation(Section):
         description="Sequences (sft) or pairs (reward, dpo) per optimizer step, over all processes."
     )
     micro_batch_size: Positive = Field(
-        description="Sequences or pairs per forward pass of a process, at most; the rest is "
-        "gradient accumulation."
+        description="Sequences or pairs per forward pass of a process, at most; the rest is gradient accumulation."
     )
     learning_rate: Rate = Field(description="Peak learning rate of AdamW.")
-    warmup_fraction: Fraction = Field(
-        description="Share of the steps over which the learning rate rises linearly."
-    )
-    schedule: Literal["constant", "linear", "cosine"] = Field(
-        description="Learning rate after the warm-up."
-    )
+    warmup_fraction: Fraction = Field(description="Share of the steps over which the learning rate rises linearly.")
+    schedule: Literal["constant", "linear", "cosine"] = Field(description="Learning rate after the warm-up.")
     weight_decay: Annotated[float, Field(ge=0)] = Field(description="AdamW weight decay.")
     adam_beta2: Annotated[float, Field(gt=0, lt=1)] = Field(
         description="AdamW decay of the squared gradient's mean; runs of a few hundred steps learn "
         "faster with 0.98 than with the usual 0.999."
     )
-    max_grad_norm: Annotated[float, Field(gt=0)] = Field(
-        description="Gradient norm is clipped to this."
-    )
+    max_grad_norm: Annotated[float, Field(gt=0)] = Field(description="Gradient norm is clipped to this.")
     activation_checkpointing: bool = Field(
-        description="Recompute activations in the backward pass: less memory, about a third more "
-        "time."
+        description="Recompute activations in the backward pass: less memory, about a third more time."
     )
     checkpoint_every_steps: Positive = Field(
         description="Steps between checkpoints, and between looks at the validation rows."
@@ -58,8 +50,8 @@ class Optimisation(Section):
     log_every_steps: Positive = Field(description="Steps between metric rows.")
 
     def optimizer_steps(self, rows: int) -> int:
-        """Optimizer steps on `rows` training rows: all epochs, including a short last batch of
-        each, limited by max_steps.
+        """Optimizer steps on `rows` training rows: all epochs, including a short last batch of each, limited by
+        max_steps.
         """
         steps = math.ceil(math.ceil(rows / self.batch_size) * self.epochs)
         return steps if self.max_steps is None else min(steps, self.max_steps)
@@ -87,9 +79,7 @@ class Reward(Optimisation):
         description="Layers of the starting model that it keeps, evenly spaced, the first and the "
         "last included; null keeps all. A value model that starts from it is as small."
     )
-    max_length: Positive = Field(
-        description="Prompt plus reply, in tokens; longer pairs are dropped and counted."
-    )
+    max_length: Positive = Field(description="Prompt plus reply, in tokens; longer pairs are dropped and counted.")
     normalise: bool = Field(
         description="Store mean and standard deviation of the training scores and apply them "
         "wherever the model scores."
@@ -111,9 +101,7 @@ class Reward(Optimisation):
 
 
 class RewardFunction(Section):
-    """A function of your own in place of a reward model, for tasks whose answers can be checked:
-    docs/data.md.
-    """
+    """A function of your own in place of a reward model, for tasks whose answers can be checked: docs/data.md."""
 
     kind: Literal["function"]
     path: FunctionPath = Field(

@@ -1,6 +1,5 @@
-"""Settings of the stages that train on responses they sample: what the methods of the loop in
-training/ppo.py share (each method's own are in config/methods), and what distillation shares with
-them (config/sections/distillation.py).
+"""Settings of the stages that train on responses they sample: what the methods of the loop in training/ppo.py share
+(each method's own are in config/methods), and what distillation shares with them (config/sections/distillation.py).
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -16,16 +15,12 @@ class Kl(Section):
     """The penalty that keeps the policy close to the SFT model."""
 
     controller: Literal["fixed", "adaptive"] = Field(
-        description="fixed keeps the coefficient; adaptive moves it towards the target (Ziegler et "
-        "al. 2019)."
+        description="fixed keeps the coefficient; adaptive moves it towards the target (Ziegler et al. 2019)."
     )
     coef: Annotated[float, Field(ge=0)] = Field(description="KL coefficient, or its initial value.")
-    target: Annotated[float, Field(gt=0)] = Field(
-        description="adaptive: KL per response, in nats, to steer to."
-    )
+    target: Annotated[float, Field(gt=0)] = Field(description="adaptive: KL per response, in nats, to steer to.")
     horizon: Positive = Field(
-        description="adaptive: episodes over which the coefficient may change by a factor of about "
-        "e^0.2."
+        description="adaptive: episodes over which the coefficient may change by a factor of about e^0.2."
     )
 
 
@@ -38,23 +33,16 @@ class SamplingLoop(Section):
     lora: Lora | None = Field(description=LORA)
     optimizer: OptimizerName = Field(description=OPTIMIZER)
     activation_checkpointing: bool = Field(
-        description="Recompute activations in the backward pass: less memory, about a third more "
-        "time in the update."
+        description="Recompute activations in the backward pass: less memory, about a third more time in the update."
     )
     updates: Positive = Field(description="Rollouts, each followed by several passes over it.")
-    batch_size: Positive = Field(
-        description="Episodes (one response each) per update, over all processes."
-    )
-    responses_per_prompt: Positive = Field(
-        description="Responses drawn from each prompt; must divide the batch."
-    )
+    batch_size: Positive = Field(description="Episodes (one response each) per update, over all processes.")
+    responses_per_prompt: Positive = Field(description="Responses drawn from each prompt; must divide the batch.")
     max_new_tokens: Positive = Field(description="Longest response, in tokens.")
     temperature: Annotated[float, Field(gt=0)] = Field(
         description="Sampling temperature, applied to log-probabilities alike."
     )
-    rollout_batch_size: Positive = Field(
-        description="Responses generated side by side in a process."
-    )
+    rollout_batch_size: Positive = Field(description="Responses generated side by side in a process.")
     rollout_engine: Literal["static", "paged", "vllm"] = Field(
         description="static: a batch that shrinks as responses end. paged: Transformers' "
         "continuous batching, for a GPU with model.attention "
@@ -62,17 +50,11 @@ class SamplingLoop(Section):
         "server beside the stage, in the environment that RLHF_VLLM names, for whole models with "
         "recompute_logprobs. paged and vllm give no values, so not in shared_trunk."
     )
-    num_mini_batches: Positive = Field(
-        description="Optimizer steps per pass; must divide the batch."
-    )
-    micro_batch_tokens: Positive = Field(
-        description="Token budget of one forward and backward pass."
-    )
+    num_mini_batches: Positive = Field(description="Optimizer steps per pass; must divide the batch.")
+    micro_batch_tokens: Positive = Field(description="Token budget of one forward and backward pass.")
     learning_rate: Rate = Field(description="Adam learning rate of the model that is trained.")
     schedule: Literal["constant", "linear"] = Field(description="Learning rate over the updates.")
-    max_grad_norm: Annotated[float, Field(gt=0)] = Field(
-        description="Gradient norm is clipped to this."
-    )
+    max_grad_norm: Annotated[float, Field(gt=0)] = Field(description="Gradient norm is clipped to this.")
     checkpoint_every_updates: Positive = Field(description="Updates between checkpoints.")
     sample_every_updates: Positive = Field(description="Updates between rows of sample responses.")
 
@@ -99,9 +81,7 @@ class Online(SamplingLoop):
         "differ (rollout_logprob_gap says how much), for one more forward pass over the rollout."
     )
     kl: Kl = Field(description="KL penalty towards the SFT model.")
-    cliprange: Annotated[float, Field(gt=0, lt=1)] = Field(
-        description="Clip range of the policy ratio, per token."
-    )
+    cliprange: Annotated[float, Field(gt=0, lt=1)] = Field(description="Clip range of the policy ratio, per token.")
     missing_eos_penalty: Annotated[float, Field(ge=0)] = Field(
         description="Taken from the score of a response that has no end-of-sequence token."
     )

@@ -10,13 +10,12 @@ from config.sections.data import FileSource
 
 
 class Retrain(Section):
-    """When the retrain cycle trains, what it may cost in a month, and the evidence a model needs to
-    replace the champion. No stage reads it.
+    """When the retrain cycle trains, what it may cost in a month, and the evidence a model needs to replace the
+    champion. No stage reads it.
     """
 
     min_new_rows: Positive = Field(
-        description="Rows of the prepared data added or changed since the champion's that are a "
-        "reason to train."
+        description="Rows of the prepared data added or changed since the champion's that are a reason to train."
     )
     max_length_drift: Fraction = Field(
         description="Largest difference of the two distributions of prompt lengths "
@@ -36,8 +35,7 @@ class Retrain(Section):
         "US dollars; null is no limit."
     )
     max_kl: Limit | None = Field(
-        description="Largest KL of a new champion from its SFT model, in nats per response; null "
-        "is no bound."
+        description="Largest KL of a new champion from its SFT model, in nats per response; null is no bound."
     )
     max_length_ratio: Annotated[float, Field(gt=1, allow_inf_nan=False)] = Field(
         description="Mean response length of a new champion, in characters, over the champion's: "

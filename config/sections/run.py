@@ -28,13 +28,9 @@ class Evaluate(Section):
 
     prompts: Positive = Field(description="Held-out prompts to answer.")
     max_new_tokens: Positive = Field(description="Longest response, in tokens.")
-    temperature: Annotated[float, Field(ge=0)] = Field(
-        description="Sampling temperature; 0 is greedy."
-    )
+    temperature: Annotated[float, Field(ge=0)] = Field(description="Sampling temperature; 0 is greedy.")
     batch_size: Positive = Field(description="Responses generated side by side.")
-    confidence: Annotated[float, Field(gt=0.5, lt=1)] = Field(
-        description="Level of every interval."
-    )
+    confidence: Annotated[float, Field(gt=0.5, lt=1)] = Field(description="Level of every interval.")
     samples: Positive = Field(description="Replies shown side by side in the report.")
     judge: Judge | None = Field(
         description="Who judges the replies beside the reward model: "
@@ -46,9 +42,7 @@ class Evaluate(Section):
 class Tracking(Section):
     """Where MLflow keeps the runs. Never part of a stage's validity."""
 
-    uri: str = Field(
-        description="MLflow tracking URI: a server's URL or a database such as sqlite:///mlflow.db."
-    )
+    uri: str = Field(description="MLflow tracking URI: a server's URL or a database such as sqlite:///mlflow.db.")
     experiment: str = Field(description="MLflow experiment.")
     registered_model: str = Field(description="Name under which the model is registered.")
     model: Literal["aligned", "student"] = Field(

@@ -25,9 +25,7 @@ Pool = Annotated[str, Field(min_length=1)]
 
 def _present(value: Any) -> Any:
     if value == "zero1":
-        raise PydanticCustomError(
-            "gone", "is gone; write zero2, which holds less in each process, or none for fp16"
-        )
+        raise PydanticCustomError("gone", "is gone; write zero2, which holds less in each process, or none for fp16")
     return value
 
 
@@ -36,9 +34,7 @@ WEIGHTS_DIVIDED = ("zero2", "zero3")
 
 
 def can_be_divided(sharding: str, optimizer: str, quantisation: str | None) -> bool:
-    """Whether `sharding` can divide a stage's states: 8-bit moments and packed 4-bit weights cannot
-    be split.
-    """
+    """Whether `sharding` can divide a stage's states: 8-bit moments and packed 4-bit weights cannot be split."""
     return sharding not in WEIGHTS_DIVIDED or (optimizer != "adamw8bit" and quantisation is None)
 
 
@@ -93,9 +89,7 @@ else:
 
 
 class Where(_WithStages):
-    """Where each stage runs. Results are the same up to rounding, so changing it retrains
-    nothing.
-    """
+    """Where each stage runs. Results are the same up to rounding, so changing it retrains nothing."""
 
     def of(self, stage: str) -> Place:
         """Where `stage` runs: its overrides on top of the default."""

@@ -1,6 +1,4 @@
-"""Which run is running in a workspace: its rows have no end, and a process holds the workspace's
-lock.
-"""
+"""Which run is running in a workspace: its rows have no end, and a process holds the workspace's lock."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,19 +17,15 @@ APPROVAL_PATIENCE_SECONDS = 7 * 24 * 3600
 def run_at_work(root: Path) -> str | None:
     """Its run id, None if no run is running in `root`."""
     rows = pipeline_rows(root)
-    return (
-        rows[-1].run_id if rows and rows[-1].event != "end" and is_held(root / RUN_LOCK) else None
-    )
+    return rows[-1].run_id if rows and rows[-1].event != "end" and is_held(root / RUN_LOCK) else None
 
 
 @contextmanager
 def locked(root: Path, wait: Callable[[str], bool] | None = None) -> Iterator[None]:
     """Hold the workspace; the lock is gone with the process and its stages, however they end.
 
-    `wait` is asked again and again, with the id of the process that holds it, whether to wait for
-    it.
-    Raises EnvironmentFault if another run holds it and nobody wants to wait, or if the folder is
-    not writable.
+    `wait` is asked again and again, with the id of the process that holds it, whether to wait for it.
+    Raises EnvironmentFault if another run holds it and nobody wants to wait, or if the folder is not writable.
     """
     with lock_file(root / RUN_LOCK, wait) as holder:
         if holder is not None:

@@ -1,5 +1,5 @@
-"""Results of `rlhf bench`, kept with the run whose model was measured. The report, MLflow and later
-benchmarks read them.
+"""Results of `rlhf bench`, kept with the run whose model was measured. The report, MLflow and later benchmarks read
+them.
 """
 
 from pathlib import Path
@@ -116,11 +116,9 @@ class Benchmarked(Measured):
     benchmarks: tuple[Benchmark, ...]
 
 
-def keep_benchmark(
-    root: Path, run_id: str, model_digest: str, benchmark: Benchmark, is_whole: bool = True
-) -> None:
-    """Keep a benchmark with the run that made the model. It replaces an earlier one of the same
-    variant if it is complete; those of another model are dropped.
+def keep_benchmark(root: Path, run_id: str, model_digest: str, benchmark: Benchmark, is_whole: bool = True) -> None:
+    """Keep a benchmark with the run that made the model. It replaces an earlier one of the same variant if it is
+    complete; those of another model are dropped.
     """
     before = read_benchmarked(root, run_id)
     kept = before.benchmarks if before and before.model_digest == model_digest else ()

@@ -5,8 +5,8 @@ champions/record.json     the record: runs in the order of their promotion, and 
 champions/<run_id>/       the run's data, tokenizer, models, metrics and params.yaml, laid out as in
                           the project
 
-The record is one file, replaced whole, so champion and previous cannot come apart. It may be
-committed; the folders are not in git.
+The record is one file, replaced whole, so champion and previous cannot come apart. It may be committed; the folders
+are not in git.
 """
 
 from pathlib import Path
@@ -68,9 +68,7 @@ class ChampionRecord(Record):
 
 
 def read_record(root: Path) -> ChampionRecord:
-    """The record of the project at `root`, empty if there is none. Raises EnvironmentFault if it
-    cannot be read.
-    """
+    """The record of the project at `root`, empty if there is none. Raises EnvironmentFault if it cannot be read."""
     path = root / RECORD
     try:
         return ChampionRecord.model_validate_json(path.read_bytes())

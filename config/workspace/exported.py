@@ -32,8 +32,7 @@ def read_exported(folder: Path) -> Exported:
     except (OSError, ValidationError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ModelError(
-            f"{folder} is not a complete export: {reason}. Remove it, and write it again with "
-            "rlhf export."
+            f"{folder} is not a complete export: {reason}. Remove it, and write it again with rlhf export."
         ) from error
 
 

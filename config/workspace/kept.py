@@ -17,8 +17,8 @@ Outs = Mapping[str, str]
 
 
 def kept_params(root: Path, run_id: str, overrides: list[str] | None = None) -> Params:
-    """The params of a past run, after `section.key=value` overrides. Parameters added to the schema
-    since are taken from the project's params.yaml.
+    """The params of a past run, after `section.key=value` overrides. Parameters added to the schema since are taken
+    from the project's params.yaml.
 
     Raises ParamsError if the copy is missing or damaged, or names what the schema does not have.
     """
@@ -44,11 +44,7 @@ def completed_stages(root: Path, run_id: str) -> dict[str, Outs]:
     Other outputs in the workspace belong to other runs.
     """
     rows = pipeline_rows(root)
-    return {
-        row.stage: row.detail.get("outs", {})
-        for row in rows
-        if (row.run_id, row.event) == (run_id, "stage")
-    }
+    return {row.stage: row.detail.get("outs", {}) for row in rows if (row.run_id, row.event) == (run_id, "stage")}
 
 
 def kept_file(root: Path, run_id: str, path: str, digest: str | None) -> Path | None:
@@ -59,9 +55,7 @@ def kept_file(root: Path, run_id: str, path: str, digest: str | None) -> Path | 
     copy, current = kept_folder(root, run_id) / path, root / path
     if digest is None:
         return copy if copy.is_file() else None
-    return next(
-        (file for file in (copy, current) if file.is_file() and file_digest(file) == digest), None
-    )
+    return next((file for file in (copy, current) if file.is_file() and file_digest(file) == digest), None)
 
 
 def file_digest(path: Path) -> str:

@@ -1,5 +1,4 @@
-"""Keys of this project's own servers: files that their user alone can read, and the login of its
-MLflow server.
+"""Keys of this project's own servers: files that their user alone can read, and the login of its MLflow server.
 
 .rlhf/servers.json   process id, start time and port of each server that `rlhf up` started
 .rlhf/mlflow.key     the password of its MLflow server, where that asks for one
@@ -42,8 +41,7 @@ def key(path: Path) -> str:
         return path.read_text(encoding="ascii").strip()
     except OSError as error:
         raise EnvironmentFault(
-            f"{path} cannot be used ({error.strerror}). Make it readable for this user, or remove "
-            "it."
+            f"{path} cannot be used ({error.strerror}). Make it readable for this user, or remove it."
         ) from None
 
 
@@ -51,9 +49,7 @@ def _write_key(path: Path) -> None:
     """Create a key unless another process has created one; no reader sees a partial key."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with os.fdopen(
-            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii"
-        ) as file:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
             file.write(secrets.token_urlsafe(24))
         with suppress(FileExistsError):
             path.hardlink_to(temporary)
@@ -62,8 +58,7 @@ def _write_key(path: Path) -> None:
 
 
 def mlflow_password(root: Path, uri: str) -> str | None:
-    """The password of the server at `uri` if it is this project's own and running; None for any
-    other.
+    """The password of the server at `uri` if it is this project's own and running; None for any other.
 
     Raises EnvironmentFault if other users could read the file.
     """
@@ -73,8 +68,8 @@ def mlflow_password(root: Path, uri: str) -> str | None:
 
 
 def _is_own(root: Path, uri: str) -> bool:
-    """Whether the process that `rlhf up` started on this port still runs: another user's may have
-    taken the port since.
+    """Whether the process that `rlhf up` started on this port still runs: another user's may have taken the port
+    since.
     """
     address = urlsplit(uri)
     if address.scheme != "http" or address.hostname not in LOCAL_NAMES:
@@ -82,9 +77,7 @@ def _is_own(root: Path, uri: str) -> bool:
     try:
         entries = json.loads((root / SERVERS).read_text(encoding="utf-8"))
         return any(
-            entry["name"] == "mlflow"
-            and entry["port"] == address.port
-            and is_alive(entry["pid"], entry["created"])
+            entry["name"] == "mlflow" and entry["port"] == address.port and is_alive(entry["pid"], entry["created"])
             for entry in entries
         )
     except (OSError, ValueError, KeyError, TypeError):

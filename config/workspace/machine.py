@@ -1,5 +1,5 @@
-"""A machine as `rlhf calibrate` measured it: written by tasks/calibration/stages.py, planned with
-by costs/planning/machine.py.
+"""A machine as `rlhf calibrate` measured it: written by tasks/calibration/stages.py, planned with by
+costs/planning/machine.py.
 """
 
 from pathlib import Path
@@ -31,9 +31,7 @@ class Part(BaseModel):
 
 
 class TimedStage(Part):
-    """A stage that ran on this machine for some steps, beside its plan by the rates of
-    costs/tables.
-    """
+    """A stage that ran on this machine for some steps, beside its plan by the rates of costs/tables."""
 
     stage: str
     parameters: float
@@ -67,9 +65,7 @@ class Machine(Part):
 
 
 class ServedPoint(Part):
-    """One load on a server of a model with random weights: a constant number of concurrent
-    requests.
-    """
+    """One load on a server of a model with random weights: a constant number of concurrent requests."""
 
     weights: str
     """f32, q8_0 or q4_0."""
@@ -90,20 +86,20 @@ class ServingRates(Part):
     """Speed of front and llama.cpp on this machine, at its pace at that time."""
 
     pace_seconds: float
-    """Mean seconds of a fixed piece of work (serving/bench/pace.py) between the loads; each load's
-    times are scaled to it.
+    """Mean seconds of a fixed piece of work (serving/bench/pace.py) between the loads; each load's times are scaled to
+    it.
     """
     processor: str
     date: str
     small: tuple[ServedPoint, ...]
-    """A negligible model: the cost of every request and token whatever the model. The same
-    concurrencies for each length of replies.
+    """A negligible model: the cost of every request and token whatever the model. The same concurrencies for each
+    length of replies.
     """
     deep: tuple[ServedPoint, ...]
     """A model with many layers and few parameters, at the same concurrencies."""
     large: tuple[ServedPoint, ...]
-    """A model whose weights exceed the caches. By weights: the same concurrencies, and one load
-    with long prompts and a concurrency of 1.
+    """A model whose weights exceed the caches. By weights: the same concurrencies, and one load with long prompts and
+    a concurrency of 1.
     """
     process_bytes: int
     """Resident memory of both processes beyond weights and cache."""

@@ -11,9 +11,7 @@ FILE = "quantised.json"
 
 
 class Difference(BaseModel):
-    """Mean score of the replies minus that of the trained model's to the same prompts, and its
-    paired interval.
-    """
+    """Mean score of the replies minus that of the trained model's to the same prompts, and its paired interval."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -120,17 +120,15 @@ class RetrainRow(Record):
     cycle: str
     event: Literal["begin", "reserved", "cost", "end"]
     usd: float = 0.0
-    """At `cost`: the cost of a process of the cycle beside the pipeline run. At `reserved`: the
-    planned cost of the contest, which the run must leave.
+    """At `cost`: the cost of a process of the cycle beside the pipeline run. At `reserved`: the planned cost of the
+    contest, which the run must leave.
     """
     run_id: str | None = None
     """At `end`: the pipeline run, if there was one."""
     outcome: str = ""
     """At `end`: promoted, kept, waiting (for people's votes), skipped, stopped or failed."""
     data_key: str | None = None
-    """At `end`: digest of the data's inputs, so that the next cycle can tell whether anything is
-    new.
-    """
+    """At `end`: digest of the data's inputs, so that the next cycle can tell whether anything is new."""
     said: str = ""
     """At `end`: the outcome and its reason in one line."""
     detail: dict[str, Any] = {}

@@ -17,9 +17,7 @@ from config.errors import ParamsError
 from config.yaml_text import yaml_content
 
 MARGIN = 0.02
-"""How much lower the quality of a variant may be and still count as the same: of a gold score, or
-of a win rate.
-"""
+"""How much lower the quality of a variant may be and still count as the same: of a gold score, or of a win rate."""
 Changes = list[str]
 """`section.key=value`, as `--set` has them."""
 

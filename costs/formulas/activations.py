@@ -1,13 +1,12 @@
 """Activations kept for the backward pass: bytes per token of one transformer layer, part by part.
 
-Counted from the code of the layers, operation by operation: autograd keeps an operation's input
-only if the gradient of another input needs it, so a linear layer with a frozen weight keeps
-nothing. Confirmed with saved-tensor hooks on Transformers' own modules in
-tests/costs/formulas/test_activations.py. For GPT-like layers in 16 bit with eager attention the sum
-is `32 d + 2 heads s` bytes, as in arXiv 2205.05198 equation 1 without dropout.
+Counted from the code of the layers, operation by operation: autograd keeps an operation's input only if the gradient
+of another input needs it, so a linear layer with a frozen weight keeps nothing. Confirmed with saved-tensor hooks on
+Transformers' own modules in tests/costs/formulas/test_activations.py. For GPT-like layers in 16 bit with eager
+attention the sum is `32 d + 2 heads s` bytes, as in arXiv 2205.05198 equation 1 without dropout.
 
-d width, q query width, k key and value width, f feed-forward width, b bytes of the compute type, s
-tokens of the sequence.
+d width, q query width, k key and value width, f feed-forward width, b bytes of the compute type, s tokens of the
+sequence.
 """
 
 from costs.formulas.setting import Levers
@@ -15,21 +14,21 @@ from costs.tables.engines import Engine
 from costs.tables.shapes import ModelShape
 
 TANH_GELU_COPIES = 4.0
-"""Feed-forward widths kept by GELU's tanh form as separate operations, besides its output: its
-input, tanh, and both factors.
+"""Feed-forward widths kept by GELU's tanh form as separate operations, besides its output: its input, tanh, and both
+factors.
 """
 
 _PARTIAL_ROTARY = ("gpt_neox", "phi", "stablelm")
-"""Queries are concatenated from a rotated and a plain part, in a memory layout that causes a copy
-of the attention output.
+"""Queries are concatenated from a rotated and a plain part, in a memory layout that causes a copy of the attention
+output.
 """
 
 
 def layer_kept(
     shape: ModelShape, levers: Levers, engine: Engine, tokens: int, mask_tensor: bool = False
 ) -> dict[str, float]:
-    """Bytes per token that one layer keeps for the backward pass, by part: norms, projections,
-    attention, mask, feed_forward, adapters.
+    """Bytes per token that one layer keeps for the backward pass, by part: norms, projections, attention, mask,
+    feed_forward, adapters.
     """
     parts = {
         "norms": _norms(shape, levers, engine),
@@ -52,9 +51,7 @@ def _keeps_input(levers: Levers, engine: Engine, *modules: str) -> bool:
     if levers.quantisation and engine.quantised_keeps_input:
         return True
     adapted = levers.tuning == "lora" and any(module in levers.lora_modules for module in modules)
-    return levers.tuning == "full" or (
-        adapted and not levers.lora_dropout and not _casts_lora_input(levers, engine)
-    )
+    return levers.tuning == "full" or (adapted and not levers.lora_dropout and not _casts_lora_input(levers, engine))
 
 
 def _casts_lora_input(levers: Levers, engine: Engine) -> bool:
@@ -75,8 +72,8 @@ def _norms(shape: ModelShape, levers: Levers, engine: Engine) -> float:
 
 
 def _linear_inputs(shape: ModelShape, levers: Levers, engine: Engine) -> float:
-    """The normalised inputs of the attention and feed-forward projections; the other inputs are
-    kept by attention and feed-forward.
+    """The normalised inputs of the attention and feed-forward projections; the other inputs are kept by attention and
+    feed-forward.
     """
     d, b = shape.width, levers.dtype_bytes
     up = ("gate", "up") if shape.traits.gated else ("up",)
@@ -89,9 +86,7 @@ def _linear_inputs(shape: ModelShape, levers: Levers, engine: Engine) -> float:
     return d * b * (attention * copies[0] + feed_forward * copies[1])
 
 
-def _attention(
-    shape: ModelShape, levers: Levers, engine: Engine, tokens: int, mask_tensor: bool
-) -> float:
+def _attention(shape: ModelShape, levers: Levers, engine: Engine, tokens: int, mask_tensor: bool) -> float:
     q, k, b, heads = shape.query_width, shape.kv_width, levers.dtype_bytes, shape.heads
     projected = float(_keeps_input(levers, engine, "o"))
     head_norms = (q + k) * (4 + b * (levers.tuning == "full")) if shape.traits.qk_norm else 0.0
@@ -101,13 +96,9 @@ def _attention(
         cap = b if shape.family == "gemma2" else 0.0  # the soft cap's tanh
         return 3 * b * q + heads * tokens * (b + cast + cap) + b * q * projected + head_norms
     # Transformers: with a mask grouped queries would take the slow kernel
-    repeated = (
-        engine.repeats_kv or mask_tensor or shape.family == "falcon"
-    ) and heads != shape.kv_heads
+    repeated = (engine.repeats_kv or mask_tensor or shape.family == "falcon") and heads != shape.kv_heads
     keys = q if repeated else k
-    packed = (
-        (engine.packed_view or shape.family == "gpt_neox") and not engine.compiled and not repeated
-    )
+    packed = (engine.packed_view or shape.family == "gpt_neox") and not engine.compiled and not repeated
     values = q + 2 * k if packed else keys
     # four bytes per head: the logarithm of the softmax sum
     kept = b * (q + keys + values) + 4 * heads + head_norms
@@ -117,24 +108,13 @@ def _attention(
 
 def _feed_forward(shape: ModelShape, levers: Levers, engine: Engine) -> float:
     b = levers.dtype_bytes
-    f = (
-        shape.experts_per_token * shape.expert_width + shape.shared_expert_width
-        if shape.experts
-        else shape.mlp_width
-    )
+    f = shape.experts_per_token * shape.expert_width + shape.shared_expert_width if shape.experts else shape.mlp_width
     routed = shape.experts_per_token * shape.width * b if shape.experts else 0.0
     down = float(_keeps_input(levers, engine, "down"))
     if shape.traits.gated:
-        # compiled: gate, up and product; eager: gate, its activation, up, and the product for the
-        # down projection
+        # compiled: gate, up and product; eager: gate, its activation, up, and the product for the down projection
         return f * b * ((2 + down) if engine.compiled else (3 + down)) + routed
-    inner = (
-        1.0
-        if engine.compiled or engine.fused_activation
-        else TANH_GELU_COPIES
-        if shape.traits.tanh_gelu
-        else 1.0
-    )
+    inner = 1.0 if engine.compiled or engine.fused_activation else TANH_GELU_COPIES if shape.traits.tanh_gelu else 1.0
     relu = shape.family == "opt"
     # a ReLU keeps its output, which is the input of the down projection
     return f * b * (1.0 if relu else inner + down) + routed

@@ -20,12 +20,7 @@ from costs.formulas.counts import (
 from costs.formulas.kept import spared_tokens
 from costs.formulas.setting import DTYPE_BYTES, QUANT_BYTES, Levers, Setting
 from costs.formulas.sharding import collective_bytes, sharding_of
-from costs.formulas.states import (
-    gradient_width,
-    shards,
-    stored_bytes,
-    trained_parameters,
-)
+from costs.formulas.states import gradient_width, shards, stored_bytes, trained_parameters
 from costs.tables.shapes import ModelShape
 
 
@@ -66,12 +61,7 @@ class Work(NamedTuple):
 
 
 def micro_step(
-    setting: Setting,
-    shape: ModelShape,
-    levers: Levers,
-    sequences: float,
-    tokens: float,
-    vocabulary: bool = True,
+    setting: Setting, shape: ModelShape, levers: Levers, sequences: float, tokens: float, vocabulary: bool = True
 ) -> Work:
     """Forward and backward pass over one micro-batch on one device."""
     total = sequences * tokens
@@ -106,8 +96,7 @@ def micro_step(
         attention_flops=attention,
         bytes_moved=moved,
         weight_bytes=reads,
-        dequantised_bytes=dequantised_bytes(shape, levers)
-        * (2.0 + (levers.checkpointing == "full")),
+        dequantised_bytes=dequantised_bytes(shape, levers) * (2.0 + (levers.checkpointing == "full")),
         operations=launched(setting, shape, levers, backward=True),
         communicated_bytes=sent,
         messages=messages,
@@ -116,18 +105,14 @@ def micro_step(
 
 
 EAGER_FORWARD, EAGER_BACKWARD = 28.0, 38.0
-"""Bytes moved for each score of attention that is written out in operations at 16 bits. Forward:
-product 2, mask 4, cast to fp32 6, softmax 8, cast back 6, product 2. Backward: products 6, cast 6,
-softmax with its output and gradient 12, cast 6, mask 4, second reads of both products 4.
+"""Bytes moved for each score of attention that is written out in operations at 16 bits. Forward: product 2, mask 4,
+cast to fp32 6, softmax 8, cast back 6, product 2. Backward: products 6, cast 6, softmax with its output and gradient
+12, cast 6, mask 4, second reads of both products 4.
 """
 
 
 def eager_bytes(
-    shape: ModelShape,
-    levers: Levers,
-    sequences: float,
-    tokens: float,
-    bytes_per_score: float = EAGER_FORWARD,
+    shape: ModelShape, levers: Levers, sequences: float, tokens: float, bytes_per_score: float = EAGER_FORWARD
 ) -> float:
     """Traffic of the scores of eager attention in one pass; 0 for fused kernels."""
     if levers.attention != "eager":
@@ -136,8 +121,8 @@ def eager_bytes(
 
 
 def gather_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
-    """Bytes that a device sends to gather all weights once: as stored, or in the type of computing
-    where the software has one for collectives. Source: arXiv 1910.02054 section 7.
+    """Bytes that a device sends to gather all weights once: as stored, or in the type of computing where the software
+    has one for collectives. Source: arXiv 1910.02054 section 7.
     """
     if sharding_of(setting).fsdp2:
         size = stored_bytes(setting, shape, levers)
@@ -149,8 +134,8 @@ def gather_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
 
 
 def reduce_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
-    """Bytes that a device sends to reduce all gradients and scatter the sums: in their own type
-    where torch does it, else in that of computing.
+    """Bytes that a device sends to reduce all gradients and scatter the sums: in their own type where torch does it,
+    else in that of computing.
     """
     row = sharding_of(setting)
     width = gradient_width(setting, levers) if row.fsdp2 or row.buckets else levers.dtype_bytes
@@ -193,8 +178,8 @@ def offloaded_weights(setting: Setting, shape: ModelShape, levers: Levers) -> fl
 
 
 def optimizer_step(setting: Setting, shape: ModelShape, levers: Levers) -> Work:
-    """One optimizer step on one device: read gradient, weight and moments, write weight and
-    moments; and the gradients' reduction.
+    """One optimizer step on one device: read gradient, weight and moments, write weight and moments; and the
+    gradients' reduction.
     """
     trained = trained_parameters(shape, levers)
     per = 7 * levers.weight_bytes
@@ -209,8 +194,8 @@ def optimizer_step(setting: Setting, shape: ModelShape, levers: Levers) -> Work:
 
 
 def paged_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
-    """Bytes that one step moves to and from host memory where the optimizer is offloaded: gradients
-    down, weights up; of FSDP2 they move with every micro-batch.
+    """Bytes that one step moves to and from host memory where the optimizer is offloaded: gradients down, weights up;
+    of FSDP2 they move with every micro-batch.
     """
     if not levers.offload_optimizer or sharding_of(setting).fsdp2:
         return 0.0
@@ -219,26 +204,18 @@ def paged_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
 
 
 def micro_paged_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
-    """Bytes between host and device in one micro-batch of FSDP2 that offloads: a device's share of
-    the weights up for each gather, that of the gradients down.
+    """Bytes between host and device in one micro-batch of FSDP2 that offloads: a device's share of the weights up for
+    each gather, that of the gradients down.
     """
     row = sharding_of(setting)
     if not row.fsdp2 or not levers.offload_optimizer:
         return 0.0
     gradients = trained_parameters(shape, levers) * gradient_width(setting, levers)
-    return (
-        row.micro_gathers * offloaded_weights(setting, shape, levers)
-        + gradients / shards(setting)["gradients"]
-    )
+    return row.micro_gathers * offloaded_weights(setting, shape, levers) + gradients / shards(setting)["gradients"]
 
 
 def forward_pass(
-    setting: Setting,
-    shape: ModelShape,
-    levers: Levers,
-    sequences: float,
-    tokens: float,
-    vocabulary_tokens: float,
+    setting: Setting, shape: ModelShape, levers: Levers, sequences: float, tokens: float, vocabulary_tokens: float
 ) -> Work:
     """One forward pass without gradients: scoring, reference log-probs, values, prefill."""
     total = sequences * tokens
@@ -256,11 +233,8 @@ def forward_pass(
         moved += unpacked_bytes(shape, levers)
     places = setting.workload.attention_places
     return Work(
-        matmul_flops=forward_matmul_flops(shape, total, vocabulary_tokens)
-        - spared_flops(shape, spared),
-        attention_flops=forward_attention_flops(
-            shape, sequences, tokens * places, levers.attention != "eager"
-        ),
+        matmul_flops=forward_matmul_flops(shape, total, vocabulary_tokens) - spared_flops(shape, spared),
+        attention_flops=forward_attention_flops(shape, sequences, tokens * places, levers.attention != "eager"),
         bytes_moved=moved + 14 * shape.vocab * vocabulary_tokens,
         weight_bytes=held_weight_bytes(shape, levers),
         dequantised_bytes=dequantised_bytes(shape, levers),
@@ -269,11 +243,8 @@ def forward_pass(
     )
 
 
-def decode_step(
-    setting: Setting, shape: ModelShape, levers: Levers, sequences: float, context: float
-) -> Work:
-    """One token for each of `sequences`: every weight is read once, and the cache of `context`
-    tokens of each.
+def decode_step(setting: Setting, shape: ModelShape, levers: Levers, sequences: float, context: float) -> Work:
+    """One token for each of `sequences`: every weight is read once, and the cache of `context` tokens of each.
 
     Source: arXiv 2211.05102 section 2.
     """
@@ -287,19 +258,13 @@ def decode_step(
     if shape.experts:
         # beside those of one token, which `held_weight_bytes` counts
         expert_share = shape.experts_per_token / shape.experts
-        others = (
-            (experts_read(shape, sequences) - expert_share) / (1 - expert_share)
-            if expert_share < 1
-            else 0.0
-        )
+        others = (experts_read(shape, sequences) - expert_share) / (1 - expert_share) if expert_share < 1 else 0.0
         unmet = shape.layers * (shape.layer_matrix_parameters - shape.active_layer_parameters)
         routed = unmet * others * (QUANT_BYTES.get(levers.quantisation or "", b))
     return Work(
         matmul_flops=forward_matmul_flops(shape, sequences),
         attention_flops=shape.layers * sequences * 4 * shape.query_width * context,
-        bytes_moved=cache
-        + pointwise_bytes(shape, levers, setting.engine, sequences)
-        + 12 * shape.vocab * sequences,
+        bytes_moved=cache + pointwise_bytes(shape, levers, setting.engine, sequences) + 12 * shape.vocab * sequences,
         weight_bytes=held_weight_bytes(shape, levers) + routed,
         operations=launched(setting, shape, levers, backward=False),
     )

@@ -1,7 +1,7 @@
 """Distillation: phases and memory of teacher and student (training/distill.py).
 
-The teacher samples what the student does not, reads every response once, and its head is applied
-again in each pass over them. The student is planned like the policy of the RL loop.
+The teacher samples what the student does not, reads every response once, and its head is applied again in each pass
+over them. The student is planned like the policy of the RL loop.
 """
 
 from dataclasses import replace
@@ -10,15 +10,7 @@ from config.errors import CostError
 from costs.formulas.compute import Work, forward_pass, gather
 from costs.formulas.generation import generation
 from costs.formulas.memory import Moment, frozen_role, generating, scoring
-from costs.formulas.ppo import (
-    PhaseRow,
-    gather_seconds,
-    packed_sequences,
-    passes_over,
-    roles_of,
-    scored,
-    update_phase,
-)
+from costs.formulas.ppo import PhaseRow, gather_seconds, packed_sequences, passes_over, roles_of, scored, update_phase
 from costs.formulas.ppo_memory import plus, update_moments
 from costs.formulas.setting import Levers, Setting
 from costs.formulas.states import gathered_bytes, optimizer_bytes, role_weights
@@ -36,12 +28,7 @@ def teacher_of(setting: Setting) -> ModelShape:
 def teacher_levers(setting: Setting) -> Levers:
     """The teacher is frozen; it is stored like the base of adapters."""
     loop = roles_of(setting)
-    return replace(
-        setting.levers,
-        tuning="frozen",
-        weights_fp32=False,
-        quantisation=loop.teacher_quantisation,
-    )
+    return replace(setting.levers, tuning="frozen", weights_fp32=False, quantisation=loop.teacher_quantisation)
 
 
 def distill_phases(setting: Setting) -> list[PhaseRow]:
@@ -57,28 +44,20 @@ def distill_phases(setting: Setting) -> list[PhaseRow]:
             phases.append(_rollout(setting, name, shape, levers, share * sequences))
     if loop.taught_share > 0:
         counted = replace(
-            setting,
-            workload=replace(setting.workload, steps=setting.workload.steps * loop.taught_share),
+            setting, workload=replace(setting.workload, steps=setting.workload.steps * loop.taught_share)
         )
         phases.append(scored(counted, "teacher_logprobs", teacher, False, sequences))
     name, work, seconds, bound = update_phase(setting, sequences)
     head = _teacher_head(setting, teacher, held, sequences)
-    return [
-        *phases,
-        (name, work + head, seconds + duration(head, setting).seconds, bound),
-    ]
+    return [*phases, (name, work + head, seconds + duration(head, setting).seconds, bound)]
 
 
-def _rollout(
-    setting: Setting, name: str, shape: ModelShape, levers: Levers, responses: float
-) -> PhaseRow:
+def _rollout(setting: Setting, name: str, shape: ModelShape, levers: Levers, responses: float) -> PhaseRow:
     """`responses` of a role in every update, on one device, averaged over the updates."""
     loop, steps = roles_of(setting), setting.workload.steps
     side_by_side = max(1.0, min(loop.rollout_batch, loop.batch / setting.gpus))
     batches = steps * responses / side_by_side
-    (_, prefill, first, _), (_, decode, rest, bound) = generation(
-        setting, shape, levers, batches, side_by_side
-    )
+    (_, prefill, first, _), (_, decode, rest, bound) = generation(setting, shape, levers, batches, side_by_side)
     return (
         name,
         prefill + decode + gather(setting, shape, levers).times(steps),
@@ -88,8 +67,8 @@ def _rollout(
 
 
 def _teacher_head(setting: Setting, teacher: ModelShape, levers: Levers, responses: float) -> Work:
-    """The teacher's probabilities at all response tokens, in every pass over them: a pass with its
-    head less one without.
+    """The teacher's probabilities at all response tokens, in every pass over them: a pass with its head less one
+    without.
     """
     loop, work = roles_of(setting), setting.workload
     times, micro = passes_over(setting, responses / loop.mini_batches)
@@ -107,8 +86,8 @@ def _teacher_head(setting: Setting, teacher: ModelShape, levers: Levers, respons
 
 
 def teacher_hidden_bytes(setting: Setting) -> float:
-    """The teacher's last hidden states at every response token of an update, which every process
-    keeps until the update ends.
+    """The teacher's last hidden states at every response token of an update, which every process keeps until the
+    update ends.
     """
     work = setting.workload
     tokens = roles_of(setting).batch * work.response_mean
@@ -116,9 +95,7 @@ def teacher_hidden_bytes(setting: Setting) -> float:
 
 
 def distill_moments(setting: Setting) -> list[Moment]:
-    """Memory in each phase: the states of both roles stay, and the active role has its
-    activations.
-    """
+    """Memory in each phase: the states of both roles stay, and the active role has its activations."""
     loop, work = roles_of(setting), setting.workload
     teacher, held = teacher_of(setting), teacher_levers(setting)
     resident = {

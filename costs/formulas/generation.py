@@ -8,18 +8,13 @@ from costs.tables.shapes import ModelShape
 
 
 def generation(
-    setting: Setting,
-    shape: ModelShape,
-    levers: Levers,
-    batches: float | None = None,
-    sequences: float | None = None,
+    setting: Setting, shape: ModelShape, levers: Levers, batches: float | None = None, sequences: float | None = None
 ) -> list[tuple[str, Work, float, str]]:
-    """(phase, work, seconds, bound) of prefill and decode for `batches` batches of `sequences`
-    responses each on one device.
+    """(phase, work, seconds, bound) of prefill and decode for `batches` batches of `sequences` responses each on one
+    device.
 
-    The steps of a batch go on to its longest response; the work of a step counts the sequences that
-    are still going, on average mean_response / response of them. A static cache of one sequence
-    only is the batch-1 decode of serving.
+    The steps of a batch go on to its longest response; the work of a step counts the sequences that are still going,
+    on average mean_response / response of them. A static cache of one sequence only is the batch-1 decode of serving.
     """
     work = setting.workload
     batches = work.steps * levers.accumulation if batches is None else batches
@@ -32,21 +27,12 @@ def generation(
     first, later = duration(prefill, setting), decode_duration(step, setting)
     return [
         ("prefill", prefill.times(batches), first.seconds * batches, first.bound),
-        (
-            "decode",
-            step.times(batches * steps),
-            later.seconds * batches * steps,
-            later.bound,
-        ),
+        ("decode", step.times(batches * steps), later.seconds * batches * steps, later.bound),
     ]
 
 
-def generation_moment(
-    setting: Setting, shape: ModelShape, levers: Levers, sequences: float | None = None
-) -> Moment:
-    """Memory while a batch is generated: weights, the cache at full length, the logits of one
-    position.
-    """
+def generation_moment(setting: Setting, shape: ModelShape, levers: Levers, sequences: float | None = None) -> Moment:
+    """Memory while a batch is generated: weights, the cache at full length, the logits of one position."""
     work = setting.workload
     held = generating(
         setting,

@@ -10,9 +10,7 @@ from costs.tables.shapes import ModelShape
 
 def kept_per_token(setting: Setting, shape: ModelShape, levers: Levers, tokens: int) -> float:
     """Bytes per token that one layer keeps."""
-    kept = layer_kept(
-        shape, computing(setting, levers), setting.engine, tokens, setting.mask_tensor
-    )
+    kept = layer_kept(shape, computing(setting, levers), setting.engine, tokens, setting.mask_tensor)
     places = setting.workload.attention_places
     if places > 1:  # what attention keeps it keeps at each place, and its outputs are collected
         kept["attention"] = places * kept["attention"] + shape.query_width * levers.dtype_bytes
@@ -20,9 +18,8 @@ def kept_per_token(setting: Setting, shape: ModelShape, levers: Levers, tokens: 
 
 
 def computing(setting: Setting, levers: Levers) -> Levers:
-    """`levers` as the layers see them: under FSDP's mixed precision weights are 16-bit when they
-    are used, so the residual stream is too; under autocast it is fp32, as the embedding is.
-    Source: arXiv 2304.11277 section 4.4.
+    """`levers` as the layers see them: under FSDP's mixed precision weights are 16-bit when they are used, so the
+    residual stream is too; under autocast it is fp32, as the embedding is. Source: arXiv 2304.11277 section 4.4.
     """
     row = sharding_of(setting)
     if not levers.mixed or not row.micro_gathers or row.fsdp2:
@@ -31,15 +28,11 @@ def computing(setting: Setting, levers: Levers) -> Levers:
 
 
 def layer_inputs(levers: Levers, shape: ModelShape) -> float:
-    """Bytes per token of one layer's input: all that full checkpointing keeps (arXiv 2205.05198
-    section 5).
-    """
+    """Bytes per token of one layer's input: all that full checkpointing keeps (arXiv 2205.05198 section 5)."""
     return shape.width * (4.0 if levers.mixed else levers.dtype_bytes)
 
 
-def activation_bytes(
-    setting: Setting, shape: ModelShape, levers: Levers, sequences: float, tokens: int
-) -> float:
+def activation_bytes(setting: Setting, shape: ModelShape, levers: Levers, sequences: float, tokens: int) -> float:
     """Bytes kept between forward and backward pass for `sequences` of `tokens` tokens."""
     total = sequences * tokens
     if levers.checkpointing == "none":
@@ -69,33 +62,22 @@ def spared_tokens(setting: Setting, shape: ModelShape, levers: Levers, tokens: f
 
 
 def narrows(setting: Setting, shape: ModelShape, levers: Levers) -> bool:
-    """Whether the last layer's feed-forward part runs at the tokens alone whose hidden states are
-    read.
-    """
+    """Whether the last layer's feed-forward part runs at the tokens alone whose hidden states are read."""
     return setting.engine.packs and shape.family in NARROWED and levers.attention != "eager"
 
 
-def recomputed_bytes(
-    setting: Setting, shape: ModelShape, levers: Levers, sequences: float, tokens: int
-) -> float:
+def recomputed_bytes(setting: Setting, shape: ModelShape, levers: Levers, sequences: float, tokens: int) -> float:
     """Bytes of the layer whose activations are recomputed, or in use, during its backward pass."""
     rebuilt = 0.0
     if levers.checkpointing == "full":
         rebuilt = kept_per_token(setting, shape, levers, tokens)
-    active = (
-        2
-        * ((shape.experts_per_token * shape.expert_width or shape.mlp_width) + shape.width)
-        * levers.dtype_bytes
-    )
+    active = 2 * ((shape.experts_per_token * shape.expert_width or shape.mlp_width) + shape.width) * levers.dtype_bytes
     if (
         levers.attention == "eager"
-        # the gradients of the softmax's output and of its input, when the feed-forward part's
-        # tensors are gone
+        # the gradients of the softmax's output and of its input, when the feed-forward part's tensors are gone
     ):
         kept = layer_kept(shape, levers, setting.engine, tokens, setting.mask_tensor)
-        active = max(
-            active, 2 * shape.heads * tokens * levers.dtype_bytes - kept.get("feed_forward", 0.0)
-        )
+        active = max(active, 2 * shape.heads * tokens * levers.dtype_bytes - kept.get("feed_forward", 0.0))
     total = sequences * tokens
     if shape.layers > 1:
         return total * (rebuilt + active)
@@ -106,14 +88,12 @@ def recomputed_bytes(
 
 
 def workspace(setting: Setting, shape: ModelShape, levers: Levers) -> float:
-    """Copies that kernels make: the largest quantised matrix in 16 bit, twice, while it is
-    multiplied forward and backward; none where a compiler puts unpacking into the product.
+    """Copies that kernels make: the largest quantised matrix in 16 bit, twice, while it is multiplied forward and
+    backward; none where a compiler puts unpacking into the product.
     """
     if levers.quantisation is None:
         return 0.0
     if setting.engine.compiled and not levers.quantisation.startswith("nf4"):
         return 0.0
     head = shape.vocab * shape.width if setting.engine.quantises_head else 0
-    return (
-        2 * DTYPE_BYTES["bf16"] * max(head, shape.width * max(shape.mlp_width, shape.query_width))
-    )
+    return 2 * DTYPE_BYTES["bf16"] * max(head, shape.width * max(shape.mlp_width, shape.query_width))

@@ -1,7 +1,7 @@
 """Peak device memory: the maximum over phases of the sum over roles of parts.
 
-Parts: weights, gradients, optimizer, activations, logits, kv_cache, workspace. All in bytes on one
-device, as the allocator counts them; `device_bytes` adds what lies outside of it.
+Parts: weights, gradients, optimizer, activations, logits, kv_cache, workspace. All in bytes on one device, as the
+allocator counts them; `device_bytes` adds what lies outside of it.
 States are in costs/formulas/states.py, what passes keep in costs/formulas/kept.py.
 """
 
@@ -18,9 +18,9 @@ from costs.tables.shapes import ModelShape
 Roles = dict[str, Parts]
 
 FRAGMENTATION = 1.04
-"""Reserved over allocated memory of PyTorch's caching allocator in steady training: blocks are
-rounded to 2 MiB and freed ones do not always fit the next request. Measured ratios lie between 1.01
-and 1.10; used only to say whether a plan fits.
+"""Reserved over allocated memory of PyTorch's caching allocator in steady training: blocks are rounded to 2 MiB and
+freed ones do not always fit the next request. Measured ratios lie between 1.01 and 1.10; used only to say whether a
+plan fits.
 """
 
 
@@ -42,44 +42,33 @@ def peak(moments: Iterable[Moment]) -> Moment:
 
 
 def device_bytes(setting: Setting, allocated: float) -> float:
-    """Device memory needed for `allocated` bytes: with the allocator's fragmentation, and the
-    context outside of it.
+    """Device memory needed for `allocated` bytes: with the allocator's fragmentation, and the context outside of
+    it.
     """
-    return (
-        allocated
-        if setting.hardware.is_cpu
-        else allocated * FRAGMENTATION + setting.engine.context_bytes
-    )
+    return allocated if setting.hardware.is_cpu else allocated * FRAGMENTATION + setting.engine.context_bytes
 
 
 def frozen_role(setting: Setting, shape: ModelShape, levers: Levers) -> Parts:
     """A role without training: weights in the compute type, no gradients, no optimizer."""
-    return {
-        "weights": role_weights(
-            setting, shape, replace(levers, tuning="frozen", weights_fp32=False)
-        )
-    }
+    return {"weights": role_weights(setting, shape, replace(levers, tuning="frozen", weights_fp32=False))}
 
 
 def kv_cache_bytes(shape: ModelShape, dtype: str, sequences: float, tokens: float) -> float:
-    """Keys and values of every layer (arXiv 2211.05102 section 2.1): 2 x layers x kv width x bytes,
-    per token.
-    """
+    """Keys and values of every layer (arXiv 2211.05102 section 2.1): 2 x layers x kv width x bytes, per token."""
     return 2 * shape.layers * shape.kv_width * DTYPE_BYTES[dtype] * sequences * tokens
 
 
 PREFILLED_TOGETHER = 0.55
-"""Share of a batch's prompt tokens that are read at once: our rollout reads prompts of like length
-together. Between 0.5 and 0.6 in 48 drawn settings (tests/pretend/plans.py); all of them where
-prompts are equally long.
+"""Share of a batch's prompt tokens that are read at once: our rollout reads prompts of like length together. Between
+0.5 and 0.6 in 48 drawn settings (tests/pretend/plans.py); all of them where prompts are equally long.
 """
 
 
 def generating(
     setting: Setting, shape: ModelShape, levers: Levers, sequences: float, tokens: int, prompt: int
 ) -> Parts:
-    """Memory of a generating role besides its weights: the cache, one layer's prefill, and the
-    logits of one position.
+    """Memory of a generating role besides its weights: the cache, one layer's prefill, and the logits of one
+    position.
     """
     b = levers.dtype_bytes
     feed_forward = shape.experts_per_token * shape.expert_width or shape.mlp_width
@@ -107,15 +96,10 @@ def generating(
 
 
 def scoring(
-    setting: Setting,
-    shape: ModelShape,
-    levers: Levers,
-    sequences: float,
-    tokens: int,
-    vocabulary: bool,
+    setting: Setting, shape: ModelShape, levers: Levers, sequences: float, tokens: int, vocabulary: bool
 ) -> Parts:
-    """Memory of a forward pass without gradients besides the weights: a layer at its widest, and
-    log-probs in chunks.
+    """Memory of a forward pass without gradients besides the weights: a layer at its widest, and log-probs in
+    chunks.
     """
     b = levers.dtype_bytes
     feed_forward = shape.experts_per_token * shape.expert_width or shape.mlp_width
@@ -135,16 +119,12 @@ def scoring(
         # of the trunk only the hidden states that are read are left, before and after the norm
         read_bytes = 2 * read * shape.width * b
         layer, logits = (layer, 0.0) if layer > read_bytes + logits else (read_bytes, logits)
-    return {
-        "activations": layer,
-        "logits": logits,
-        "workspace": workspace(setting, shape, levers),
-    }
+    return {"activations": layer, "logits": logits, "workspace": workspace(setting, shape, levers)}
 
 
 def attending_width(shape: ModelShape) -> int:
-    """Numbers per token at the widest point of a layer's attention without gradients: the residual
-    stream, its norm and what rotates it, and queries, keys and values before and after.
+    """Numbers per token at the widest point of a layer's attention without gradients: the residual stream, its norm
+    and what rotates it, and queries, keys and values before and after.
     """
     return 4 * shape.width + 3 * (shape.heads * shape.head_dim + shape.kv_width)
 

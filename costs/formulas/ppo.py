@@ -4,8 +4,8 @@ separate      policy, ref, reward and value are four models; with LoRA ref is on
 shared_base   one base with adapters for policy, reward and value; ref is on it too
 shared_trunk  the value model is a head on the policy's trunk: one forward and backward pass for
               both
-RLOO and GRPO are the same loop, always `separate`, without a value model. On a base that it shares,
-ref is the base alone, or where the SFT model is an adapter, that one, which learns no more.
+RLOO and GRPO are the same loop, always `separate`, without a value model. On a base that it shares, ref is the base
+alone, or where the SFT model is an adapter, that one, which learns no more.
 """
 
 from dataclasses import replace
@@ -25,10 +25,7 @@ def roles_of(setting: Setting) -> Rlhf:
     """The loop's shape. Raises CostError where it is missing or impossible."""
     loop = setting.rlhf
     if loop is None:
-        raise CostError(
-            f"stage {setting.stage} needs its roles (layout, reward, value). Set rlhf in the "
-            "setting."
-        )
+        raise CostError(f"stage {setting.stage} needs its roles (layout, reward, value). Set rlhf in the setting.")
     if loop.layout == "shared_base" and setting.levers.tuning != "lora":
         raise CostError(
             "ppo.layout=shared_base shares one frozen base between adapters: it needs LoRA. Set "
@@ -44,11 +41,7 @@ def has_value(setting: Setting) -> bool:
 def own_value(setting: Setting) -> ModelShape | None:
     """The shape of a value model that is separate from the policy, else None."""
     loop = roles_of(setting)
-    return (
-        (loop.value or setting.model)
-        if has_value(setting) and loop.layout != "shared_trunk"
-        else None
-    )
+    return (loop.value or setting.model) if has_value(setting) and loop.layout != "shared_trunk" else None
 
 
 def value_levers(setting: Setting) -> Levers:
@@ -59,8 +52,8 @@ def value_levers(setting: Setting) -> Levers:
 
 
 def ppo_phases(setting: Setting) -> list[PhaseRow]:
-    """(phase, work, seconds, bound) of rollout, score, reference, value, advantage and update over
-    all updates, on one device.
+    """(phase, work, seconds, bound) of rollout, score, reference, value, advantage and update over all updates, on one
+    device.
     """
     loop = roles_of(setting)
     sequences = loop.batch / setting.gpus
@@ -72,24 +65,15 @@ def ppo_phases(setting: Setting) -> list[PhaseRow]:
         generated[0][1]
         + generated[1][1]
         + gather(setting, setting.model, setting.levers).times(setting.workload.steps),
-        generated[0][2]
-        + generated[1][2]
-        + gather_seconds(setting, setting.model) * setting.workload.steps,
+        generated[0][2] + generated[1][2] + gather_seconds(setting, setting.model) * setting.workload.steps,
         generated[1][3],
     )
     again = loop.rescored / setting.gpus
     rescored = [scored(setting, "logprobs", setting.model, True, again)] if again else []
     passes = [
-        scored(setting, name, shape, vocabulary, sequences)
-        for name, shape, vocabulary in frozen_passes(setting)
+        scored(setting, name, shape, vocabulary, sequences) for name, shape, vocabulary in frozen_passes(setting)
     ]
-    return [
-        rollout,
-        *rescored,
-        *passes,
-        _advantage(setting, sequences),
-        update_phase(setting, sequences),
-    ]
+    return [rollout, *rescored, *passes, _advantage(setting, sequences), update_phase(setting, sequences)]
 
 
 def frozen_passes(setting: Setting) -> list[tuple[str, ModelShape, bool]]:
@@ -105,25 +89,19 @@ def frozen_passes(setting: Setting) -> list[tuple[str, ModelShape, bool]]:
     return passes  # a head on the trunk computes values during the rollout
 
 
-def scored(
-    setting: Setting, name: str, shape: ModelShape, vocabulary: bool, sequences: float
-) -> PhaseRow:
-    """One pass over a rollout, micro-batch by micro-batch; log-probs only at response tokens, a
-    score at one token of each sequence.
+def scored(setting: Setting, name: str, shape: ModelShape, vocabulary: bool, sequences: float) -> PhaseRow:
+    """One pass over a rollout, micro-batch by micro-batch; log-probs only at response tokens, a score at one token of
+    each sequence.
     """
     work = setting.workload
     passes, micro = passes_over(setting, sequences)
     tokens = _tokens_in(setting, name == "score")
     counted = replace(
         setting,
-        workload=replace(
-            work, read_tokens=min(1.0, (1.0 if name == "score" else work.response_mean) / tokens)
-        ),
+        workload=replace(work, read_tokens=min(1.0, (1.0 if name == "score" else work.response_mean) / tokens)),
     )
     read = tokens if setting.engine.whole_logits else work.response_mean
-    once = forward_pass(
-        counted, shape, setting.levers, micro, tokens, micro * read if vocabulary else 0.0
-    )
+    once = forward_pass(counted, shape, setting.levers, micro, tokens, micro * read if vocabulary else 0.0)
     times = work.steps * passes
     seconds = duration(once, setting)
     gathered = gather(setting, shape, setting.levers).times(work.steps)
@@ -142,15 +120,13 @@ def gather_seconds(setting: Setting, shape: ModelShape) -> float:
 
 
 def passes_over(setting: Setting, sequences: float) -> tuple[float, float]:
-    """(passes, sequences of each) over `sequences` of them: as many as the budget of tokens asks
-    for, or micro-batches padded to one size.
+    """(passes, sequences of each) over `sequences` of them: as many as the budget of tokens asks for, or micro-batches
+    padded to one size.
     """
     if not setting.engine.packs:
         micro = min(setting.levers.micro_batch, sequences)
         return sequences / micro, micro
-    passes = max(
-        1, ceil(sequences * setting.workload.mean_tokens / setting.micro_batch_tokens - 1e-9)
-    )
+    passes = max(1, ceil(sequences * setting.workload.mean_tokens / setting.micro_batch_tokens - 1e-9))
     # a sequence longer than the budget is a micro-batch of its own
     passes = min(passes, max(1, ceil(sequences)))
     return 1.0 * passes, sequences / passes
@@ -163,8 +139,8 @@ def update_passes(setting: Setting, mini_batch: float) -> tuple[float, float]:
 
 
 def _tokens_in(setting: Setting, every_token: bool) -> float:
-    """Mean tokens of a sequence that go through a model: the last one predicts nothing, and is read
-    for a score alone.
+    """Mean tokens of a sequence that go through a model: the last one predicts nothing, and is read for a score
+    alone.
     """
     mean = setting.workload.mean_tokens
     return mean if every_token or not setting.engine.packs else max(1.0, mean - 1)
@@ -175,10 +151,7 @@ def _advantage(setting: Setting, sequences: float) -> PhaseRow:
     (training/rl/ppo_math.py).
     """
     work = setting.workload
-    once = Work(
-        bytes_moved=sequences * work.response_tokens * 4 * 20,
-        operations=13.0 * work.response_tokens,
-    )
+    once = Work(bytes_moved=sequences * work.response_tokens * 4 * 20, operations=13.0 * work.response_tokens)
     seconds = duration(once, setting)
     return ("advantage", once.times(work.steps), seconds.seconds * work.steps, seconds.bound)
 
@@ -193,9 +166,7 @@ def update_phase(setting: Setting, sequences: float) -> PhaseRow:
     counted = replace(
         setting,
         workload=replace(
-            work,
-            loss_tokens=1.0 if setting.engine.whole_logits else read,
-            read_tokens=read if packs else 1.0,
+            work, loss_tokens=1.0 if setting.engine.whole_logits else read, read_tokens=read if packs else 1.0
         ),
     )
     passes = work.steps * loop.ppo_epochs * loop.mini_batches * micro_batches
@@ -229,9 +200,9 @@ def mini_batch(setting: Setting) -> int:
 
 
 def packed_sequences(setting: Setting, available: float) -> float:
-    """Sequences of the longest kind that one pass over `available` ones comes to: its budget of
-    tokens, or where all fit into it what their lengths add up to. Responses are taken as
-    exponential, and the sum three standard deviations above its mean.
+    """Sequences of the longest kind that one pass over `available` ones comes to: its budget of tokens, or where all
+    fit into it what their lengths add up to. Responses are taken as exponential, and the sum three standard deviations
+    above its mean.
     """
     if not setting.engine.packs:
         return min(1.0 * setting.levers.micro_batch, available)

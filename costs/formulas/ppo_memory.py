@@ -1,6 +1,4 @@
-"""The loop of PPO, RLOO and GRPO: memory of the four roles in each layout
-(costs/formulas/ppo.py).
-"""
+"""The loop of PPO, RLOO and GRPO: memory of the four roles in each layout (costs/formulas/ppo.py)."""
 
 from dataclasses import replace
 from math import floor
@@ -18,13 +16,7 @@ from costs.formulas.ppo import (
     value_levers,
 )
 from costs.formulas.setting import Levers, Setting
-from costs.formulas.states import (
-    Parts,
-    gathered_bytes,
-    optimizer_bytes,
-    role_weights,
-    waiting_gradients,
-)
+from costs.formulas.states import Parts, gathered_bytes, optimizer_bytes, role_weights, waiting_gradients
 from costs.formulas.timeline import training_moments
 from costs.tables.shapes import ModelShape
 
@@ -49,9 +41,7 @@ def ppo_moments(setting: Setting) -> list[Moment]:
     longest = packed_sequences(setting, loop.batch / setting.gpus)
     for name, shape, vocabulary in [*again, *frozen_passes(setting)]:
         role = {"logprobs": "policy", "score": "reward", "reference": "ref", "value": "value"}[name]
-        rows = (
-            min(longest, max(1.0, loop.rescored / setting.gpus)) if name == "logprobs" else longest
-        )
+        rows = min(longest, max(1.0, loop.rescored / setting.gpus)) if name == "logprobs" else longest
         passing = scoring(setting, shape, setting.levers, rows, work.max_tokens, vocabulary)
         held = {"policy": setting.levers, "value": value_levers(setting)}.get(role, frozen)
         passing["workspace"] += gathered_bytes(setting, shape, held)
@@ -78,9 +68,7 @@ def resident_roles(setting: Setting) -> Roles:
         return roles
     if loop.reward is not None:
         adapted = frozen_role(setting, loop.reward, levers)["weights"]
-        roles["reward"] = {
-            "weights": adapted + adapter_bytes(setting, loop.reward, loop.reward_levers)
-        }
+        roles["reward"] = {"weights": adapted + adapter_bytes(setting, loop.reward, loop.reward_levers)}
     value = own_value(setting)
     if value is not None:
         roles["value"] = _states(setting, value, value_levers(setting))
@@ -96,18 +84,14 @@ def adapter_bytes(setting: Setting, shape: ModelShape, levers: Levers | None) ->
 
 
 def _states(setting: Setting, shape: ModelShape, levers: Levers) -> Parts:
-    return {
-        "weights": role_weights(setting, shape, levers),
-        "optimizer": optimizer_bytes(setting, shape, levers),
-    }
+    return {"weights": role_weights(setting, shape, levers), "optimizer": optimizer_bytes(setting, shape, levers)}
 
 
 def update_moments(setting: Setting, resident: Roles) -> list[Moment]:
-    """Training: the passes of policy and value model over a micro-batch end in one loss, so both
-    keep their activations until then.
+    """Training: the passes of policy and value model over a micro-batch end in one loss, so both keep their
+    activations until then.
 
-    The value model's forward pass comes last, so its backward pass comes first, and its activations
-    go first.
+    The value model's forward pass comes last, so its backward pass comes first, and its activations go first.
     """
     micro, packs = update_micro_batch(setting), setting.engine.packs
     passes, _ = update_passes(setting, mini_batch(setting))
@@ -120,24 +104,16 @@ def update_moments(setting: Setting, resident: Roles) -> list[Moment]:
     counted = replace(
         counted,
         workload=replace(
-            work,
-            loss_tokens=loss_tokens,
-            read_tokens=loss_tokens if packs else 1.0,
-            micro_batch_tokens=longest,
+            work, loss_tokens=loss_tokens, read_tokens=loss_tokens if packs else 1.0, micro_batch_tokens=longest
         ),
     )
-    policy = _work_parts(
-        training_moments(counted, setting.model, counted.levers, phase="update"), "policy"
-    )
+    policy = _work_parts(training_moments(counted, setting.model, counted.levers, phase="update"), "policy")
     value = own_value(setting)
     if value is None:
         return [Moment(phase, plus(resident, "policy", parts)) for phase, parts in policy.items()]
-    held = replace(
-        value_levers(setting), micro_batch=micro, accumulation=counted.levers.accumulation
-    )
+    held = replace(value_levers(setting), micro_batch=micro, accumulation=counted.levers.accumulation)
     value_parts = _work_parts(
-        training_moments(counted, value, held, phase="update", role="value", vocabulary=False),
-        "value",
+        training_moments(counted, value, held, phase="update", role="value", vocabulary=False), "value"
     )
     if roles_of(setting).layout == "shared_base":  # the policy has the base
         for parts in value_parts.values():
@@ -148,34 +124,23 @@ def update_moments(setting: Setting, resident: Roles) -> list[Moment]:
     gradients = {"gradients": value_parts["update:step"].get("gradients", 0.0) + outside}
     if "weights" in value_parts["update:backward_end"]:
         gradients["weights"] = value_parts["update:backward_end"]["weights"]
-    waiting = {
-        "gradients": policy["update:step"].get("gradients", 0.0)
-        if counted.levers.accumulation > 1
-        else 0.0
-    }
+    waiting = {"gradients": policy["update:step"].get("gradients", 0.0) if counted.levers.accumulation > 1 else 0.0}
     moments = [
         Moment(phase, plus(plus(resident, "value", parts), "policy", kept | waiting))
         for phase, parts in value_parts.items()
     ]
     return moments + [
-        Moment(phase, plus(plus(resident, "policy", parts), "value", gradients))
-        for phase, parts in policy.items()
+        Moment(phase, plus(plus(resident, "policy", parts), "value", gradients)) for phase, parts in policy.items()
     ]
 
 
 def _work_parts(moments: list[Moment], role: str) -> dict[str, Parts]:
     """Phase -> the parts of a role that are there beside its optimizer, its weights in use."""
-    return {
-        m.phase: {part: size for part, size in m.roles[role].items() if part != "optimizer"}
-        for m in moments
-    }
+    return {m.phase: {part: size for part, size in m.roles[role].items() if part != "optimizer"} for m in moments}
 
 
 def plus(roles: Roles, role: str, parts: Parts) -> Roles:
-    """`roles` with further parts in one of them; a role without states of its own (ref, adapter
-    off) has these parts only.
+    """`roles` with further parts in one of them; a role without states of its own (ref, adapter off) has these parts
+    only.
     """
-    return {
-        **roles,
-        role: {**roles.get(role, {}), **{part: size for part, size in parts.items() if size}},
-    }
+    return {**roles, role: {**roles.get(role, {}), **{part: size for part, size in parts.items() if size}}}

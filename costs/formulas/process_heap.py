@@ -1,5 +1,5 @@
-"""Memory of a stage's process on a CPU beside its tensors: the interpreter with its libraries, and
-fragmentation of the C library's heap.
+"""Memory of a stage's process on a CPU beside its tensors: the interpreter with its libraries, and fragmentation of
+the C library's heap.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,20 +15,17 @@ IMPORTS_BYTES = 404 * 2**20
 TRAINER_IMPORTS_BYTES = 490 * 2**20
 """The same with TRL's trainers."""
 RUNTIME_BYTES = 50 * 2**20
-"""Growth of a stage's process beside tensors after its imports: some 22 MiB of its libraries' code,
-rows, tokenizer, small objects.
+"""Growth of a stage's process beside tensors after its imports: some 22 MiB of its libraries' code, rows, tokenizer,
+small objects.
 """
 TRAINER_RUNTIME_BYTES = 60 * 2**20
 """The same with TRL's trainers, over 21 configurations."""
 HEAP_WASTE = 0.35
-"""Bytes that lie in the C library's heap as holes, for each byte of tensors there when it is
-fullest: a block aligned by torch needs a little more than the hole that one of its size left.
-Measured 0.2 to 0.5.
+"""Bytes that lie in the C library's heap as holes, for each byte of tensors there when it is fullest: a block aligned
+by torch needs a little more than the hole that one of its size left. Measured 0.2 to 0.5.
 """
 MAPPED_BYTES = 2 * 2**20
-"""Blocks of this size and above are not in the heap: training/process/allocator.py maps them
-individually.
-"""
+"""Blocks of this size and above are not in the heap: training/process/allocator.py maps them individually."""
 TRAINER_STAGES = ("sft", "pretrain", "reward", "dpo")
 """Those on TRL's trainers, whose imports take more time and memory."""
 
@@ -39,9 +36,7 @@ def imports_bytes(setting: Setting) -> float:
 
 
 def with_process(setting: Setting, moments: Sequence[Moment]) -> list[Moment]:
-    """The moments of a stage with the role `process`, whose workspace is all memory outside of
-    tensors.
-    """
+    """The moments of a stage with the role `process`, whose workspace is all memory outside of tensors."""
     trainer = setting.stage in TRAINER_STAGES
     runtime = TRAINER_RUNTIME_BYTES if trainer else RUNTIME_BYTES
     fixed, shares = imports_bytes(setting) + runtime, heap_shares(setting)
@@ -65,17 +60,12 @@ def heap_shares(setting: Setting) -> dict[str, float]:
 
 def in_heap(shares: Mapping[str, float], moment: Moment) -> float:
     """Bytes of tensors that lie in the heap at a moment."""
-    return sum(
-        share * parts.get(part, 0.0)
-        for part, share in shares.items()
-        for parts in moment.roles.values()
-    )
+    return sum(share * parts.get(part, 0.0) for part, share in shares.items() for parts in moment.roles.values())
 
 
 def heap_bytes(shares: Mapping[str, float], moments: Sequence[Moment]) -> dict[str, float]:
-    """Phase -> bytes that the heap holds. What was freed stays with it until the phase ends, when
-    it is trimmed: at any moment of a phase it is as large as at its fullest, while large tensors
-    come and go beside it.
+    """Phase -> bytes that the heap holds. What was freed stays with it until the phase ends, when it is trimmed: at
+    any moment of a phase it is as large as at its fullest, while large tensors come and go beside it.
     """
     fullest: dict[str, float] = {}
     for moment in moments:
@@ -94,9 +84,7 @@ def activations_in_heap(setting: Setting) -> float:
     scores = shape.heads * longest * levers.dtype_bytes
     token_bytes = {
         "norms": shape.width * 4,
-        "attention": scores
-        if levers.attention == "eager"
-        else shape.query_width * levers.dtype_bytes,
+        "attention": scores if levers.attention == "eager" else shape.query_width * levers.dtype_bytes,
         "mask": longest * levers.dtype_bytes,
         "feed_forward": (shape.expert_width or shape.mlp_width) * levers.dtype_bytes,
     }
@@ -110,8 +98,8 @@ def activations_in_heap(setting: Setting) -> float:
 
 
 def pass_tokens(setting: Setting) -> float:
-    """Tokens of a pass with gradient. Where rows are packed, the last token of each sequence is
-    left out: a tensor just too small to be mapped is as likely as one just large enough.
+    """Tokens of a pass with gradient. Where rows are packed, the last token of each sequence is left out: a tensor
+    just too small to be mapped is as likely as one just large enough.
     """
     if setting.rlhf is None or not setting.engine.packs:
         return setting.micro_batch_tokens
@@ -125,9 +113,7 @@ def gradients_in_heap(setting: Setting) -> float:
         return 1.0
     tables = (1 if shape.tied else 2) * shape.vocab * shape.width
     large = sum(
-        shape.layers * i * o
-        for i, o, _ in shape.matrices.values()
-        if i * o * levers.weight_bytes >= MAPPED_BYTES
+        shape.layers * i * o for i, o, _ in shape.matrices.values() if i * o * levers.weight_bytes >= MAPPED_BYTES
     )
     if shape.vocab * shape.width * levers.weight_bytes >= MAPPED_BYTES:
         large += tables

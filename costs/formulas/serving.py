@@ -21,8 +21,8 @@ class TokenPrice(NamedTuple):
 
 
 def usd_of_usage(usage: Usage, usd_per_hour: float, basis: CostBasis) -> float:
-    """allocation: the server's hourly price for all of the time, idle or not; it adds up to the
-    bill. usage: for the time with requests only; the difference is the price of idling.
+    """allocation: the server's hourly price for all of the time, idle or not; it adds up to the bill. usage: for the
+    time with requests only; the difference is the price of idling.
 
     Source: OpenCost, "AI Inference Cost Tracking", whose two bases these are.
     """
@@ -35,8 +35,8 @@ def token_price(usage: Usage, usd_per_hour: float, basis: CostBasis) -> TokenPri
 
         input = usd x prefill / (prefill + decode) / input tokens
 
-    by the seconds that requests spend until their first token, and after it. Where they were not
-    timed an output token costs 2.5 times an input token.
+    by the seconds that requests spend until their first token, and after it. Where they were not timed an output token
+    costs 2.5 times an input token.
 
     Source: OpenCost, "AI Inference Cost Tracking" (compute_time, multiplier).
     """
@@ -68,9 +68,7 @@ def _per_million(usd: float, tokens: float) -> float | None:
     return MILLION * usd / tokens if tokens > 0 else None
 
 
-def payback_tokens(
-    extra_usd: float, usd_per_million: float, cheaper_usd_per_million: float
-) -> float | None:
+def payback_tokens(extra_usd: float, usd_per_million: float, cheaper_usd_per_million: float) -> float | None:
     """Tokens after which a cheaper variant has paid for its own cost:
 
     extra_usd / (usd_per_million - cheaper_usd_per_million) x 1e6

@@ -1,8 +1,8 @@
-"""Input of the formulas: how a model is held and trained (Levers), how much work there is
-(Workload), on which device (Setting).
+"""Input of the formulas: how a model is held and trained (Levers), how much work there is (Workload), on which device
+(Setting).
 
-A Setting needs no params.yaml, so a published measurement can be planned as it was printed;
-`costs.planning.settings` makes them from Params.
+A Setting needs no params.yaml, so a published measurement can be planned as it was printed; `costs.planning.settings`
+makes them from Params.
 """
 
 from dataclasses import dataclass, field, replace
@@ -24,15 +24,10 @@ Attention = Literal["flash", "sdpa", "eager"]
 EVALUATED = 3
 """Models that an evaluation asks: base, SFT and aligned; a student is one more."""
 DTYPE_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0}
-QUANT_BYTES = {
-    "int8": 1.0,
-    "nf4": 0.5 + 4 / 64,
-    "nf4-dq": 0.5 + 1 / 64 + 4 / (64 * 256),
-    "int4": 0.5 + 4 / 32,
-}
-"""Bytes per weight with their scales: NF4 has one fp32 scale in 64 weights, double quantisation an
-8-bit one and one fp32 in 256 of those (arXiv 2305.14314 section 3); int8 has one per row; int4 a
-16-bit scale and zero in 32 weights (gpt-fast's default).
+QUANT_BYTES = {"int8": 1.0, "nf4": 0.5 + 4 / 64, "nf4-dq": 0.5 + 1 / 64 + 4 / (64 * 256), "int4": 0.5 + 4 / 32}
+"""Bytes per weight with their scales: NF4 has one fp32 scale in 64 weights, double quantisation an 8-bit one and one
+fp32 in 256 of those (arXiv 2305.14314 section 3); int8 has one per row; int4 a 16-bit scale and zero in 32 weights
+(gpt-fast's default).
 """
 
 
@@ -49,16 +44,14 @@ class Levers:
     dtype: str = "bf16"
     """Compute type."""
     weights_fp32: bool = False
-    """Trained weights are fp32 and cast for computing (mixed precision); else they are in `dtype`,
-    and so is the optimizer state.
+    """Trained weights are fp32 and cast for computing (mixed precision); else they are in `dtype`, and so is the
+    optimizer state.
     """
     wide_unquantised: bool = False
-    """Beside quantised matrices, embedding, head and norms are fp32 (PEFT's preparation for
-    k-bit training).
-    """
+    """Beside quantised matrices, embedding, head and norms are fp32 (PEFT's preparation for k-bit training)."""
     master_fp32: bool = False
-    """Weights and gradients are in `dtype`, and the optimizer keeps fp32 weights beside fp32
-    moments (DeepSpeed, Megatron).
+    """Weights and gradients are in `dtype`, and the optimizer keeps fp32 weights beside fp32 moments (DeepSpeed,
+    Megatron).
     """
     optimizer: Optimizer = "adamw"
     micro_batch: int = 1
@@ -83,17 +76,13 @@ class Levers:
             value = getattr(self, name)
             if value not in get_args(allowed):
                 raise CostError(
-                    f"{name}={value!r} is not one of {', '.join(get_args(allowed))}. Change it in "
-                    "the setting."
+                    f"{name}={value!r} is not one of {', '.join(get_args(allowed))}. Change it in the setting."
                 )
         if self.dtype not in DTYPE_BYTES:
-            raise CostError(
-                f"dtype={self.dtype!r} is not one of {', '.join(DTYPE_BYTES)}. Change model.dtype."
-            )
+            raise CostError(f"dtype={self.dtype!r} is not one of {', '.join(DTYPE_BYTES)}. Change model.dtype.")
         if self.quantisation is not None and self.quantisation not in QUANT_BYTES:
             raise CostError(
-                f"quantisation={self.quantisation!r} is not one of {', '.join(QUANT_BYTES)}. "
-                "Change it in the setting."
+                f"quantisation={self.quantisation!r} is not one of {', '.join(QUANT_BYTES)}. Change it in the setting."
             )
         if min(self.micro_batch, self.accumulation, self.lora_rank) < 1:
             raise CostError(
@@ -131,33 +120,30 @@ class Workload:
     """Of a generating stage: longest response."""
     mean_response_tokens: float = 0.0
     decoded_tokens: float = 0.0
-    """Of a generating stage: the longest response that is expected in a batch, which ends its
-    steps; 0: as long as may be.
+    """Of a generating stage: the longest response that is expected in a batch, which ends its steps; 0: as long as may
+    be.
     """
     loss_tokens: float = 1.0
     """Share of the tokens that the loss looks at (completion-only loss: below 1)."""
     read_tokens: float = 1.0
-    """Share of the tokens whose last hidden state is read, and at which alone the last layer's
-    feed-forward part runs where the engine packs rows.
+    """Share of the tokens whose last hidden state is read, and at which alone the last layer's feed-forward part runs
+    where the engine packs rows.
     """
     micro_batch_tokens: float | None = None
-    """Tokens of a pass that is filled up with rows without padding; None: `micro_batch` sequences
-    of `max_tokens`.
-    """
+    """Tokens of a pass that is filled up with rows without padding; None: `micro_batch` sequences of `max_tokens`."""
     held_out: float = 0.0
     """Sequences that are evaluated once after training."""
     attention_places: float = 1.0
-    """Places that attention has for each token that passes through the model: above 1 where the
-    tokens that two sequences begin with pass once, as attention sees them in both.
+    """Places that attention has for each token that passes through the model: above 1 where the tokens that two
+    sequences begin with pass once, as attention sees them in both.
     """
     masked: bool = False
     """Where sequences of a micro-batch differ in length, attention gets a mask of the
     padding.
     """
     reference_sequences: float | None = None
-    """Of DPO: sequences whose reference log-probs are computed once, with the weights that training
-    starts from, so that no reference is held. None: with a reference beside the policy, in every
-    step.
+    """Of DPO: sequences whose reference log-probs are computed once, with the weights that training starts from, so
+    that no reference is held. None: with a reference beside the policy, in every step.
     """
 
     @property
@@ -180,9 +166,7 @@ class Rlhf:
     value_levers: Levers | None = None
     """How the value model is trained; None as the policy."""
     reward_levers: Levers | None = None
-    """How the reward model's adapter is shaped; None: it has none, or on a shared base one as the
-    policy's.
-    """
+    """How the reward model's adapter is shaped; None: it has none, or on a shared base one as the policy's."""
     ref_levers: Levers | None = None
     """How the SFT model's adapter is shaped, which the reference keeps; None: it has none."""
     teacher: ModelShape | None = None
@@ -203,8 +187,8 @@ class Rlhf:
     evaluated: int = EVALUATED
     """Models that an evaluation runs."""
     rescored: int = 0
-    """Responses of a rollout whose log-probs the policy computes once more, over all devices; 0
-    where that is no phase.
+    """Responses of a rollout whose log-probs the policy computes once more, over all devices; 0 where that is no
+    phase.
     """
 
 
@@ -220,9 +204,7 @@ class Setting:
     engine: Engine
     gpus: int = 1
     rented: int = 0
-    """Devices that are paid for while the stage runs, those that wait included; 0: as many as it
-    uses.
-    """
+    """Devices that are paid for while the stage runs, those that wait included; 0: as many as it uses."""
     devices_per_node: int = 8
     rlhf: Rlhf | None = None
     efficiency: Efficiency = EFFICIENCY
@@ -253,15 +235,13 @@ class Setting:
     @property
     def micro_batch_tokens(self) -> float:
         """Most tokens of one forward pass on one device."""
-        return self.workload.micro_batch_tokens or (
-            1.0 * self.levers.micro_batch * self.workload.max_tokens
-        )
+        return self.workload.micro_batch_tokens or (1.0 * self.levers.micro_batch * self.workload.max_tokens)
 
     @property
     def mask_tensor(self) -> bool:
-        """Whether `sdpa` gets its mask as a tensor [sequence, tokens, tokens]: each layer then
-        keeps one for its backward pass, and computes the scores above the diagonal too.
-        Transformers leaves the mask out where no token is padding, and `flash` needs none.
+        """Whether `sdpa` gets its mask as a tensor [sequence, tokens, tokens]: each layer then keeps one for its
+        backward pass, and computes the scores above the diagonal too. Transformers leaves the mask out where no token
+        is padding, and `flash` needs none.
         """
         work, levers = self.workload, self.levers
         return (
@@ -273,9 +253,5 @@ class Setting:
 
     def with_levers(self, **changes: object) -> "Setting":
         """The setting with other levers; a new micro-batch replaces a token budget."""
-        workload = (
-            replace(self.workload, micro_batch_tokens=None)
-            if "micro_batch" in changes
-            else self.workload
-        )
+        workload = replace(self.workload, micro_batch_tokens=None) if "micro_batch" in changes else self.workload
         return replace(self, levers=replace(self.levers, **changes), workload=workload)  # type: ignore[arg-type]

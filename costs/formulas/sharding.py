@@ -1,8 +1,8 @@
 """What each sharding over n devices divides, and what it sends: a row each.
 
-A gather of S bytes sends S (1 - 1/n) from each device, so does a reduce-scatter, and an all-reduce
-is both, one after the other. Source: arXiv 1910.02054 section 7: 2 psi a step for data parallel and
-ZeRO-1 and 2 (gradients scattered, weights gathered), 3 psi for ZeRO-3.
+A gather of S bytes sends S (1 - 1/n) from each device, so does a reduce-scatter, and an all-reduce is both, one after
+the other. Source: arXiv 1910.02054 section 7: 2 psi a step for data parallel and ZeRO-1 and 2 (gradients scattered,
+weights gathered), 3 psi for ZeRO-3.
 """
 
 from dataclasses import dataclass, replace
@@ -26,8 +26,8 @@ class Sharding:
     buckets: bool = False
     """A copy of all gradients lies in buckets that are summed (torch's DDP)."""
     fsdp2: bool = False
-    """torch's FSDP2 without a type of its own for collectives: gathered and reduced as stored, and
-    what is outside of the layers is whole from the first forward to the end of the backward pass.
+    """torch's FSDP2 without a type of its own for collectives: gathered and reduced as stored, and what is outside of
+    the layers is whole from the first forward to the end of the backward pass.
     """
     keeps_weights: bool = False
     """Layers stay gathered from the forward to the backward pass."""
@@ -38,17 +38,14 @@ ZERO_3 = Sharding(True, True, True, micro_gathers=2, micro_reduces=1)
 PUBLISHED = {
     "ddp": WHOLE,
     "zero1": Sharding(optimizer=True, step_gathers=1, step_reduces=1),
-    # DeepSpeed reduces gradients that are divided in every micro-batch: there is nowhere to keep
-    # them whole
+    # DeepSpeed reduces gradients that are divided in every micro-batch: there is nowhere to keep them whole
     "zero2": Sharding(gradients=True, optimizer=True, step_gathers=1, micro_reduces=1),
     "zero3": ZERO_3,
     "fsdp": ZERO_3,
 }
 OWN_ZERO_3 = Sharding(True, True, True, micro_gathers=2, micro_reduces=1, fsdp2=True)
 OWN = PUBLISHED | {
-    "zero2": Sharding(
-        True, True, True, micro_gathers=1, micro_reduces=1, fsdp2=True, keeps_weights=True
-    ),
+    "zero2": Sharding(True, True, True, micro_gathers=1, micro_reduces=1, fsdp2=True, keeps_weights=True),
     "zero3": OWN_ZERO_3,
     "fsdp": OWN_ZERO_3,
 }
@@ -68,8 +65,8 @@ def sharding_of(setting: Setting) -> Sharding:
 
 
 def collective_bytes(size: float, devices: int) -> float:
-    """Bytes that each of n devices sends to gather, or to reduce and scatter, `size` bytes in all:
-    size (1 - 1/n). Source: arXiv 1910.02054 section 7.
+    """Bytes that each of n devices sends to gather, or to reduce and scatter, `size` bytes in all: size (1 - 1/n).
+    Source: arXiv 1910.02054 section 7.
     """
     return size * (1 - 1 / devices)
 

@@ -1,7 +1,7 @@
 """Bytes of a role's states on one device: weights, gradients, optimizer.
 
-Source: ZeRO, arXiv 1910.02054 section 3.1 (2 + 2 + 12 bytes per parameter for mixed-precision Adam)
-and figure 1 for what each stage divides by the number of devices.
+Source: ZeRO, arXiv 1910.02054 section 3.1 (2 + 2 + 12 bytes per parameter for mixed-precision Adam) and figure 1 for
+what each stage divides by the number of devices.
 """
 
 from config.work import BUCKET_ELEMENTS
@@ -18,17 +18,14 @@ MOMENTS = 2
 def adapter_parameters(shape: ModelShape, levers: Levers) -> float:
     """Trained parameters that are not in the base model.
 
-    LoRA: rank x (inputs + outputs) of each adapted matrix (arXiv 2106.09685 section 4.1). LitGPT's,
-    which adapts the parts of a packed projection one by one, comes to the same for two of the
-    three.
+    LoRA: rank x (inputs + outputs) of each adapted matrix (arXiv 2106.09685 section 4.1). LitGPT's, which adapts the
+    parts of a packed projection one by one, comes to the same for two of the three.
     """
     if levers.tuning == "lora":
         copies = shape.experts or 1
         per_layer = sum(
             levers.lora_rank * (i + o) * (copies if name in ("gate", "up", "down") else 1)
-            for name, (i, o, _) in shape.adapted(
-                levers.lora_modules, shape.traits.packed_qkv
-            ).items()
+            for name, (i, o, _) in shape.adapted(levers.lora_modules, shape.traits.packed_qkv).items()
         )
         return shape.layers * per_layer
     return 0.0
@@ -44,14 +41,8 @@ def base_weight_bytes(shape: ModelShape, levers: Levers, quantised_head: bool = 
     plain = levers.dtype_bytes if levers.tuning == "frozen" else levers.weight_bytes
     if not levers.quantisation:
         return shape.parameters * plain
-    quantised = shape.layers * shape.layer_matrix_parameters + (
-        shape.vocab * shape.width if quantised_head else 0
-    )
-    remaining = (
-        shape.parameters
-        - quantised
-        + (shape.vocab * shape.width if quantised_head and shape.tied else 0)
-    )
+    quantised = shape.layers * shape.layer_matrix_parameters + (shape.vocab * shape.width if quantised_head else 0)
+    remaining = shape.parameters - quantised + (shape.vocab * shape.width if quantised_head and shape.tied else 0)
     beside = 4.0 if levers.wide_unquantised else plain
     return quantised * QUANT_BYTES[levers.quantisation] + remaining * beside
 
@@ -62,9 +53,7 @@ def _adapter_bytes(levers: Levers, setting: Setting) -> float:
 
 
 def shards(setting: Setting) -> Parts:
-    """Number of shards of weights between steps, gradients and optimizer state. Source: arXiv
-    1910.02054 figure 1.
-    """
+    """Number of shards of weights between steps, gradients and optimizer state. Source: arXiv 1910.02054 figure 1."""
     n, row = setting.gpus, sharding_of(setting)
     return {
         "weights": n if row.weights else 1,
@@ -87,11 +76,11 @@ def resting_weights(setting: Setting, shape: ModelShape, levers: Levers) -> floa
 
 
 def weights(setting: Setting, shape: ModelShape, levers: Levers) -> float:
-    """Bytes of a role's weights on one device while it trains: its share, what is gathered at
-    once, and the 16-bit copies of autocast.
+    """Bytes of a role's weights on one device while it trains: its share, what is gathered at once, and the 16-bit
+    copies of autocast.
 
-    ZeRO-3 has two layers gathered (one computing, one being fetched) and what is outside of the
-    layers; FSDP2 that keeps weights has all, and the buffer that one layer is gathered through.
+    ZeRO-3 has two layers gathered (one computing, one being fetched) and what is outside of the layers; FSDP2 that
+    keeps weights has all, and the buffer that one layer is gathered through.
     """
     row = sharding_of(setting)
     held = resting_weights(setting, shape, levers)
@@ -111,8 +100,8 @@ def weights(setting: Setting, shape: ModelShape, levers: Levers) -> float:
 
 
 def weights_in_backward(setting: Setting, shape: ModelShape, levers: Levers) -> float:
-    """Bytes of a role's weights while its backward pass runs: autocast ended with the forward pass,
-    and its copies are there because products keep them; with checkpointing, of one layer.
+    """Bytes of a role's weights while its backward pass runs: autocast ended with the forward pass, and its copies are
+    there because products keep them; with checkpointing, of one layer.
     """
     held, copies = weights(setting, shape, levers), autocast_copies(setting, shape, levers)
     if not copies or levers.checkpointing != "full":
@@ -122,8 +111,8 @@ def weights_in_backward(setting: Setting, shape: ModelShape, levers: Levers) -> 
 
 
 def weights_after_backward(setting: Setting, shape: ModelShape, levers: Levers) -> float:
-    """Bytes of a role's weights at the end of the backward pass: no layer is gathered now, what
-    is outside of the layers still is, and no copy of autocast is left.
+    """Bytes of a role's weights at the end of the backward pass: no layer is gathered now, what is outside of the
+    layers still is, and no copy of autocast is left.
     """
     row = sharding_of(setting)
     if not row.fsdp2:
@@ -140,8 +129,8 @@ def weights_in_step(setting: Setting, shape: ModelShape, levers: Levers) -> floa
 
 
 def _gathered_width(setting: Setting, levers: Levers) -> float:
-    """Bytes of a base weight where it is gathered: as stored, or in the type of computing where
-    the software has one for collectives.
+    """Bytes of a base weight where it is gathered: as stored, or in the type of computing where the software has one
+    for collectives.
     """
     if levers.quantisation:
         return QUANT_BYTES[levers.quantisation]
@@ -150,9 +139,9 @@ def _gathered_width(setting: Setting, levers: Levers) -> float:
 
 
 def autocast_copies(setting: Setting, shape: ModelShape, levers: Levers) -> float:
-    """Bytes of the 16-bit copies that autocast keeps of fp32 weights which learn: of each matrix it
-    multiplied with, until the pass ends, however the weights themselves are divided. An embedding
-    of its own is looked up, not multiplied.
+    """Bytes of the 16-bit copies that autocast keeps of fp32 weights which learn: of each matrix it multiplied with,
+    until the pass ends, however the weights themselves are divided. An embedding of its own is looked up, not
+    multiplied.
     """
     row = sharding_of(setting)
     if not levers.mixed or levers.tuning != "full" or (row.micro_gathers and not row.fsdp2):
@@ -174,8 +163,8 @@ def gathered_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float
 
 
 def role_weights(setting: Setting, shape: ModelShape, levers: Levers) -> float:
-    """Bytes of a role's weights that are always there: of our stages its share, which grows while
-    it is running, else all that `weights` counts.
+    """Bytes of a role's weights that are always there: of our stages its share, which grows while it is running, else
+    all that `weights` counts.
     """
     return (resting_weights if setting.engine.name == "ours" else weights)(setting, shape, levers)
 
@@ -186,8 +175,8 @@ def gradient_width(setting: Setting, levers: Levers) -> float:
 
 
 def gradient_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
-    """Bytes of all gradients of a role on one device, when they are complete. Where the optimizer
-    is offloaded, divided gradients go to the host as they come (arXiv 2101.06840 section 4).
+    """Bytes of all gradients of a role on one device, when they are complete. Where the optimizer is offloaded,
+    divided gradients go to the host as they come (arXiv 2101.06840 section 4).
     """
     divided = shards(setting)["gradients"]
     if levers.offload_optimizer and sharding_of(setting).gradients:
@@ -196,9 +185,8 @@ def gradient_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float
 
 
 def unreduced_gradients(setting: Setting, shape: ModelShape, levers: Levers) -> float:
-    """Bytes of gradients that are whole at the end of a backward pass though they are divided: of
-    FSDP2 those outside of the layers, the buffer that they are reduced through, and that of a
-    layer.
+    """Bytes of gradients that are whole at the end of a backward pass though they are divided: of FSDP2 those outside
+    of the layers, the buffer that they are reduced through, and that of a layer.
     """
     if not sharding_of(setting).fsdp2 or levers.tuning != "full":
         return 0.0
@@ -207,8 +195,8 @@ def unreduced_gradients(setting: Setting, shape: ModelShape, levers: Levers) -> 
 
 
 def waiting_gradients(setting: Setting, shape: ModelShape, levers: Levers) -> float:
-    """Bytes of the gradients outside of the layers, which FSDP2 reduces when the whole backward
-    pass is over, that of any other model with the same loss included.
+    """Bytes of the gradients outside of the layers, which FSDP2 reduces when the whole backward pass is over, that of
+    any other model with the same loss included.
     """
     if not sharding_of(setting).fsdp2 or levers.tuning != "full":
         return 0.0
@@ -217,9 +205,9 @@ def waiting_gradients(setting: Setting, shape: ModelShape, levers: Levers) -> fl
 
 
 def bucket_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
-    """Bytes of the buckets that gradients are summed in: torch's DDP copies all of them there, and
-    keeps the buckets (`gradient_as_bucket_view` is off). Our alignment stages sum messages of
-    2^22 numbers, or of one matrix if that is larger, after a mini-batch.
+    """Bytes of the buckets that gradients are summed in: torch's DDP copies all of them there, and keeps the buckets
+    (`gradient_as_bucket_view` is off). Our alignment stages sum messages of 2^22 numbers, or of one matrix if that is
+    larger, after a mini-batch.
     """
     if not sharding_of(setting).buckets or levers.tuning == "frozen":
         return 0.0
@@ -247,9 +235,8 @@ def optimizer_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> floa
 
 
 def wide_state_parameters(setting: Setting, shape: ModelShape) -> float:
-    """Parameters whose moments an 8-bit optimizer keeps in fp32: the token embedding's, where
-    Transformers' Trainer makes the optimizer (its GlobalOptimManager override of nn.Embedding, as
-    arXiv 2110.02861 section 2.3 asks for).
+    """Parameters whose moments an 8-bit optimizer keeps in fp32: the token embedding's, where Transformers' Trainer
+    makes the optimizer (its GlobalOptimManager override of nn.Embedding, as arXiv 2110.02861 section 2.3 asks for).
     """
     by_trainer = setting.engine.name.startswith("transformers") or (
         setting.engine.name == "ours" and setting.rlhf is None

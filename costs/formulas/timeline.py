@@ -1,8 +1,8 @@
 """The moments of one training step at which memory can be at its highest, for one trained role.
 
-Activations are freed while gradients come, so both are never complete at once: the peak is at the
-loss, in the backward pass just after it, at the end of the backward pass, or in the optimizer step.
-`persistent` gradients (accumulation) are there from the start.
+Activations are freed while gradients come, so both are never complete at once: the peak is at the loss, in the
+backward pass just after it, at the end of the backward pass, or in the optimizer step. `persistent` gradients
+(accumulation) are there from the start.
 """
 
 from costs.formulas.kept import activation_bytes, recomputed_bytes, workspace
@@ -33,15 +33,12 @@ def training_moments(
     role: str = "policy",
     vocabulary: bool = True,
 ) -> list[Moment]:
-    """Memory of one role at each moment of a step. `vocabulary` False for a model with a scalar
-    head: no logits, no large head gradient.
+    """Memory of one role at each moment of a step. `vocabulary` False for a model with a scalar head: no logits, no
+    large head gradient.
     """
     tokens = setting.workload.max_tokens
     sequences = (setting.workload.micro_batch_tokens or levers.micro_batch * tokens) / tokens
-    held: Parts = {
-        "weights": weights(setting, shape, levers),
-        "optimizer": optimizer_bytes(setting, shape, levers),
-    }
+    held: Parts = {"weights": weights(setting, shape, levers), "optimizer": optimizer_bytes(setting, shape, levers)}
     row = sharding_of(setting)
     buckets = bucket_bytes(setting, shape, levers)
     summed = 0.0  # of our alignment stages, which sum gradients before a step
@@ -55,8 +52,8 @@ def training_moments(
     # chunked losses meet the head's gradient while the logits are still there
     chunk_head = head if setting.loss.chunked else 0.0
     persistent = gradients if levers.accumulation > 1 else 0.0
-    # a tied matrix gets one gradient from the head, which waits, and one from the embedding, summed
-    # at the very end; gradients of earlier micro-batches stay beside a new one until it is added
+    # a tied matrix gets one gradient from the head, which waits, and one from the embedding, summed at the very end;
+    # gradients of earlier micro-batches stay beside a new one until it is added
     table = head_gradient(shape, levers)
     waiting = head if shape.tied else 0.0
     new = table if persistent else 0.0
@@ -73,9 +70,7 @@ def training_moments(
         },
         "backward": {
             "activations": activations + recomputed,
-            "gradients": persistent + waiting
-            if persistent and not row.fsdp2
-            else persistent + head,
+            "gradients": persistent + waiting if persistent and not row.fsdp2 else persistent + head,
             "workspace": work,
         },
         "backward_end": {
@@ -83,10 +78,7 @@ def training_moments(
             "gradients": gradients + (unreduced or waiting + new),
             "workspace": work,
         },
-        "step": {
-            "gradients": gradients,
-            "workspace": summed + temporary / shards(setting)["optimizer"],
-        },
+        "step": {"gradients": gradients, "workspace": summed + temporary / shards(setting)["optimizer"]},
     }
     for parts in moments.values():
         parts["workspace"] = parts.get("workspace", 0.0) + buckets
@@ -97,10 +89,7 @@ def training_moments(
     ):
         moments[name]["weights"] = weighs(setting, shape, levers)
     return [
-        Moment(
-            f"{phase}:{name}",
-            {role: {part: size for part, size in (held | parts).items() if size}},
-        )
+        Moment(f"{phase}:{name}", {role: {part: size for part, size in (held | parts).items() if size}})
         for name, parts in moments.items()
     ]
 
@@ -128,6 +117,4 @@ def loading_moment(setting: Setting, shape: ModelShape, levers: Levers) -> Momen
         if setting.engine.stages_whole_model and sharding_of(setting).weights
         else 0.0
     )
-    return Moment(
-        "load", {"policy": {"weights": weights(setting, shape, levers), "workspace": full}}
-    )
+    return Moment("load", {"policy": {"weights": weights(setting, shape, levers), "workspace": full}})

@@ -1,10 +1,9 @@
-"""The attempts of a stage, from the rows its processes left: how each ended, how long it took, and
-which work was repeated.
+"""The attempts of a stage, from the rows its processes left: how each ended, how long it took, and which work was
+repeated.
 
-Waste is the work of unfinished attempts that had to be done again: the rows of an attempt up to the
-step that every later attempt resumed from are useful, the rest (loading included) is waste. Before
-a later attempt exists nothing was done again, so nothing is waste. Of useful rows, what a step took
-before memory ran out in it is waste too.
+Waste is the work of unfinished attempts that had to be done again: the rows of an attempt up to the step that every
+later attempt resumed from are useful, the rest (loading included) is waste. Before a later attempt exists nothing was
+done again, so nothing is waste. Of useful rows, what a step took before memory ran out in it is waste too.
 """
 
 import math
@@ -57,26 +56,17 @@ class Attempt:
     def worked(self) -> bool:
         """Whether it got beyond its start, resumed, or finished."""
         return (
-            self.done
-            or self.resumed_step > 0
-            or any(row.step >= 1 or row.phase not in NO_WORK for row in self.usage)
+            self.done or self.resumed_step > 0 or any(row.step >= 1 or row.phase not in NO_WORK for row in self.usage)
         )
 
     def may_share_checkpoints(self, other: "Attempt") -> bool:
         """Same fingerprint, or one of them was killed before it wrote its own."""
-        return (
-            not self.fingerprint or not other.fingerprint or self.fingerprint == other.fingerprint
-        )
+        return not self.fingerprint or not other.fingerprint or self.fingerprint == other.fingerprint
 
 
 def read_attempts(folder: Path) -> tuple[list[Attempt], int]:
-    """The attempts of the stage whose streams are in `folder`, oldest first, and the number of
-    skipped rows.
-    """
-    events, usage = (
-        jsonl.read(folder / "attempts.jsonl", AttemptRow),
-        jsonl.read(folder / "usage.jsonl", UsageRow),
-    )
+    """The attempts of the stage whose streams are in `folder`, oldest first, and the number of skipped rows."""
+    events, usage = (jsonl.read(folder / "attempts.jsonl", AttemptRow), jsonl.read(folder / "usage.jsonl", UsageRow))
     sound = [row for row in usage.rows if math.isfinite(row.seconds) and row.seconds >= 0]
     grouped: dict[tuple[int, str], tuple[list[AttemptRow], list[UsageRow]]] = {}
     for event in events.rows:
@@ -89,12 +79,12 @@ def read_attempts(folder: Path) -> tuple[list[Attempt], int]:
 
 
 def kept_step(attempt: Attempt, later: Sequence[Attempt]) -> float:
-    """The last step of `attempt` that no attempt after it had to do again: inf if all its work
-    stands, loading included.
+    """The last step of `attempt` that no attempt after it had to do again: inf if all its work stands, loading
+    included.
 
-    Work up to the step that all later attempts resumed from (until one is done) was kept. Attempts
-    that ended before they did any work redid nothing. If the last that could go on from it is not
-    done, and others with other parameters or inputs came after, the work was abandoned.
+    Work up to the step that all later attempts resumed from (until one is done) was kept. Attempts that ended before
+    they did any work redid nothing. If the last that could go on from it is not done, and others with other parameters
+    or inputs came after, the work was abandoned.
     """
     after = [other for other in later if other.worked]
     if attempt.done or not after:
@@ -105,11 +95,9 @@ def kept_step(attempt: Attempt, later: Sequence[Attempt]) -> float:
     return min(other.resumed_step for other in successors)
 
 
-def split_usage(
-    attempt: Attempt, later: Sequence[Attempt]
-) -> tuple[list[UsageRow], list[UsageRow]]:
-    """The useful rows of `attempt`, and the wasted ones. Their seconds add up to the attempt's: a
-    row in which memory did not suffice is divided in two.
+def split_usage(attempt: Attempt, later: Sequence[Attempt]) -> tuple[list[UsageRow], list[UsageRow]]:
+    """The useful rows of `attempt`, and the wasted ones. Their seconds add up to the attempt's: a row in which memory
+    did not suffice is divided in two.
     """
     kept = kept_step(attempt, later)
     lost = _lost_seconds(attempt)
@@ -130,16 +118,14 @@ def split_usage(
 def _lost_seconds(attempt: Attempt) -> dict[int, float]:
     """Index of a row -> the seconds in it that were lost because memory did not suffice.
 
-    Rows of phases do not overlap, so the moment of the retry tells the row; outside of every phase
-    it is `other`. What no row tells of yet is in no sum either.
+    Rows of phases do not overlap, so the moment of the retry tells the row; outside of every phase it is `other`. What
+    no row tells of yet is in no sum either.
     """
     lost: dict[int, float] = {}
     phases = [(i, row) for i, row in enumerate(attempt.usage) if row.phase != "other"]
     outside = next((i for i, row in enumerate(attempt.usage) if row.phase == "other"), None)
     for retry in attempt.retries:
-        index = next(
-            (i for i, row in phases if row.time - row.seconds <= retry.time <= row.time), outside
-        )
+        index = next((i for i, row in phases if row.time - row.seconds <= retry.time <= row.time), outside)
         if index is not None:
             lost[index] = lost.get(index, 0.0) + retry.lost_seconds
     return lost
@@ -181,9 +167,7 @@ def _attempt(events: list[AttemptRow], usage: list[UsageRow]) -> Attempt:
     )
 
 
-def _unaccounted(
-    row: AttemptRow | UsageRow, usage: list[UsageRow], time: float, seconds: float
-) -> UsageRow:
+def _unaccounted(row: AttemptRow | UsageRow, usage: list[UsageRow], time: float, seconds: float) -> UsageRow:
     """The missing last row of a killed process: its time outside of every phase."""
     return UsageRow(
         time=time,

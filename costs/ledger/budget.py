@@ -1,9 +1,7 @@
-"""Budgets: spending, remaining amounts, whether a plan fits, and when a running stage has to stop.
-Pure.
+"""Budgets: spending, remaining amounts, whether a plan fits, and when a running stage has to stop. Pure.
 
-Spent is what the ledger measures: wall seconds x devices paid for x price, failed attempts
-included, over a run and the unfinished runs that it goes on from. Limits on hours are on the wall
-time of the stages.
+Spent is what the ledger measures: wall seconds x devices paid for x price, failed attempts included, over a run and
+the unfinished runs that it goes on from. Limits on hours are on the wall time of the stages.
 """
 
 import hashlib
@@ -51,10 +49,7 @@ class Limit(NamedTuple):
 
 def limits(budget: Budget) -> list[Limit]:
     """Every limit that is set."""
-    run_limits = [
-        ("budget.max_usd", budget.max_usd, "USD"),
-        ("budget.max_hours", budget.max_hours, "h"),
-    ]
+    run_limits = [("budget.max_usd", budget.max_usd, "USD"), ("budget.max_hours", budget.max_hours, "h")]
     limits = [Limit(key, value, unit, None) for key, value, unit in run_limits if value is not None]
     limits += [
         Limit(f"budget.max_usd_by_stage.{stage}", value, "USD", stage)
@@ -81,9 +76,7 @@ PER_MONTH, PER_HOUR = "budget.monthly_usd", "budget.max_usd_per_hour"
 def all_limits(budget: Budget) -> list[Limit]:
     """With those on a month of all runs, and on the price of an hour."""
     others = [(PER_MONTH, budget.monthly_usd, "USD"), (PER_HOUR, budget.max_usd_per_hour, "USD/h")]
-    return limits(budget) + [
-        Limit(key, value, unit, None) for key, value, unit in others if value is not None
-    ]
+    return limits(budget) + [Limit(key, value, unit, None) for key, value, unit in others if value is not None]
 
 
 def dear_hour(params: Params, stages: Iterable[str]) -> Excess | None:
@@ -107,25 +100,17 @@ def total(costs: Mapping[str, Cost], stage: str | None = None) -> Cost:
 # ---------------------------------------------------------------- which runs share a budget
 
 
-def predecessor(
-    rows: Sequence[PipelineRow], params: Params, params_of: Callable[[str], Params | None]
-) -> str | None:
-    """The run that a new one with `params` continues: the newest unfinished one for the same
-    results.
+def predecessor(rows: Sequence[PipelineRow], params: Params, params_of: Callable[[str], Params | None]) -> str | None:
+    """The run that a new one with `params` continues: the newest unfinished one for the same results.
 
-    A run that went on from it and completed has completed it too; runs for other results in between
-    change nothing.
+    A run that went on from it and completed has completed it too; runs for other results in between change nothing.
 
     params_of  run id -> the params it kept, None where they cannot be read any more
     """
     completed = {row.run_id for row in rows if row.event == "end" and row.state == "completed"}
     done = {run_id for last in completed for run_id in chain(rows, last)}
     for run_id in dict.fromkeys(row.run_id for row in reversed(rows)):
-        if (
-            run_id not in done
-            and (kept := params_of(run_id)) is not None
-            and same_results(kept, params)
-        ):
+        if run_id not in done and (kept := params_of(run_id)) is not None and same_results(kept, params):
             return run_id
     return None
 
@@ -138,9 +123,8 @@ def same_results(first: Params, second: Params) -> bool:
 def results_key(params: Params) -> str:
     """Digest of everything results depend on: equal for params for which `same_results` is true.
 
-    It stands for a whole run, and is known before its first stage: outputs and code, which a
-    stage's fingerprint includes, would make a run of its own of each that is continued with
-    corrected code, with a budget of its own.
+    It stands for a whole run, and is known before its first stage: outputs and code, which a stage's fingerprint
+    includes, would make a run of its own of each that is continued with corrected code, with a budget of its own.
     """
     return hashlib.sha256(json.dumps(_results(params), sort_keys=True).encode()).hexdigest()[:16]
 
@@ -175,9 +159,7 @@ def spent(attempts: Iterable[Attempt], run_ids: Sequence[str], price: StagePrice
 # ---------------------------------------------------------------- the gate
 
 
-def excess(
-    budget: Budget, already: Mapping[str, Cost], planned: Mapping[str, Cost]
-) -> Excess | None:
+def excess(budget: Budget, already: Mapping[str, Cost], planned: Mapping[str, Cost]) -> Excess | None:
     """The first limit exceeded by spent plus planned; none if nothing is left to do."""
     for limit in limits(budget):
         before, after = (limit.part(total(costs, limit.stage)) for costs in (already, planned))
@@ -197,15 +179,9 @@ class TimeLeft(NamedTuple):
 
 
 def time_left(
-    budget: Budget,
-    already: Mapping[str, Cost],
-    stage: str,
-    world_size: int,
-    price: StagePrice,
+    budget: Budget, already: Mapping[str, Cost], stage: str, world_size: int, price: StagePrice
 ) -> TimeLeft | None:
-    """Wall seconds that the tightest limit leaves to `stage` with this many processes; None without
-    a limit.
-    """
+    """Wall seconds that the tightest limit leaves to `stage` with this many processes; None without a limit."""
     remaining = []
     for limit in limits(budget):
         if limit.stage in (None, stage):
@@ -227,9 +203,7 @@ class Pace:
         """Step -> (when it began, how long its phases took), the newest few."""
 
     def add(self, row: UsageRow, came: float) -> None:
-        """Add the next row with its time of arrival: its own clock may be set, or be another
-        machine's.
-        """
+        """Add the next row with its time of arrival: its own clock may be set, or be another machine's."""
         if row.phase == "save":
             self.save_seconds = max(self.save_seconds, row.seconds)
         elif row.phase not in NO_WORK and row.step > 0:
@@ -244,9 +218,7 @@ class Pace:
         return max((took for _, took in self._steps.values()), default=None)
 
     def step_ends(self, now: float) -> float | None:
-        """Expected end of the running step, in full steps from the start of the last recorded
-        one.
-        """
+        """Expected end of the running step, in full steps from the start of the last recorded one."""
         step = self.step_seconds
         if not step:
             return None
@@ -255,11 +227,11 @@ class Pace:
 
 
 def must_stop(pace: Pace, now: float, deadline: float) -> bool:
-    """Whether to ask the stage to stop now, so that its checkpoint is written by `deadline`, when
-    the budget is used up.
+    """Whether to ask the stage to stop now, so that its checkpoint is written by `deadline`, when the budget is used
+    up.
 
-    It stops after the current step: so that has to be the last one that fits, with the checkpoint
-    that follows. Before a pace is known, at the deadline. All times by one clock.
+    It stops after the current step: so that has to be the last one that fits, with the checkpoint that follows. Before
+    a pace is known, at the deadline. All times by one clock.
     """
     ends = pace.step_ends(now)
     step = pace.step_seconds

@@ -25,9 +25,7 @@ def this_machine() -> str:
     name = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        name = next(
-            (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name
-        )
+        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
     except OSError:
         pass
     return f"{name}, {os.cpu_count()} cores"
@@ -52,14 +50,12 @@ def skipped_note(skipped: int) -> str | None:
 
 
 def remember(root: Path, book: Ledger, reconciled: Reconciled) -> int:
-    """Append the stages that the run of `book` made itself and that were planned, each once;
-    returns how many rows that were.
+    """Append the stages that the run of `book` made itself and that were planned, each once; returns how many rows
+    that were.
     """
     remembered = {(row.run_id, row.stage) for row in jsonl.read(root / HISTORY, PlannedRow).rows}
     completed = [
-        stage.stage
-        for stage in book.stages
-        if stage.state == "done" and (book.run_id, stage.stage) not in remembered
+        stage.stage for stage in book.stages if stage.state == "done" and (book.run_id, stage.stage) not in remembered
     ]
     rows = []
     for stage in (stage for stage in reconciled.stages if stage.stage in completed):
@@ -72,9 +68,7 @@ def remember(root: Path, book: Ledger, reconciled: Reconciled) -> int:
     return len(rows)
 
 
-def _row(
-    run_id: str, hardware: str, stage: str, phase: str, comparison: Comparison
-) -> PlannedRow | None:
+def _row(run_id: str, hardware: str, stage: str, phase: str, comparison: Comparison) -> PlannedRow | None:
     """None for rows without a plan or without time."""
     if comparison.planned_seconds is None or not comparison.measured_seconds:
         return None

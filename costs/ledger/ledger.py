@@ -1,9 +1,8 @@
 """The ledger: the cost of a pipeline run per stage and phase, from the rows of its stage processes.
 
-usd = seconds x devices paid for x usd_per_device_hour / 3600, summed over the usage rows of every
-attempt of the run, failed ones included. Paid for are the processes of a row (`world_size`), and
-those that are rented with them and wait (`rented_devices`). Electricity is in the hourly price
-where it is paid apart: both see costs/tables/price.py.
+usd = seconds x devices paid for x usd_per_device_hour / 3600, summed over the usage rows of every attempt of the run,
+failed ones included. Paid for are the processes of a row (`world_size`), and those that are rented with them and wait
+(`rented_devices`). Electricity is in the hourly price where it is paid apart: both see costs/tables/price.py.
 
 - A stage that DVC found unchanged cost nothing in this run; `saved_usd` says what making its
   outputs had cost.
@@ -84,9 +83,7 @@ class StageCost:
     waste_seconds: float
     waste_usd: float
     memory_retries: int
-    """Steps repeated with smaller micro-batches after running out of memory; the first tries are
-    waste.
-    """
+    """Steps repeated with smaller micro-batches after running out of memory; the first tries are waste."""
     saved_seconds: float
     """Of a cached stage: what the attempts that made its outputs took, their waste not counted."""
     saved_usd: float
@@ -94,8 +91,8 @@ class StageCost:
     phases: tuple[PhaseCost, ...]
     by_attempt: tuple[AttemptCost, ...] = ()
     useful_phases: tuple[PhaseCost, ...] = ()
-    """The work that made the outputs, without repetitions and waste, of this run and of those it
-    continues. Empty without outputs.
+    """The work that made the outputs, without repetitions and waste, of this run and of those it continues. Empty
+    without outputs.
     """
 
 
@@ -103,8 +100,8 @@ class StageCost:
 class Ledger:
     run_id: str
     state: str
-    """completed, failed, stopped, over_budget, killed; without an `end` row running, or unfinished
-    if nobody works at it; manual for stages started by hand.
+    """completed, failed, stopped, over_budget, killed; without an `end` row running, or unfinished if nobody works at
+    it; manual for stages started by hand.
     """
     started: float | None
     """Seconds since the epoch of the run's first row."""
@@ -162,22 +159,18 @@ class Ledger:
 
 
 def usd_per_win_rate_point(made_usd: float, win_rate: float | None) -> float | None:
-    """Cost of each point of win rate above an even 50 %: made_usd / (100 (win_rate - 0.5)); None
-    without a gain or a cost.
+    """Cost of each point of win rate above an even 50 %: made_usd / (100 (win_rate - 0.5)); None without a gain or a
+    cost.
     """
-    return (
-        made_usd / (100 * (win_rate - 0.5))
-        if win_rate is not None and win_rate > 0.5 and made_usd
-        else None
-    )
+    return made_usd / (100 * (win_rate - 0.5)) if win_rate is not None and win_rate > 0.5 and made_usd else None
 
 
 def ledger(root: Path, params: Params, run_id: str | None = None) -> Ledger:
-    """What the pipeline run `run_id` below `root` cost at the prices of `params`; without a run id,
-    the newest pipeline run.
+    """What the pipeline run `run_id` below `root` cost at the prices of `params`; without a run id, the newest
+    pipeline run.
 
-    If no pipeline run was ever recorded, or for run id `manual`: the newest attempt of every stage.
-    Raises CostError if there is no such run, or nothing ran yet.
+    If no pipeline run was ever recorded, or for run id `manual`: the newest attempt of every stage. Raises CostError
+    if there is no such run, or nothing ran yet.
     """
     pipeline = jsonl.read(root / PIPELINE, PipelineRow)
     chosen = run_id or (pipeline.rows[-1].run_id if pipeline.rows else NO_RUN_ID)
@@ -192,9 +185,7 @@ def ledger(root: Path, params: Params, run_id: str | None = None) -> Ledger:
     for name in dict.fromkeys([*STAGES, *(row.stage for row in rows if row.stage)]):
         attempts, cut = read_attempts(root / "runs" / name)
         skipped += cut
-        row = next(
-            (row for row in reversed(rows) if row.event == "stage" and row.stage == name), None
-        )
+        row = next((row for row in reversed(rows) if row.event == "stage" and row.stage == name), None)
         placed: str | None = name if name in STAGES else None
         price = stage_price(params, placed)
         if rows:
@@ -204,28 +195,14 @@ def ledger(root: Path, params: Params, run_id: str | None = None) -> Ledger:
         if stage is not None:
             stages.append(stage)
     if not rows and not stages:
-        raise CostError(
-            f"no run was recorded in {root / 'runs'}, and the ledger needs one. Start one with: "
-            "rlhf run"
-        )
+        raise CostError(f"no run was recorded in {root / 'runs'}, and the ledger needs one. Start one with: rlhf run")
     end = next((row for row in reversed(rows) if row.event == "end"), None)
     running = bool(rows) and end is None and run_at_work(root) == chosen
     if running:
-        stages = [
-            replace(stage, state=RUNNING) if stage.state == "unfinished" else stage
-            for stage in stages
-        ]
+        stages = [replace(stage, state=RUNNING) if stage.state == "unfinished" else stage for stage in stages]
     return Ledger(
         run_id=chosen,
-        state=(
-            "manual"
-            if not rows
-            else end.state or "completed"
-            if end
-            else RUNNING
-            if running
-            else "unfinished"
-        ),
+        state=("manual" if not rows else end.state or "completed" if end else RUNNING if running else "unfinished"),
         started=rows[0].time if rows else None,
         finished=end.time if end else None,
         usd_per_device_hour=usd_per_device_hour(params),
@@ -286,12 +263,8 @@ def _makers(number: int, attempts: list[Attempt]) -> list[tuple[Attempt, list[At
     return [(attempts[i], attempts[i + 1 :]) for i in chain]
 
 
-def _cost(
-    name: str, run_attempts: list[Attempt], attempts: list[Attempt], price: StagePrice
-) -> StageCost:
-    """Sums over the attempts `own` of a stage; `attempts` are all it ever had, to know what was
-    done again.
-    """
+def _cost(name: str, run_attempts: list[Attempt], attempts: list[Attempt], price: StagePrice) -> StageCost:
+    """Sums over the attempts `own` of a stage; `attempts` are all it ever had, to know what was done again."""
     rows = [row for attempt in run_attempts for row in attempt.usage]
     redone = [
         row
@@ -338,9 +311,7 @@ def _cost(
             )
             for attempt in run_attempts
         ),
-        useful_phases=_phases(
-            [usage for attempt, later in makers for usage in split_usage(attempt, later)[0]], price
-        ),
+        useful_phases=_phases([usage for attempt, later in makers for usage in split_usage(attempt, later)[0]], price),
     )
 
 

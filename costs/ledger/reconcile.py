@@ -1,10 +1,8 @@
-"""Plan and measurement per stage and phase: plan.json of a run against its ledger. Pure, except for
-reading plan.json.
+"""Plan and measurement per stage and phase: plan.json of a run against its ledger. Pure, except for reading plan.json.
 
-error = planned / measured - 1 on seconds, so +0.1 is a plan a tenth too long. Measured is the work
-that made a stage's outputs, done once, whichever run paid for it: waste is no error of the planner
-and stands apart. Planned dollars are planned seconds at the price of the ledger, so that a new
-price is no error either.
+error = planned / measured - 1 on seconds, so +0.1 is a plan a tenth too long. Measured is the work that made a stage's
+outputs, done once, whichever run paid for it: waste is no error of the planner and stands apart. Planned dollars are
+planned seconds at the price of the ledger, so that a new price is no error either.
 """
 
 import json
@@ -74,23 +72,16 @@ def read_plan(folder: Path) -> dict[str, Any] | None:
         content = json.loads((folder / PLAN_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return (
-        content if isinstance(content, dict) and isinstance(content.get("stages"), list) else None
-    )
+    return content if isinstance(content, dict) and isinstance(content.get("stages"), list) else None
 
 
 def reconcile(plan: Mapping[str, Any] | None, book: Ledger) -> Reconciled:
     """Every stage of the ledger beside its plan; without a plan the planned side is empty."""
     planned = {stage["stage"]: stage for stage in (plan or {}).get("stages", [])}
-    stages = tuple(
-        _stage(stage, planned.get(stage.stage), stage.usd_per_device_hour) for stage in book.stages
-    )
+    stages = tuple(_stage(stage, planned.get(stage.stage), stage.usd_per_device_hour) for stage in book.stages)
     both = [stage.total for stage in stages if stage.total.error is not None]
     total = Comparison(
-        *(
-            _sum(both, name)
-            for name in ("planned_seconds", "measured_seconds", "planned_usd", "measured_usd")
-        ),
+        *(_sum(both, name) for name in ("planned_seconds", "measured_seconds", "planned_usd", "measured_usd")),
         *(_most(both, name) for name in ("planned_peak_bytes", "measured_peak_bytes")),
     )
     return Reconciled(stages, total, str((plan or {}).get("hardware", "")))
@@ -102,30 +93,21 @@ def _stage(stage: StageCost, planned: Mapping[str, Any] | None, price: float) ->
     plans = {phase["phase"]: phase for phase in planned["phases"]} if planned else {}
     measured = {phase.phase: phase for phase in stage.useful_phases}
     names = dict.fromkeys([*plans, *measured])
-    phases = {
-        name: _phase(plans.get(name), measured.get(name), gpus, price, bool(measured))
-        for name in names
-    }
+    phases = {name: _phase(plans.get(name), measured.get(name), gpus, price, bool(measured)) for name in names}
     total = Comparison(
         planned_seconds=planned["seconds"] if planned else None,
         measured_seconds=sum(phase.seconds for phase in stage.useful_phases) if measured else None,
         planned_usd=usd_of(planned["seconds"] * gpus, price) if planned else None,
         measured_usd=sum(phase.usd for phase in stage.useful_phases) if measured else None,
         planned_peak_bytes=(planned["peak_bytes_per_gpu"] or None) if planned else None,
-        measured_peak_bytes=max(phase.peak_bytes for phase in stage.useful_phases)
-        if measured
-        else None,
+        measured_peak_bytes=max(phase.peak_bytes for phase in stage.useful_phases) if measured else None,
     )
     hardware = str(planned.get("hardware", "")) if planned else ""
     return StageComparison(stage.stage, total, phases, hardware)
 
 
 def _phase(
-    planned: Mapping[str, Any] | None,
-    cost: PhaseCost | None,
-    gpus: int,
-    price: float,
-    measured: bool,
+    planned: Mapping[str, Any] | None, cost: PhaseCost | None, gpus: int, price: float, measured: bool
 ) -> Comparison:
     """`measured` says that the stage was: a phase without rows then took no time."""
     return Comparison(
@@ -147,15 +129,11 @@ def _sum(parts: list[Comparison], name: str) -> float | None:
 
 
 def _most(parts: list[Comparison], name: str) -> float | None:
-    return max(
-        (value for part in parts if (value := getattr(part, name)) is not None), default=None
-    )
+    return max((value for part in parts if (value := getattr(part, name)) is not None), default=None)
 
 
 def as_dict(book: Ledger, reconciled: Reconciled) -> dict[str, Any]:
-    """The ledger's JSON with plan, measurement and error beside each other, for the run, each stage
-    and each phase.
-    """
+    """The ledger's JSON with plan, measurement and error beside each other, for the run, each stage and each phase."""
     content = book.as_dict()
     for stage in content["stages"]:
         comparison = reconciled.stage(stage["stage"])

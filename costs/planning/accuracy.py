@@ -1,9 +1,8 @@
-"""Errors of past plans on this machine: an interval for new plans, and a correction if it has
-proved itself.
+"""Errors of past plans on this machine: an interval for new plans, and a correction if it has proved itself.
 
-The ratio measured / planned of past runs is taken as log-normal. A correction is the geometric mean
-of the ratios. It is used only if it lowers the mean error on runs that it was not fitted on: each
-run is predicted from the others, with and without.
+The ratio measured / planned of past runs is taken as log-normal. A correction is the geometric mean of the ratios. It
+is used only if it lowers the mean error on runs that it was not fitted on: each run is predicted from the others, with
+and without.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,23 +18,7 @@ NEWEST_RUNS = 20
 """Older runs were planned with other formulas."""
 LEVEL = 0.8
 """Share of runs within the interval."""
-T_90 = (
-    3.078,
-    1.886,
-    1.638,
-    1.533,
-    1.476,
-    1.440,
-    1.415,
-    1.397,
-    1.383,
-    1.372,
-    1.363,
-    1.356,
-    1.350,
-    1.345,
-    1.341,
-)
+T_90 = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372, 1.363, 1.356, 1.350, 1.345, 1.341)
 """90% quantiles of Student's t for 1 to 15 degrees of freedom."""
 T_90_BEYOND = 1.325
 """The same for 20; 1.28 in the limit."""
@@ -59,18 +42,14 @@ class Spread:
 
 
 def ratios(pairs: Iterable[tuple[float, float]]) -> list[float]:
-    """measured / planned of (planned, measured) pairs, the newest NEWEST_RUNS; pairs that are not
-    positive are ignored.
+    """measured / planned of (planned, measured) pairs, the newest NEWEST_RUNS; pairs that are not positive are
+    ignored.
     """
-    return [measured / planned for planned, measured in pairs if planned > 0 and measured > 0][
-        -NEWEST_RUNS:
-    ]
+    return [measured / planned for planned, measured in pairs if planned > 0 and measured > 0][-NEWEST_RUNS:]
 
 
 def correction(ratios: Sequence[float]) -> float:
-    """The factor to use on the next plan: the geometric mean, or 1 if that did not help runs it was
-    not fitted on.
-    """
+    """The factor to use on the next plan: the geometric mean, or 1 if that did not help runs it was not fitted on."""
     if len(ratios) < FEWEST_RUNS:
         return 1.0
     logs = [log(ratio) for ratio in ratios]
@@ -83,10 +62,8 @@ def correction(ratios: Sequence[float]) -> float:
 def spread(ratios: Sequence[float]) -> Spread | None:
     """The interval that holds LEVEL of the runs to come, None from fewer than FEWEST_RUNS.
 
-    Around a fitted mean: s sqrt(1 + 1/n) t(n - 1). Around 1: the root mean square of the logs times
-    t(n).
-    Source: the prediction interval of a normal sample, Geisser 1993, Predictive Inference, section
-    2.2.
+    Around a fitted mean: s sqrt(1 + 1/n) t(n - 1). Around 1: the root mean square of the logs times t(n).
+    Source: the prediction interval of a normal sample, Geisser 1993, Predictive Inference, section 2.2.
     """
     n = len(ratios)
     if n < FEWEST_RUNS:
@@ -94,9 +71,7 @@ def spread(ratios: Sequence[float]) -> Spread | None:
     logs, factor = [log(ratio) for ratio in ratios], correction(ratios)
     middle = log(factor)
     free = n - 1 if factor != 1.0 else n
-    deviation = sqrt(fsum((x - middle) ** 2 for x in logs) / free) * (
-        sqrt(1 + 1 / n) if factor != 1.0 else 1.0
-    )
+    deviation = sqrt(fsum((x - middle) ** 2 for x in logs) / free) * (sqrt(1 + 1 / n) if factor != 1.0 else 1.0)
     half = deviation * (T_90[free - 1] if free <= len(T_90) else T_90_BEYOND)
     return Spread(exp(middle - half), factor, exp(middle + half), n, fsum(map(abs, logs)) / n)
 
@@ -108,9 +83,7 @@ def with_errors(plan: Plan, past: Iterable[PlannedRow]) -> Plan:
 
 
 def _with_error(stage: StagePlan, past: Sequence[PlannedRow]) -> StagePlan:
-    stage_rows = [
-        row for row in past if row.stage == stage.stage and row.hardware == stage.hardware
-    ]
+    stage_rows = [row for row in past if row.stage == stage.stage and row.hardware == stage.hardware]
     seconds = spread(ratios((row.planned_seconds, row.measured_seconds) for row in stage_rows))
     memory = spread(ratios((row.planned_peak_bytes, row.measured_peak_bytes) for row in stage_rows))
     error = PlanError(_band(stage.seconds, seconds), _band(stage.peak_bytes_per_gpu, memory))

@@ -22,10 +22,7 @@ class Difference:
 
 def compare(before: Plan, after: Plan) -> list[Difference]:
     """Every stage of either plan, then the total."""
-    first, second = (
-        {stage.stage: stage for stage in before.stages},
-        {stage.stage: stage for stage in after.stages},
-    )
+    first, second = ({stage.stage: stage for stage in before.stages}, {stage.stage: stage for stage in after.stages})
     names = [*first, *(name for name in second if name not in first)]
     rows = [_difference(name, first.get(name), second.get(name)) for name in names]
     a, b = before.total, after.total
@@ -44,10 +41,7 @@ def _difference(name: str, before: StagePlan | None, after: StagePlan | None) ->
         name,
         (before.seconds if before else None, after.seconds if after else None),
         (before.usd.expected if before else None, after.usd.expected if after else None),
-        (
-            before.peak_bytes_per_gpu if before else None,
-            after.peak_bytes_per_gpu if after else None,
-        ),
+        (before.peak_bytes_per_gpu if before else None, after.peak_bytes_per_gpu if after else None),
         (before.fits if before else None, after.fits if after else None),
     )
 

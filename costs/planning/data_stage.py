@@ -1,8 +1,8 @@
 """The plan of the data stage: no model, one process; each phase by rows, tokens or pairs.
 
-The rates are seconds of `python -m training.data` on two quiet cores of an AMD EPYC machine: 40,000
-helpdesk rows (2.2 million tokens), 999 voted pairs (0.26 million) and 100 trees (0.55 million). The
-three agree to a third in each phase, and to a tenth in the sum.
+The rates are seconds of `python -m training.data` on two quiet cores of an AMD EPYC machine: 40,000 helpdesk rows (2.2
+million tokens), 999 voted pairs (0.26 million) and 100 trees (0.55 million). The three agree to a third in each phase,
+and to a tenth in the sum.
 """
 
 from collections.abc import Mapping
@@ -19,9 +19,7 @@ START_SECONDS = 2.3
 READ_SECONDS = 57e-6
 """Reading or generating a row, checking it, and keeping it: 57 microseconds, and 45 from a file."""
 TOKENISE_SECONDS = 1.3e-6
-"""Learning the tokenizer, tokenising and writing, a token of a sequence: 1.0 to 1.35
-microseconds.
-"""
+"""Learning the tokenizer, tokenising and writing, a token of a sequence: 1.0 to 1.35 microseconds."""
 SUMMARY_SECONDS = 0.65
 """Summaries and baselines however few the pairs: scikit-learn's import, most of it."""
 PAIR_SECONDS, MOST_PAIRS = 33e-6, 25_000
@@ -29,13 +27,12 @@ PAIR_SECONDS, MOST_PAIRS = 33e-6, 25_000
 
 
 def data_seconds(rows: Rows, test_fraction: float, device: Hardware) -> dict[str, float]:
-    """Seconds of each phase, in the order and under the names that the stage measures, at the pace
-    of the machine where it was timed.
+    """Seconds of each phase, in the order and under the names that the stage measures, at the pace of the machine
+    where it was timed.
     """
     calibrated = timed_stage(device, "data")
     seconds_by_phase = {
-        name: seconds * pace_of(calibrated, name)
-        for name, seconds in formula_seconds(rows, test_fraction).items()
+        name: seconds * pace_of(calibrated, name) for name, seconds in formula_seconds(rows, test_fraction).items()
     }
     return seconds_by_phase | ({"start": calibrated.start_seconds} if calibrated else {})
 
@@ -45,9 +42,7 @@ def formula_seconds(rows: Rows, test_fraction: float) -> dict[str, float]:
     prompts = rows.prompts / (1 - test_fraction)
     sft, pairs = rows.sft + rows.sft_held_out, rows.preference + rows.preference_held_out
     total = sft + pairs + prompts
-    tokens = (
-        sft * rows.sft_tokens + 2 * pairs * rows.preference_tokens + prompts * rows.prompt_tokens
-    )
+    tokens = sft * rows.sft_tokens + 2 * pairs * rows.preference_tokens + prompts * rows.prompt_tokens
     return {
         "start": START_SECONDS,
         "read": total * READ_SECONDS,
@@ -57,21 +52,12 @@ def formula_seconds(rows: Rows, test_fraction: float) -> dict[str, float]:
 
 
 def plan_data(
-    rows: Rows,
-    test_fraction: float,
-    device: Hardware,
-    gpus: int,
-    price: Price,
-    rented: int = 0,
+    rows: Rows, test_fraction: float, device: Hardware, gpus: int, price: Price, rented: int = 0
 ) -> StagePlan:
-    """The plan of the data stage on devices that wait for it; `rented` are paid for, if these are
-    more than it has.
-    """
+    """The plan of the data stage on devices that wait for it; `rented` are paid for, if these are more than it has."""
     steps = rows.sft + rows.preference + rows.prompts
     waits = "the devices wait while data is prepared, and are paid for"
-    return fixed_stage(
-        "data", data_seconds(rows, test_fraction, device), steps, device, gpus, price, rented, waits
-    )
+    return fixed_stage("data", data_seconds(rows, test_fraction, device), steps, device, gpus, price, rented, waits)
 
 
 def fixed_stage(
@@ -108,9 +94,7 @@ def fixed_stage(
         seconds=total,
         gpu_hours=hours,
         kwh=energy_kwh(hours, device.watts),
-        usd=Usd(paid_hours * price.low, paid_hours * price.expected, paid_hours * price.high)
-        if hours
-        else NOTHING,
+        usd=Usd(paid_hours * price.low, paid_hours * price.expected, paid_hours * price.high) if hours else NOTHING,
         steps=steps,
         tokens=0.0,
         mfu=0.0,
@@ -118,9 +102,7 @@ def fixed_stage(
             "C",
             total / UNCHECKED,
             total * UNCHECKED,
-            "timed here, but not checked"
-            if timed_stage(device, stage)
-            else "measured on another machine",
+            "timed here, but not checked" if timed_stage(device, stage) else "measured on another machine",
         ),
         assumptions=(assumption,),
     )

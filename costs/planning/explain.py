@@ -68,22 +68,16 @@ class Explanation:
 
 
 def explain_params(params: Params, aim: Target, stages: Sequence[str], name: str) -> Explanation:
-    """Why `asked` (a stage, STAGE.PHASE, or empty for the run) is planned as it is. Raises
-    CostError for an unknown stage or phase.
+    """Why `asked` (a stage, STAGE.PHASE, or empty for the run) is planned as it is. Raises CostError for an unknown
+    stage or phase.
     """
     stage, _, phase = name.partition(".")
     if stage and stage not in stages:
-        raise CostError(
-            f"plan explain {name}: {stage} is not a stage of this plan. Known: {', '.join(stages)}."
-        )
+        raise CostError(f"plan explain {name}: {stage} is not a stage of this plan. Known: {', '.join(stages)}.")
     chosen = (stage,) if stage else tuple(stages)
     stage_settings = settings(params, aim)
     planned = plan(params, aim, chosen).stages
-    reasons = [
-        reason
-        for stage in planned
-        for reason in _reasons(stage, stage_settings.get(stage.stage), phase)
-    ]
+    reasons = [reason for stage in planned for reason in _reasons(stage, stage_settings.get(stage.stage), phase)]
     if phase and not reasons:
         phases = ", ".join(phase.phase for phase in planned[0].phases)
         raise CostError(f"plan explain {name}: {phase} is not a phase of {stage}. Known: {phases}.")
@@ -91,9 +85,7 @@ def explain_params(params: Params, aim: Target, stages: Sequence[str], name: str
         name or "the run",
         sum(reason.seconds for reason in reasons),
         sum(reason.usd for reason in reasons),
-        max(reason.peak_bytes for reason in reasons)
-        if phase
-        else max(stage.peak_bytes_per_gpu for stage in planned),
+        max(reason.peak_bytes for reason in reasons) if phase else max(stage.peak_bytes_per_gpu for stage in planned),
         tuple(reasons),
         {role: dict(parts) for role, parts in planned[0].memory.items()} if stage else {},
     )
@@ -119,9 +111,7 @@ def _reasons(planned: StagePlan, setting: Setting | None, phase: str) -> list[Ph
 
 
 def resources(work: Work, setting: Setting, phase: str) -> list[Resource]:
-    """Resources of a phase's `work` on one device, each with its time in isolation, at the pace of
-    the phase.
-    """
+    """Resources of a phase's `work` on one device, each with its time in isolation, at the pace of the phase."""
     pace = pace_of(timed(setting), phase)
     bandwidth = setting.hardware.bandwidth_bytes_per_second * setting.efficiency.bandwidth
     rows: list[tuple[str, float, str, float, str, str]] = [

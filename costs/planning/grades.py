@@ -54,8 +54,8 @@ def checked() -> Mapping[str, Mapping[str, Any]]:
 
 
 def grade_of(kind: str, billions: float, generation: str, timed: bool = True) -> Grade:
-    """The grade of a plan of one kind (`time of training lora`) for a model of so many billions of
-    parameters on a generation of devices; `known` False for software that nothing was checked of.
+    """The grade of a plan of one kind (`time of training lora`) for a model of so many billions of parameters on a
+    generation of devices; `known` False for software that nothing was checked of.
     """
     row = checked().get(kind)
     if row is None:
@@ -70,8 +70,7 @@ def grade_of(kind: str, billions: float, generation: str, timed: bool = True) ->
             for reason, outside in (
                 ("its software was not checked", not timed),
                 (
-                    f"a model of {_size(billions)}, checked from {_size(smallest)} to "
-                    f"{_size(largest)}",
+                    f"a model of {_size(billions)}, checked from {_size(smallest)} to {_size(largest)}",
                     not smallest / MARGIN <= billions <= largest * MARGIN,
                 ),
                 (f"no {generation} device was checked", generation not in row["generations"]),
@@ -124,8 +123,8 @@ def _interval(setting: Setting, kind: str, timed: bool, planned: float) -> Inter
 
 
 def reasons(plan: Plan) -> dict[str, list[str]]:
-    """`B: 40 measurements` -> the stages that have a time or memory of that grade for that reason,
-    the best grade first.
+    """`B: 40 measurements` -> the stages that have a time or memory of that grade for that reason, the best grade
+    first.
     """
     reasons: dict[str, list[str]] = {}
     for stage in plan.stages:

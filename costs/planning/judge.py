@@ -4,11 +4,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from config.schema import Params
-from config.sections.judge import (
-    EmbeddingJudgeSettings,
-    EndpointJudgeSettings,
-    RewardModelJudgeSettings,
-)
+from config.sections.judge import EmbeddingJudgeSettings, EndpointJudgeSettings, RewardModelJudgeSettings
 from config.work import JUDGE_PAIRS
 from costs.formulas.compute import Work, forward_pass
 from costs.formulas.time import duration, energy_kwh
@@ -22,8 +18,8 @@ from costs.planning.target import Target
 EMBEDDING_START_SECONDS = 4.0
 """Imports of scikit-learn and the encoder's weights."""
 EMBEDDING_TOKEN_SECONDS = 1.3e-4
-"""A token of a text through all-MiniLM-L6-v2: 16 s for PandaLM's 2,000 texts of 60 tokens, on two
-cores of an AMD EPYC.
+"""A token of a text through all-MiniLM-L6-v2: 16 s for PandaLM's 2,000 texts of 60 tokens, on two cores of an AMD
+EPYC.
 """
 ENDPOINT_SECONDS = 1.0
 """One answer of an endpoint, which writes a single letter: an assumption."""
@@ -67,8 +63,8 @@ def with_judge(evaluation: StagePlan, params: Params, aim: Target, rows: Rows) -
 
 
 def judge_plan(params: Params, aim: Target, rows: Rows) -> JudgePlan | None:
-    """Time and money of the judge: it compares held-out pairs of people first, then the replies.
-    People take no time of the run's. Planned as if its verdict counts.
+    """Time and money of the judge: it compares held-out pairs of people first, then the replies. People take no time
+    of the run's. Planned as if its verdict counts.
     """
     settings, prompts = params.evaluate.judge, held_out_prompts(params, rows)
     human_pairs = min(rows.preference_held_out, 1.0 * JUDGE_PAIRS)

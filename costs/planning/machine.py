@@ -1,7 +1,7 @@
 """The machine that `rlhf calibrate` measured, as a device of the planner.
 
-A stage that ran here for some steps is planned by the same formulas as everywhere, and each phase
-then takes as many times longer as it did: its pace. What the formulas leave out of memory is added.
+A stage that ran here for some steps is planned by the same formulas as everywhere, and each phase then takes as many
+times longer as it did: its pace. What the formulas leave out of memory is added.
 """
 
 from collections.abc import Iterable
@@ -27,9 +27,8 @@ CALIBRATED_CPU = "cpu-calibrated"
 """A name of its own: plans for the table's `cpu` have other errors."""
 M = TypeVar("M", bound=BaseModel)
 BF16_SPEEDUP = 1.8
-"""Of whole training passes over fp32 with AVX512-BF16: SmolLM2-135M, 256 tokens, forward and
-backward on one thread of an EPYC, 162 against 89 tokens/s (20 November 2026). AMX is taken to be as
-fast; its matrix products alone are faster.
+"""Of whole training passes over fp32 with AVX512-BF16: SmolLM2-135M, 256 tokens, forward and backward on one thread of
+an EPYC, 162 against 89 tokens/s (20 November 2026). AMX is taken to be as fast; its matrix products alone are faster.
 """
 KIN = (LOOPS, TRAINER_STAGES, ("evaluate", "contest", "examine"))
 """Stages that one of them stands for, where they were not timed themselves."""
@@ -45,8 +44,8 @@ def this_machine(root: Path) -> Hardware | None:
 
 
 def calibration(path: Path, kind: type[M]) -> M | None:
-    """What `rlhf calibrate` wrote to a file, None if it is not there. Raises CostError for a file
-    that cannot be read.
+    """What `rlhf calibrate` wrote to a file, None if it is not there. Raises CostError for a file that cannot be
+    read.
     """
     try:
         return kind.model_validate(yaml_content(path.read_text(encoding="utf-8")))
@@ -55,8 +54,7 @@ def calibration(path: Path, kind: type[M]) -> M | None:
     except (OSError, UnicodeDecodeError, yaml.YAMLError, ValidationError) as error:
         first = str(error).splitlines()[0]
         raise CostError(
-            f"{path} is damaged or of an earlier version: {first}. Run rlhf calibrate again, or "
-            "delete the file."
+            f"{path} is damaged or of an earlier version: {first}. Run rlhf calibrate again, or delete the file."
         ) from None
 
 
@@ -108,16 +106,14 @@ def timed(setting: Setting) -> TimedStage | None:
 
 
 def timed_stage(device: Hardware, stage: str, parameters: float = 1.0) -> TimedStage | None:
-    """The stage as it was timed on a device, or one of its kin, with the model nearest in size;
-    None where nothing was.
+    """The stage as it was timed on a device, or one of its kin, with the model nearest in size; None where nothing
+    was.
     """
     candidates = [candidate for candidate in device.timed if candidate.stage == stage]
     if not candidates:
         kin = next((kin for kin in KIN if stage in kin), ())
         candidates = [candidate for candidate in device.timed if candidate.stage in kin]
-    return min(
-        candidates, key=lambda candidate: abs(log(candidate.parameters / parameters)), default=None
-    )
+    return min(candidates, key=lambda candidate: abs(log(candidate.parameters / parameters)), default=None)
 
 
 def was_timed(setting: Setting) -> bool:
@@ -141,10 +137,7 @@ def with_measured(setting: Setting, moments: Iterable[Moment]) -> list[Moment]:
     if stage is None or not stage.bytes:
         return planned
     most = max(stage.bytes.values())
-    return [
-        Moment(moment.phase, _grown(moment, stage.bytes.get(phase_of(moment), most)))
-        for moment in planned
-    ]
+    return [Moment(moment.phase, _grown(moment, stage.bytes.get(phase_of(moment), most))) for moment in planned]
 
 
 def _grown(moment: Moment, more: float) -> dict[str, dict[str, float]]:

@@ -30,8 +30,7 @@ def reward_shape(params: Params, model: ModelShape) -> ModelShape | None:
         return model.scored
     if kept > model.layers:
         raise CostError(
-            f"reward.layers={kept}, and the model that it starts from has {model.layers}. Lower "
-            "it in params.yaml."
+            f"reward.layers={kept}, and the model that it starts from has {model.layers}. Lower it in params.yaml."
         )
     return replace(model.scored, layers=int(kept))
 
@@ -46,8 +45,7 @@ def student_shape(params: Params, root: Path, teacher: ModelShape) -> ModelShape
         return named_shape(student.path, root)
     if student.layers > teacher.layers:
         raise CostError(
-            f"distill.student.layers={student.layers}, and the teacher has {teacher.layers}. "
-            "Lower it in params.yaml."
+            f"distill.student.layers={student.layers}, and the teacher has {teacher.layers}. Lower it in params.yaml."
         )
     return replace(teacher, layers=int(student.layers))
 
@@ -59,9 +57,7 @@ def named_shape(path: str, root: Path) -> ModelShape:
         try:
             return from_config(json.loads(file.read_text(encoding="utf-8")), path)
         except ValueError as error:
-            raise CostError(
-                f"{file} is not valid JSON: {error}. Fix it, or name another model.path."
-            ) from None
+            raise CostError(f"{file} is not valid JSON: {error}. Fix it, or name another model.path.") from None
     return shape(path)
 
 

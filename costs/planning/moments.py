@@ -25,16 +25,16 @@ from costs.planning.machine import with_measured
 from costs.tables.shapes import ModelShape
 
 READ_AT_ONCE = 2
-"""Sequences that reward and dpo read at once where nothing is learnt, in those of a training pass:
-four micro-batches of pairs' longer sides (training/reward.py, training/dpo.py).
+"""Sequences that reward and dpo read at once where nothing is learnt, in those of a training pass: four micro-batches
+of pairs' longer sides (training/reward.py, training/dpo.py).
 """
 SCORED_AT_ONCE = 200
 """Contexts full of tokens that the processes of a retrain cycle score at once."""
 
 
 def moments(setting: Setting) -> list[Moment]:
-    """Every moment at which the stage's memory can be at its highest; on a CPU with what the
-    process holds besides tensors, and where the stage was timed with what it held beyond these.
+    """Every moment at which the stage's memory can be at its highest; on a CPU with what the process holds besides
+    tensors, and where the stage was timed with what it held beyond these.
     """
     return with_measured(setting, formula_moments(setting))
 
@@ -48,9 +48,8 @@ def formula_moments(setting: Setting) -> list[Moment]:
 
 
 def saving_moments(setting: Setting) -> list[Moment]:
-    """The first process of a divided Trainer stage on a CPU while it writes the model: what learns
-    is gathered, and safetensors makes the bytes of all of it before it writes any. On an
-    accelerator both lie in the host's memory.
+    """The first process of a divided Trainer stage on a CPU while it writes the model: what learns is gathered, and
+    safetensors makes the bytes of all of it before it writes any. On an accelerator both lie in the host's memory.
     """
     shape, levers = setting.model, setting.levers
     if not sharding_of(setting).fsdp2 or setting.stage not in TRAINER_STAGES:
@@ -83,9 +82,7 @@ def tensor_moments(setting: Setting) -> list[Moment]:
 
 
 def trainer_moments(setting: Setting) -> list[Moment]:
-    """Of a stage that learns from rows it is given: with the model it is held against, where there
-    is one.
-    """
+    """Of a stage that learns from rows it is given: with the model it is held against, where there is one."""
     shape, levers, pairs = setting.model, setting.levers, setting.workload.reference_sequences
     moments = [
         *training_moments(setting, shape, levers, vocabulary=setting.stage != "reward"),
@@ -102,20 +99,12 @@ def trainer_moments(setting: Setting) -> list[Moment]:
     return [*moments, loading_moment(setting, shape, levers)]
 
 
-def beside_frozen(
-    setting: Setting, moments: list[Moment], other: ModelShape, role: str
-) -> list[Moment]:
+def beside_frozen(setting: Setting, moments: list[Moment], other: ModelShape, role: str) -> list[Moment]:
     """The moments of training with a frozen model in memory all the while, and its own passes."""
     levers = setting.levers
     frozen = frozen_role(setting, other, levers)
-    passing = scoring(
-        setting, other, levers, levers.micro_batch, setting.workload.max_tokens, vocabulary=True
-    )
-    states = {
-        part: size
-        for part, size in moments[-1].roles["policy"].items()
-        if part in ("weights", "optimizer")
-    }
+    passing = scoring(setting, other, levers, levers.micro_batch, setting.workload.max_tokens, vocabulary=True)
+    states = {part: size for part, size in moments[-1].roles["policy"].items() if part in ("weights", "optimizer")}
     return [
         *(replace(moment, roles=moment.roles | {role: frozen}) for moment in moments),
         Moment("reference", {"policy": states, role: frozen | passing}),
@@ -126,27 +115,16 @@ def read_at_once(setting: Setting, available: float) -> Parts:
     """What a pass without gradients over held-out pairs holds besides the weights."""
     rows = min(READ_AT_ONCE * setting.levers.micro_batch, available)
     passing = scoring(
-        setting,
-        setting.model,
-        setting.levers,
-        rows,
-        setting.workload.max_tokens,
-        vocabulary=setting.stage != "reward",
+        setting, setting.model, setting.levers, rows, setting.workload.max_tokens, vocabulary=setting.stage != "reward"
     )
-    return passing | {
-        "workspace": passing["workspace"] + gathered_bytes(setting, setting.model, setting.levers)
-    }
+    return passing | {"workspace": passing["workspace"] + gathered_bytes(setting, setting.model, setting.levers)}
 
 
 def held_out_moments(setting: Setting) -> list[Moment]:
-    """Reading the held-out pairs after the last step, with the optimizer still there; a Trainer's
-    own evaluation takes less than its training.
+    """Reading the held-out pairs after the last step, with the optimizer still there; a Trainer's own evaluation takes
+    less than its training.
     """
-    if (
-        setting.stage not in ("reward", "dpo")
-        or not setting.workload.held_out
-        or not setting.engine.packs
-    ):
+    if setting.stage not in ("reward", "dpo") or not setting.workload.held_out or not setting.engine.packs:
         return []
     held = {
         "weights": role_weights(setting, setting.model, setting.levers),
@@ -156,25 +134,18 @@ def held_out_moments(setting: Setting) -> list[Moment]:
 
 
 def judging_moments(setting: Setting) -> list[Moment]:
-    """Scoring of replies by a reward model, then their log-probs under the SFT model, while the
-    model that sampled them stays loaded.
+    """Scoring of replies by a reward model, then their log-probs under the SFT model, while the model that sampled
+    them stays loaded.
     """
     if setting.rlhf is None:
         return []
-    shape, levers, judge, longest = (
-        setting.model,
-        setting.levers,
-        setting.rlhf.reward,
-        setting.workload.max_tokens,
-    )
+    shape, levers, judge, longest = (setting.model, setting.levers, setting.rlhf.reward, setting.workload.max_tokens)
     replies = max(1.0, setting.workload.steps / setting.rlhf.evaluated * levers.micro_batch)
     rows = packed_sequences(setting, replies)
     policy = frozen_role(setting, shape, levers)
 
     def reading(role: str, read: ModelShape, vocabulary: bool) -> Moment:
-        other = frozen_role(setting, read, levers) | scoring(
-            setting, read, levers, rows, longest, vocabulary
-        )
+        other = frozen_role(setting, read, levers) | scoring(setting, read, levers, rows, longest, vocabulary)
         return Moment("score", {"policy": policy, role: other})
 
     scored = [reading("reward", judge, False)] if judge is not None else []
@@ -182,8 +153,8 @@ def judging_moments(setting: Setting) -> list[Moment]:
 
 
 def one_at_a_time(setting: Setting) -> list[Moment]:
-    """Log-probs of replies under policy or SFT model, and their scores, each model alone in
-    memory (training/inference/trained_models.py).
+    """Log-probs of replies under policy or SFT model, and their scores, each model alone in memory
+    (training/inference/trained_models.py).
     """
     shape, levers, longest = setting.model, setting.levers, setting.workload.max_tokens
     judge = setting.rlhf.reward if setting.rlhf and setting.rlhf.reward else shape

@@ -30,14 +30,12 @@ class Phase(NamedTuple):
 
 
 def phases(setting: Setting) -> list[Phase]:
-    """Every phase of the stage with its work and time: by the formulas, at the pace that was
-    measured where the stage was timed.
+    """Every phase of the stage with its work and time: by the formulas, at the pace that was measured where the stage
+    was timed.
     """
     calibrated = timed(setting)
     return [
-        phase
-        if phase.name == "start"
-        else phase._replace(seconds=phase.seconds * pace_of(calibrated, phase.name))
+        phase if phase.name == "start" else phase._replace(seconds=phase.seconds * pace_of(calibrated, phase.name))
         for phase in formula_phases(setting)
     ]
 
@@ -73,12 +71,7 @@ def start_phase(setting: Setting) -> Phase:
             for role in (setting.rlhf.reward, setting.rlhf.value, setting.rlhf.teacher)
             if role
         )
-    return Phase(
-        "start",
-        Work(bytes_moved=loaded),
-        process_seconds(setting) + loaded / DISK_BYTES_PER_SECOND,
-        "fixed",
-    )
+    return Phase("start", Work(bytes_moved=loaded), process_seconds(setting) + loaded / DISK_BYTES_PER_SECOND, "fixed")
 
 
 def process_seconds(setting: Setting) -> float:
@@ -101,9 +94,7 @@ def step_seconds(setting: Setting) -> Seconds:
     """Seconds of one optimizer step with its accumulation."""
     micro = duration(_micro(setting), setting)
     # gradients are reduced during the pass
-    last = duration(
-        _micro(setting) + optimizer_step(setting, setting.model, setting.levers), setting
-    )
+    last = duration(_micro(setting) + optimizer_step(setting, setting.model, setting.levers), setting)
     return Seconds((setting.levers.accumulation - 1) * micro.seconds + last.seconds, micro.bound)
 
 
@@ -120,30 +111,21 @@ def _micro(setting: Setting) -> Work:
 
 def train_phase(setting: Setting) -> Phase:
     """Forward, backward and optimizer over all steps."""
-    step = _micro(setting).times(setting.levers.accumulation) + optimizer_step(
-        setting, setting.model, setting.levers
-    )
+    step = _micro(setting).times(setting.levers.accumulation) + optimizer_step(setting, setting.model, setting.levers)
     seconds = step_seconds(setting)
-    return Phase(
-        "train",
-        step.times(setting.workload.steps),
-        seconds.seconds * setting.workload.steps,
-        seconds.bound,
-    )
+    return Phase("train", step.times(setting.workload.steps), seconds.seconds * setting.workload.steps, seconds.bound)
 
 
 def held_out_phase(setting: Setting) -> list[Phase]:
-    """One pass over the held-out rows after training. Each process of a Trainer reads all of them;
-    pairs are shared, by a model that is gathered once.
+    """One pass over the held-out rows after training. Each process of a Trainer reads all of them; pairs are shared,
+    by a model that is gathered once.
     """
     work, levers = setting.workload, setting.levers
     if not work.held_out:
         return []
     read = levers.micro_batch * work.mean_tokens * work.loss_tokens
     vocabulary = read if setting.stage != "reward" else 0.0
-    once = forward_pass(
-        setting, setting.model, levers, levers.micro_batch, work.mean_tokens, vocabulary
-    )
+    once = forward_pass(setting, setting.model, levers, levers.micro_batch, work.mean_tokens, vocabulary)
     is_ours = setting.engine.name == "ours"
     shared = 1 if is_ours and setting.stage == "sft" else setting.gpus
     times = work.held_out / levers.micro_batch / shared
@@ -164,9 +146,7 @@ def held_out_phase(setting: Setting) -> list[Phase]:
 
 def _generate_phase(setting: Setting) -> Phase:
     """Prefill and decode as one phase, as the stage measures it."""
-    (_, prefill, first, _), (_, decode, rest, bound) = generation(
-        setting, setting.model, setting.levers
-    )
+    (_, prefill, first, _), (_, decode, rest, bound) = generation(setting, setting.model, setting.levers)
     return Phase("generate", prefill + decode, first + rest, bound)
 
 
@@ -184,9 +164,7 @@ def forward_phases(setting: Setting) -> list[Phase]:
     """Passes of frozen roles: the reference of DPO, the judge of an evaluation."""
     shape, name = {
         "dpo": (setting.model, "reference"),
-        **dict.fromkeys(
-            ("evaluate", "contest"), (setting.rlhf.reward if setting.rlhf else None, "score")
-        ),
+        **dict.fromkeys(("evaluate", "contest"), (setting.rlhf.reward if setting.rlhf else None, "score")),
     }.get(setting.stage, (None, ""))
     if not name:
         return []
@@ -195,12 +173,9 @@ def forward_phases(setting: Setting) -> list[Phase]:
     vocabulary = 0.0 if name == "score" else read
     once = Work()
     if shape is not None:
-        once = forward_pass(
-            setting, shape, levers, levers.micro_batch, work.mean_tokens, vocabulary
-        )
+        once = forward_pass(setting, shape, levers, levers.micro_batch, work.mean_tokens, vocabulary)
     if name == "score":
-        # and the log-probabilities of the replies under their own and under the SFT model, whose
-        # own are both
+        # and the log-probabilities of the replies under their own and under the SFT model, whose own are both
         models = setting.rlhf.evaluated if setting.rlhf else EVALUATED
         contest = setting.stage == "contest"  # both sides' replies, by one side's reward model
         once = once.times(2 if contest else 1) + forward_pass(

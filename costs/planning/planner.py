@@ -40,12 +40,7 @@ def plan(params: Params, aim: Target, stages: tuple[str, ...] = ()) -> Plan:
                 )
             )
         elif not runs_a_model(params, stage):
-            place = (
-                stage_target.hardware,
-                stage_target.gpus,
-                stage_target.price,
-                stage_target.rented,
-            )
+            place = (stage_target.hardware, stage_target.gpus, stage_target.price, stage_target.rented)
             planned.append(plan_function(params, aim.root, *place))
         else:
             stage_plan = plan_stage(setting_of(params, aim, stage, rows, model), stage_target.price)
@@ -69,10 +64,7 @@ def assumptions(aims: Sequence[Target], rows: Rows) -> tuple[str, ...]:
             f"{price.source}, read {price.date}"
             for price in prices
         ),
-        *(
-            f"energy at board power, {device.watts:g} W a device, without host and cooling"
-            for device in devices
-        ),
+        *(f"energy at board power, {device.watts:g} W a device, without host and cooling" for device in devices),
         "responses assumed as long as the demonstrations, and at most max_new_tokens",
         *rows.assumptions,
     )

@@ -24,15 +24,13 @@ NOTHING = Usd(0.0, 0.0, 0.0)
 
 @dataclass(frozen=True)
 class Band:
-    """A planned number with an interval from this machine's past runs: four of five should fall
-    between low and high.
+    """A planned number with an interval from this machine's past runs: four of five should fall between low and
+    high.
     """
 
     low: float
     expected: float
-    """The plan, times this machine's correction where that has proved itself on runs it was not
-    fitted on.
-    """
+    """The plan, times this machine's correction where that has proved itself on runs it was not fitted on."""
     high: float
     runs: int
     error: float
@@ -95,9 +93,7 @@ class StagePlan:
     """The change that makes it fit, empty if it fits or nothing helps."""
     peak_bytes_per_gpu: float
     device_bytes_per_gpu: float
-    """With the allocator's fragmentation and the context: this must be below the device's
-    memory.
-    """
+    """With the allocator's fragmentation and the context: this must be below the device's memory."""
     peak_phase: str
     memory: Mapping[str, Mapping[str, float]]
     """role -> part -> bytes at the peak."""
@@ -136,13 +132,9 @@ class Plan:
             usd = usd + stage.usd
         return {
             "fits": self.fits,
-            "peak_bytes_per_gpu": max(
-                (stage.peak_bytes_per_gpu for stage in self.stages), default=0.0
-            ),
+            "peak_bytes_per_gpu": max((stage.peak_bytes_per_gpu for stage in self.stages), default=0.0),
             "flops": sum(phase.flops for stage in self.stages for phase in stage.phases),
-            "bytes_moved": sum(
-                phase.bytes_moved for stage in self.stages for phase in stage.phases
-            ),
+            "bytes_moved": sum(phase.bytes_moved for stage in self.stages for phase in stage.phases),
             "seconds": sum(stage.seconds for stage in self.stages),
             "seconds_low": sum(stage.time_interval.low for stage in self.stages),
             "seconds_high": sum(stage.time_interval.high for stage in self.stages),

@@ -1,7 +1,6 @@
-"""The plan of a retrain cycle: a run, and the cycle's own two processes. Before the run the data
-is examined against the champion's (training/retraining/examine.py); after it champion and new model
-answer the same held-out prompts, and the safety prompts where there are any
-(training/retraining/contest.py).
+"""The plan of a retrain cycle: a run, and the cycle's own two processes. Before the run the data is examined against
+the champion's (training/retraining/examine.py); after it champion and new model answer the same held-out prompts, and
+the safety prompts where there are any (training/retraining/contest.py).
 
 Each is one process on one device, with one model in memory at a time.
 """
@@ -35,9 +34,8 @@ from costs.tables.price import rented_devices
 EXAMINE, CONTEST = "examine", "contest"
 """Their stage names in a plan."""
 COMPARE_SECONDS = 26e-6
-"""Comparing a row of the data now or of the champion's with the other: 2.0 CPU seconds for 76,000
-helpdesk rows on one core of an AMD EPYC machine, two thirds of it tokenising prompts for their
-lengths.
+"""Comparing a row of the data now or of the champion's with the other: 2.0 CPU seconds for 76,000 helpdesk rows on one
+core of an AMD EPYC machine, two thirds of it tokenising prompts for their lengths.
 """
 
 
@@ -51,8 +49,8 @@ def plan_cycle(run: Plan, params: Params, aim: Target, examined: bool = False) -
 
 
 def plan_examination(params: Params, aim: Target) -> StagePlan:
-    """The plan of looking at the data as it is now: reading it as the data stage does, comparing it
-    with the champion's, and the champion's reward model on the pairs that came.
+    """The plan of looking at the data as it is now: reading it as the data stage does, comparing it with the
+    champion's, and the champion's reward model on the pairs that came.
     """
     aim = replace(aim, gpus=1, rented=waiting(params, aim), by_stage=False)
     rows = count(params, aim.root)
@@ -64,14 +62,7 @@ def plan_examination(params: Params, aim: Target) -> StagePlan:
     both = 2 * (texts + rows.prompts / (1 - params.data.test_fraction))
     loaded = setting.model.parameters * setting.levers.dtype_bytes
     started = process_seconds(setting) + loaded / DISK_BYTES_PER_SECOND
-    once = forward_pass(
-        setting,
-        setting.model,
-        setting.levers,
-        setting.levers.micro_batch,
-        rows.preference_tokens,
-        0,
-    )
+    once = forward_pass(setting, setting.model, setting.levers, setting.levers.micro_batch, rows.preference_tokens, 0)
     passes, seconds = setting.workload.steps, duration(once, setting)
     plan = planned(
         setting,
@@ -143,13 +134,9 @@ def plan_contest(params: Params, aim: Target) -> StagePlan:
     champion, note = _champions(params, aim.root)
     prompts: list[tuple[int, tuple[str, ...]]] = [(held_out_prompts(params, rows), ())]
     if params.retrain.safety_source is not None:
-        counted, notes = source_rows(
-            params.retrain.safety_source, aim.root, "retrain.safety_source"
-        )
+        counted, notes = source_rows(params.retrain.safety_source, aim.root, "retrain.safety_source")
         prompts.append((max(1, round(counted["prompts"])), notes))
-    sides = [
-        _side(side, rows, aim, prompts) for prompts, _ in prompts for side in (champion, params)
-    ]
+    sides = [_side(side, rows, aim, prompts) for prompts, _ in prompts for side in (champion, params)]
     plan = planned(
         replace(
             sides[1],
@@ -162,9 +149,7 @@ def plan_contest(params: Params, aim: Target) -> StagePlan:
         find_lever=False,
     )
     words = tuple(line for _, notes in prompts for line in notes)
-    reason = (
-        f"contest: {' and '.join(str(prompts) for prompts, _ in prompts)} prompts of each model"
-    )
+    reason = f"contest: {' and '.join(str(prompts) for prompts, _ in prompts)} prompts of each model"
     return replace(plan, assumptions=(reason, f"contest: {note}", *words), lever=_lever(plan))
 
 
@@ -182,8 +167,7 @@ def _champions(params: Params, root: Path) -> tuple[Params, str]:
         model = Model.model_validate(content["model"])
     except (ParamsError, KeyError, ValueError):
         return params, (
-            f"the params of the champion {champion.run_id} cannot be read, its shape is "
-            "assumed to be the new model's"
+            f"the params of the champion {champion.run_id} cannot be read, its shape is assumed to be the new model's"
         )
     return params.model_copy(update={"model": model}), f"against {champion.run_id}"
 
@@ -204,14 +188,11 @@ def _together(sides: Sequence[Setting]) -> list[Phase]:
             by_name[phase.name] = (
                 phase._replace(seconds=seconds)
                 if before is None
-                else before._replace(
-                    work=before.work + phase.work, seconds=before.seconds + seconds
-                )
+                else before._replace(work=before.work + phase.work, seconds=before.seconds + seconds)
             )
         again = side.model.parameters * side.levers.dtype_bytes  # the SFT model, after the policy
         start = by_name["start"]
         by_name["start"] = start._replace(
-            work=start.work + Work(bytes_moved=again),
-            seconds=start.seconds + again / DISK_BYTES_PER_SECOND,
+            work=start.work + Work(bytes_moved=again), seconds=start.seconds + again / DISK_BYTES_PER_SECOND
         )
     return list(by_name.values())

@@ -14,24 +14,20 @@ START_SECONDS = 6.0
 TRIED_REPLIES = 400
 """Replies that the stage tries it on (training/rewards/check.py), or fewer."""
 UNMEASURED_SECONDS = 1e-3
-"""Seconds of one reply before the reward stage has measured them: string comparison and parsing
-take microseconds; a function that runs code or asks a server takes far longer.
+"""Seconds of one reply before the reward stage has measured them: string comparison and parsing take microseconds; a
+function that runs code or asks a server takes far longer.
 """
 
 
 def seconds_per_reply(params: Params, root: Path) -> float:
-    """Seconds of the function for one reply, as the reward stage measured them here; 0 for a reward
-    model.
-    """
+    """Seconds of the function for one reply, as the reward stage measured them here; 0 for a reward model."""
     if not isinstance(params.reward, RewardFunction):
         return 0.0
     measured = _measured(params.reward.path, root)
     return UNMEASURED_SECONDS if measured is None else measured
 
 
-def plan_function(
-    params: Params, root: Path, device: Hardware, gpus: int, price: Price, rented: int
-) -> StagePlan:
+def plan_function(params: Params, root: Path, device: Hardware, gpus: int, price: Price, rented: int) -> StagePlan:
     """The plan of the reward stage with a function."""
     assert isinstance(params.reward, RewardFunction)
     seconds = seconds_per_reply(params, root)

@@ -1,8 +1,8 @@
-"""How many rows and tokens a run will see: from the data stage's own metrics where they are of
-these params, else from the source.
+"""How many rows and tokens a run will see: from the data stage's own metrics where they are of these params, else from
+the source.
 
-The data stage is not run for a plan. Numbers unknown before it runs are assumed, and the assumption
-is part of the plan.
+The data stage is not run for a plan. Numbers unknown before it runs are assumed, and the assumption is part of the
+plan.
 """
 
 import json
@@ -21,17 +21,15 @@ from config.yaml_text import yaml_content
 UNKNOWN_ROWS = 1000
 """Assumed rows of a source that cannot be read."""
 MEAN_OVER_LONGEST = 0.6
-"""Assumed mean length of a bucketed batch over the longest sequence allowed, where the data stage
-has not measured it.
+"""Assumed mean length of a bucketed batch over the longest sequence allowed, where the data stage has not measured
+it.
 """
 PAIR_OVER_SEQUENCE = 1.5
-"""Assumed tokens of a pair over those of one of its sequences, where the data stage has not
-measured them: half of a sequence is prompt, which the other has too.
+"""Assumed tokens of a pair over those of one of its sequences, where the data stage has not measured them: half of a
+sequence is prompt, which the other has too.
 """
 HELPDESK_TOKENS = {"sft": (36.2, 57.0), "preference": (36.5, 70.0), "prompts": (18.4, 23.0)}
-"""Mean and longest text of the embedded world, as the data stage measures them with a tokenizer of
-512 entries.
-"""
+"""Mean and longest text of the embedded world, as the data stage measures them with a tokenizer of 512 entries."""
 HELPDESK_PAIR_TOKENS = (52.7, 102.0)
 """Of its pairs, what both sequences begin with counted once."""
 
@@ -51,8 +49,8 @@ class Rows:
     """Infinite until the data stage has measured it; the stage's own limit then holds."""
     longest_preference: float = float("inf")
     pair_tokens: float = float("inf")
-    """Mean of both sequences of a preference pair, what both begin with counted once; infinite
-    until the data stage has measured it: nothing is then known to be shared.
+    """Mean of both sequences of a preference pair, what both begin with counted once; infinite until the data stage
+    has measured it: nothing is then known to be shared.
     """
     longest_pair: float = float("inf")
     sft_held_out: float = 0.0
@@ -68,9 +66,7 @@ def count(params: Params, root: Path) -> Rows:
 
 
 def _measured(params: Params, root: Path) -> Rows | None:
-    """The content of metrics/data.json, if dvc.lock says that it was made with this data
-    section.
-    """
+    """The content of metrics/data.json, if dvc.lock says that it was made with this data section."""
     try:
         metrics = json.loads((root / "metrics" / "data.json").read_text(encoding="utf-8"))
         lock = yaml_content((root / "dvc.lock").read_text(encoding="utf-8"))
@@ -106,31 +102,17 @@ def _from_sources(params: Params, root: Path) -> Rows:
     sampled_share = 1 - data.test_fraction - data.judge_fraction
     keep = sampled_share - data.validation_fraction
     main, notes = source_rows(data.source, root, "data.source")
-    sft, more = (
-        source_rows(data.sft_source, root, "data.sft_source") if data.sft_source else (main, ())
-    )
-    prompts, most = (
-        source_rows(data.prompt_source, root, "data.prompt_source")
-        if data.prompt_source
-        else (main, ())
-    )
+    sft, more = source_rows(data.sft_source, root, "data.sft_source") if data.sft_source else (main, ())
+    prompts, most = source_rows(data.prompt_source, root, "data.prompt_source") if data.prompt_source else (main, ())
     votes = (file_rows(root / data.vote_source.path) or 0) if data.vote_source else 0
     sampled: Section = params.section(params.align.method)
-    response = (
-        sampled.max_new_tokens if isinstance(sampled, Online) else params.evaluate.max_new_tokens
-    )
+    response = sampled.max_new_tokens if isinstance(sampled, Online) else params.evaluate.max_new_tokens
     limit = params.model.context_length - response
     reward = params.trained_reward
     pair_limit = reward.max_length if reward is not None else params.model.context_length
-    sft_tokens, longest_sft, sft_note = _lengths(
-        data.sft_source or data.source, "sft", params.sft.max_length
-    )
-    preference_tokens, longest_preference, preference_note = _lengths(
-        data.source, "preference", pair_limit
-    )
-    prompt_tokens, longest_prompt, prompts_note = _lengths(
-        data.prompt_source or data.source, "prompts", limit
-    )
+    sft_tokens, longest_sft, sft_note = _lengths(data.sft_source or data.source, "sft", params.sft.max_length)
+    preference_tokens, longest_preference, preference_note = _lengths(data.source, "preference", pair_limit)
+    prompt_tokens, longest_prompt, prompts_note = _lengths(data.prompt_source or data.source, "prompts", limit)
     embedded = isinstance(data.source, HelpdeskSource)
     return Rows(
         sft=sft["sft"] * keep,
@@ -147,9 +129,7 @@ def _from_sources(params: Params, root: Path) -> Rows:
         sft_held_out=sft["sft"] * data.test_fraction,
         preference_held_out=(main["preference"] + votes) * data.test_fraction,
         prompts_held_out=prompts["prompts"] * data.test_fraction,
-        assumptions=tuple(
-            dict.fromkeys((*notes, *more, *most, sft_note, preference_note, prompts_note))
-        ),
+        assumptions=tuple(dict.fromkeys((*notes, *more, *most, sft_note, preference_note, prompts_note))),
     )
 
 
@@ -162,14 +142,13 @@ def _lengths(source: Source, dataset: str, limit: float) -> tuple[float, float, 
     return (
         limit * MEAN_OVER_LONGEST,
         float("inf"),
-        f"mean length assumed {MEAN_OVER_LONGEST:g} of the longest, until the data stage has "
-        "measured it",
+        f"mean length assumed {MEAN_OVER_LONGEST:g} of the longest, until the data stage has measured it",
     )
 
 
 def world_tokens(source: HelpdeskSource) -> dict[str, tuple[float, float]]:
-    """Mean and longest text of a drawn world, a token for each word: what
-    training/preparation/helpdesk.py puts into prompts and replies, by how often it does.
+    """Mean and longest text of a drawn world, a token for each word: what training/preparation/helpdesk.py puts into
+    prompts and replies, by how often it does.
     """
     world, wrong = source.world, 1 - source.quality
     assert world is not None
@@ -193,26 +172,14 @@ def world_tokens(source: HelpdeskSource) -> dict[str, tuple[float, float]]:
 def source_rows(source: Source, root: Path, name: str) -> tuple[dict[str, float], tuple[str, ...]]:
     """Rows of each dataset that a source yields, and what was assumed for it."""
     if isinstance(source, HelpdeskSource):
-        return {
-            "sft": source.sft_rows,
-            "preference": source.preference_rows,
-            "prompts": source.prompt_rows,
-        }, ()
-    counted = (
-        file_rows(root / source.path)
-        if isinstance(source, FileSource) and "://" not in source.path
-        else None
-    )
+        return {"sft": source.sft_rows, "preference": source.preference_rows, "prompts": source.prompt_rows}, ()
+    counted = file_rows(root / source.path) if isinstance(source, FileSource) and "://" not in source.path else None
     if counted is None:
-        note = (
-            f"{name}={source.path} cannot be counted before the data stage has run: "
-            f"{UNKNOWN_ROWS} rows assumed"
-        )
+        note = f"{name}={source.path} cannot be counted before the data stage has run: {UNKNOWN_ROWS} rows assumed"
         return dict.fromkeys(("sft", "preference", "prompts"), float(UNKNOWN_ROWS)), (note,)
     assert not isinstance(source, PythonSource)
     if source.format in ("trees", "oasst-messages"):
-        # a tree of some eleven messages (OpenAssistant, arXiv 2304.07327 section 3) holds about as
-        # many ranked pairs
+        # a tree of some eleven messages (OpenAssistant, arXiv 2304.07327 section 3) holds about as many ranked pairs
         return {"sft": 4.0 * counted, "preference": 10.0 * counted, "prompts": 4.0 * counted}, (
             f"{name}: 10 pairs assumed in each of {counted} trees",
         )
@@ -222,8 +189,8 @@ def source_rows(source: Source, root: Path, name: str) -> tuple[dict[str, float]
 
 
 def file_rows(path: Path) -> int | None:
-    """Rows of a local file: lines of jsonl and csv, entries of a json list; None where counting
-    them takes reading all of it.
+    """Rows of a local file: lines of jsonl and csv, entries of a json list; None where counting them takes reading all
+    of it.
     """
     try:
         if path.suffix == ".jsonl":

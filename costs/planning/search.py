@@ -1,8 +1,7 @@
 """The cheapest levers of a run that fit its devices.
 
-Every combination is planned from complete params, so a search promises exactly the plan of the file
-it writes. Levers that change the trained model (LoRA, 4-bit storage) are opt-in; the others change
-only memory, time and money.
+Every combination is planned from complete params, so a search promises exactly the plan of the file it writes. Levers
+that change the trained model (LoRA, 4-bit storage) are opt-in; the others change only memory, time and money.
 """
 
 from collections.abc import Iterator
@@ -31,8 +30,8 @@ from costs.tables.catalogue import Price
 Goal = Literal["usd", "time", "memory"]
 GOALS: tuple[Goal, ...] = get_args(Goal)
 LORA_RANK = 16
-"""Rank of the adapters that are tried, on all matrices: that of recipes/demo-lora.yaml. A smaller
-one is hardly cheaper.
+"""Rank of the adapters that are tried, on all matrices: that of recipes/demo-lora.yaml. A smaller one is hardly
+cheaper.
 """
 MOST_MICRO_BATCHES = 12
 
@@ -97,11 +96,8 @@ def evaluate(setting: Setting, price: Price) -> Need:
     return Need(setting, seconds, usd, device_bytes(setting, peak(moments(setting)).total))
 
 
-def cheapest(
-    params: Params, aim: Target, stages: tuple[str, ...], goal: Goal, adapters: bool = False
-) -> Cheaper:
-    """The best levers of `stages` for `goal` that fit the device; `adapters` adds LoRA and four
-    bits.
+def cheapest(params: Params, aim: Target, stages: tuple[str, ...], goal: Goal, adapters: bool = False) -> Cheaper:
+    """The best levers of `stages` for `goal` that fit the device; `adapters` adds LoRA and four bits.
 
     Raises CostError if no combination of a stage fits.
     """
@@ -122,20 +118,13 @@ def cheapest(
     if not candidates:
         assert refusal is not None
         raise refusal
-    best, tried = min(
-        reversed(candidates), key=lambda candidate: _total(candidate[0], aim, stages, goal)
-    )
+    best, tried = min(reversed(candidates), key=lambda candidate: _total(candidate[0], aim, stages, goal))
     if all(getattr(best.section(stage), "lora", None) is None for stage in tried):
         best = best.model_copy(update={"model": params.model})
     best = validate(best.model_dump(mode="json"), "the cheapest params")
     before, after = _needs(params, aim), _needs(best, aim)
     by_stage = {
-        stage: Found(
-            before[stage],
-            after[stage],
-            count,
-            _choices(params, best, aim, stage, after[stage]),
-        )
+        stage: Found(before[stage], after[stage], count, _choices(params, best, aim, stage, after[stage]))
         for stage, count in tried.items()
     }
     return Cheaper(best, _assignments(params, best), by_stage)
@@ -144,8 +133,8 @@ def cheapest(
 def _with_storage(
     params: Params, aim: Target, stages: tuple[str, ...], goal: Goal, adapters: bool
 ) -> tuple[Params, dict[str, int]]:
-    """(params with the best section of each stage, combinations tried of each), one stage after the
-    other: later stages hold what earlier ones make.
+    """(params with the best section of each stage, combinations tried of each), one stage after the other: later
+    stages hold what earlier ones make.
     """
     counts = {}
     for stage in settings(params, aim):
@@ -154,9 +143,7 @@ def _with_storage(
     return params, counts
 
 
-def _best_of_stage(
-    params: Params, aim: Target, stage: str, goal: Goal, adapters: bool
-) -> tuple[Params, int]:
+def _best_of_stage(params: Params, aim: Target, stage: str, goal: Goal, adapters: bool) -> tuple[Params, int]:
     start, price = params.section(stage), aim.of(params, stage).price
     tried = [
         (changed, section, evaluate(settings(changed, aim)[stage], price))
@@ -186,10 +173,7 @@ def _value(need: Need, goal: Goal) -> float:
 
 
 def _needs(params: Params, aim: Target) -> dict[str, Need]:
-    return {
-        stage: evaluate(setting, aim.of(params, stage).price)
-        for stage, setting in settings(params, aim).items()
-    }
+    return {stage: evaluate(setting, aim.of(params, stage).price) for stage, setting in settings(params, aim).items()}
 
 
 def _total(params: Params, aim: Target, stages: tuple[str, ...], goal: Goal) -> float:
@@ -201,8 +185,8 @@ def _total(params: Params, aim: Target, stages: tuple[str, ...], goal: Goal) -> 
 
 
 def _sections(params: Params, aim: Target, stage: str, adapters: bool) -> Iterator[BaseModel]:
-    """A stage's section with every combination of levers that trains the same, but for rounding;
-    with `adapters` also LoRA.
+    """A stage's section with every combination of levers that trains the same, but for rounding; with `adapters` also
+    LoRA.
     """
     section, setting = params.section(stage), settings(params, aim)[stage]
     batches = list(_batch_keys(stage, setting, section))
@@ -213,14 +197,9 @@ def _sections(params: Params, aim: Target, stage: str, adapters: bool) -> Iterat
     if section.lora is None and adapters and _may_adapt(params, stage):
         loras.append(_new_adapter(params, stage, setting))
     sharding, storage = params.where.of(stage).sharding, params.model.quantisation
-    optimizers = [
-        optimizer
-        for optimizer in ("adamw", "adamw8bit")
-        if can_be_divided(sharding, optimizer, storage)
-    ]
+    optimizers = [optimizer for optimizer in ("adamw", "adamw8bit") if can_be_divided(sharding, optimizer, storage)]
     for batch, checkpointing, optimizer, lora in product(batches, (False, True), optimizers, loras):
-        # over four bits a policy with full fine-tuning would start from other weights than its
-        # reference has
+        # over four bits a policy with full fine-tuning would start from other weights than its reference has
         if lora is None and storage and stage in SAMPLING_METHODS:
             continue
         levers = {"activation_checkpointing": checkpointing, "optimizer": optimizer, "lora": lora}
@@ -228,8 +207,8 @@ def _sections(params: Params, aim: Target, stage: str, adapters: bool) -> Iterat
 
 
 def _batch_keys(stage: str, setting: Setting, section: Any) -> Iterator[dict[str, int]]:
-    """The micro-batches that divide the sequences of a step on one device, and the one that is set,
-    as keys of the section.
+    """The micro-batches that divide the sequences of a step on one device, and the one that is set, as keys of the
+    section.
     """
     pair = 2 if setting.stage in ("reward", "dpo") else 1
     step = step_sequences(setting)
@@ -252,8 +231,8 @@ def step_sequences(setting: Setting) -> int:
 
 
 def _may_adapt(params: Params, stage: str) -> bool:
-    """Whether a stage can learn an adapter: it starts from a model that has learnt, and what starts
-    from it has an adapter like it.
+    """Whether a stage can learn an adapter: it starts from a model that has learnt, and what starts from it has an
+    adapter like it.
     """
     if params.model.random is not None and (
         stage == "sft" or (stage == "reward" and "reward" not in params.start_from_sft)
@@ -269,8 +248,8 @@ def _may_adapt(params: Params, stage: str) -> bool:
 
 
 def adapter_beside(params: Params, stage: str) -> Lora | None:
-    """What a new adapter of `stage` has to be like: those of the SFT model and of what starts from
-    it are copies of one.
+    """What a new adapter of `stage` has to be like: those of the SFT model and of what starts from it are copies of
+    one.
     """
     related = ("sft", *params.start_from_sft)
     if stage not in related:
@@ -296,12 +275,8 @@ def _changed(before: BaseModel, after: BaseModel) -> dict[str, Any]:
     return {name: value for name, value in after if getattr(before, name) != value}
 
 
-def _choices(
-    params: Params, best: Params, aim: Target, stage: str, need: Need
-) -> tuple[Choice, ...]:
-    """The effect of each changed key alone: the best params, which `need` so much, with that key
-    put back.
-    """
+def _choices(params: Params, best: Params, aim: Target, stage: str, need: Need) -> tuple[Choice, ...]:
+    """The effect of each changed key alone: the best params, which `need` so much, with that key put back."""
     before, after = params.section(stage), best.section(stage)
     price = aim.of(best, stage).price
     choices = []
@@ -339,13 +314,8 @@ def _assignments(before: Params, after: Params) -> tuple[str, ...]:
 
 
 def within_total(stages: list[Found], limits: Limits) -> None:
-    """Raise CostError if the stages together break a limit: what they need at the least, and what
-    to raise.
-    """
-    usd, seconds = (
-        sum(stage.best.usd for stage in stages),
-        sum(stage.best.seconds for stage in stages),
-    )
+    """Raise CostError if the stages together break a limit: what they need at the least, and what to raise."""
+    usd, seconds = (sum(stage.best.usd for stage in stages), sum(stage.best.seconds for stage in stages))
     if limits.max_usd is not None and usd > limits.max_usd:
         raise CostError(
             f"the cheapest plan found costs {usd:.4g} USD, --max-usd {limits.max_usd:g} does not "

@@ -1,15 +1,13 @@
-"""The plan of serving a model: memory, tokens per second, devices, and the price of a million
-tokens.
+"""The plan of serving a model: memory, tokens per second, devices, and the price of a million tokens.
 
 On a CPU, with llama.cpp, a reply costs the server
 
 seconds = front(concurrency, output) + input x prefill x N
               + output x (launch(batch) x L + step(batch) x N) / batch
 
-for N matrix parameters and L layers beyond those of a small model, and a batch of min(concurrency,
-slots): `front` is what the small model costs, launch and step come from a deep and a large one.
-Other CPUs are planned by the rates of costs/tables/serving.yaml; GPUs by a roofline of prefill and
-decode (costs/formulas), without the front.
+for N matrix parameters and L layers beyond those of a small model, and a batch of min(concurrency, slots): `front` is
+what the small model costs, launch and step come from a deep and a large one. Other CPUs are planned by the rates of
+costs/tables/serving.yaml; GPUs by a roofline of prefill and decode (costs/formulas), without the front.
 """
 
 from collections.abc import Sequence
@@ -26,14 +24,7 @@ from costs.formulas.serving import token_price
 from costs.formulas.setting import DTYPE_BYTES, Levers, Setting, Workload
 from costs.planning.models import base_shape, student_shape
 from costs.planning.rows import count
-from costs.planning.serving_pace import (
-    Lengths,
-    Pace,
-    measured_pace,
-    roofline,
-    serving_rates,
-    usual_rates,
-)
+from costs.planning.serving_pace import Lengths, Pace, measured_pace, roofline, serving_rates, usual_rates
 from costs.planning.settings import response_tokens
 from costs.planning.target import Target
 from costs.tables.engines import engine
@@ -61,8 +52,8 @@ class PlannedLoad:
     usd_per_million_tokens: float
     """Of input and output together."""
     bound: str
-    """The largest part of a reply: front or engine if calibrated, else the bound of decoding
-    (compute, bandwidth, launch ...).
+    """The largest part of a reply: front or engine if calibrated, else the bound of decoding (compute, bandwidth,
+    launch ...).
     """
 
 
@@ -119,9 +110,8 @@ def plan_serving(
     lengths: Lengths | None = None,
     pace_seconds: float | None = None,
 ) -> ServingPlan:
-    """The plan of a server of the run's final model. Without `lengths` those of the held-out
-    prompts and the demonstrations. `pace_seconds` is the machine's pace if it is not that of its
-    calibration.
+    """The plan of a server of the run's final model. Without `lengths` those of the held-out prompts and the
+    demonstrations. `pace_seconds` is the machine's pace if it is not that of its calibration.
 
     Raises CostError for what cannot be planned.
     """
@@ -155,12 +145,8 @@ def plan_serving(
         usd_per_hour=usd_per_hour,
         calibrated=measured is not None,
         slower=slower if measured and pace_seconds else None,
-        loads=tuple(
-            _load(pace, concurrency, length, usd_per_hour) for concurrency in concurrencies
-        ),
-        rate=_rate(pace, requests_per_second, slots, length, usd_per_hour)
-        if requests_per_second
-        else None,
+        loads=tuple(_load(pace, concurrency, length, usd_per_hour) for concurrency in concurrencies),
+        rate=_rate(pace, requests_per_second, slots, length, usd_per_hour) if requests_per_second else None,
         assumptions=notes,
     )
 
@@ -184,26 +170,22 @@ def cache_bytes(shape: ModelShape) -> float:
 
 def _weight_bytes(setting: Setting, weights: str) -> float:
     """Norms and other vectors stay in fp32; their size is negligible."""
-    bytes_per_weight = (
-        WEIGHT_BYTES[weights] if setting.hardware.is_cpu else DTYPE_BYTES[setting.levers.dtype]
-    )
+    bytes_per_weight = WEIGHT_BYTES[weights] if setting.hardware.is_cpu else DTYPE_BYTES[setting.levers.dtype]
     return setting.model.parameters * bytes_per_weight
 
 
 def buffer_bytes(shape: ModelShape, slots: int, context: int, input_tokens: float) -> float:
-    """What llama.cpp computes in: attention scores and their softmax over every slot's context for
-    the tokens that it reads at once, their activations, and the logits of every slot.
+    """What llama.cpp computes in: attention scores and their softmax over every slot's context for the tokens that it
+    reads at once, their activations, and the logits of every slot.
     """
     read = min(BATCH_TOKENS, slots * input_tokens)
     scores = 2.0 * shape.heads * slots * context
     return 4.0 * (read * (scores + 3 * shape.mlp_width + 6 * shape.width) + slots * shape.vocab)
 
 
-def _beside_bytes(
-    setting: Setting, rates: ServingRates | None, slots: int, context: int, length: Lengths
-) -> float:
-    """What a server holds beside weights and cache: its processes and buffers, or on a GPU the
-    context and what vLLM keeps for activations.
+def _beside_bytes(setting: Setting, rates: ServingRates | None, slots: int, context: int, length: Lengths) -> float:
+    """What a server holds beside weights and cache: its processes and buffers, or on a GPU the context and what vLLM
+    keeps for activations.
     """
     if rates is None:
         return setting.engine.context_bytes + VLLM_KEEPS * setting.hardware.usable_bytes
@@ -214,14 +196,8 @@ VLLM_KEEPS = 0.1
 """Its default, gpu_memory_utilization=0.9, leaves so much of a device's memory."""
 
 
-def _setting(
-    params: Params, aim: Target, shape: ModelShape, slots: int, length: Lengths
-) -> Setting:
-    levers = Levers(
-        tuning="frozen",
-        dtype="fp32" if aim.hardware.is_cpu else params.model.dtype,
-        micro_batch=slots,
-    )
+def _setting(params: Params, aim: Target, shape: ModelShape, slots: int, length: Lengths) -> Setting:
+    levers = Levers(tuning="frozen", dtype="fp32" if aim.hardware.is_cpu else params.model.dtype, micro_batch=slots)
     work = Workload(
         ceil(length.input + length.output), length.input + length.output, 1.0,
         ceil(length.input), ceil(length.output), length.output,
@@ -267,11 +243,9 @@ def _usd_per_million(seconds_per_reply: float, length: Lengths, usd_per_hour: fl
     return token_price(usage, usd_per_hour, "allocation").blended or 0.0
 
 
-def _rate(
-    pace: Pace, wanted: float, slots: int, length: Lengths, usd_per_hour: float
-) -> PlannedRate:
-    """Devices so that each is at most UTILISATION of its highest rate; running requests follow from
-    the rate (Little's law: concurrency = rate x seconds of a reply).
+def _rate(pace: Pace, wanted: float, slots: int, length: Lengths, usd_per_hour: float) -> PlannedRate:
+    """Devices so that each is at most UTILISATION of its highest rate; running requests follow from the rate (Little's
+    law: concurrency = rate x seconds of a reply).
     """
     most = 1 / pace.per_reply(slots, length)
     devices = max(1, ceil(wanted / (UTILISATION * most)))
@@ -289,9 +263,7 @@ def _rate(
 
 
 def _at_work(pace: Pace, rate: float, slots: int, length: Lengths) -> float:
-    """The concurrency at which a device answers so many requests a second; below 1 it idles
-    between them.
-    """
+    """The concurrency at which a device answers so many requests a second; below 1 it idles between them."""
     alone = pace.per_reply(1, length)
     if rate * alone <= 1:
         return rate * alone

@@ -49,9 +49,7 @@ def usual_rates() -> ServingRates:
     return rates
 
 
-def measured_pace(
-    rates: ServingRates, shape: ModelShape, weights: str, slots: int, slower: float
-) -> Pace:
+def measured_pace(rates: ServingRates, shape: ModelShape, weights: str, slots: int, slower: float) -> Pace:
     """By the measured loads of a small and a large model, on a machine that is `slower` by now."""
     large = [point for point in rates.large if point.weights == weights]
     if not large:
@@ -64,9 +62,7 @@ def measured_pace(
     alone = min(others, key=lambda point: point.concurrency)
     prefill = max(
         0.0,
-        (longest.ttft_seconds - alone.ttft_seconds)
-        / (longest.input_tokens - alone.input_tokens)
-        / alone.parameters,
+        (longest.ttft_seconds - alone.ttft_seconds) / (longest.input_tokens - alone.input_tokens) / alone.parameters,
     )
     front, small = _front(rates.small), rates.small[0]
 
@@ -108,17 +104,13 @@ LEAST_SHARE = 0.2
 
 
 def _shares(
-    deep: ServedPoint,
-    large: ServedPoint,
-    small: ServedPoint,
-    seconds: Callable[[ServedPoint], float],
+    deep: ServedPoint, large: ServedPoint, small: ServedPoint, seconds: Callable[[ServedPoint], float]
 ) -> tuple[float, float]:
-    """Seconds of a step for each layer and for each parameter, from two models that differ in
-    both: the solution of two linear equations, neither below 0.
+    """Seconds of a step for each layer and for each parameter, from two models that differ in both: the solution of
+    two linear equations, neither below 0.
     """
     (l1, n1), (l2, n2) = (
-        (point.layers - small.layers, point.parameters - small.parameters)
-        for point in (deep, large)
+        (point.layers - small.layers, point.parameters - small.parameters) for point in (deep, large)
     )
     t1, t2 = seconds(deep), seconds(large)
     step = max(TINY, (t2 * l1 - t1 * l2) / (n2 * l1 - n1 * l2))
@@ -131,23 +123,18 @@ TINY = 1e-13
 
 
 def _front(small: Sequence[ServedPoint]) -> Callable[[float, float], float]:
-    """Seconds of a reply of so many tokens, whatever the model: linear in the tokens between the
-    two lengths that were measured.
+    """Seconds of a reply of so many tokens, whatever the model: linear in the tokens between the two lengths that were
+    measured.
     """
     concurrencies = sorted({point.concurrency for point in small})
     lines = []
     for concurrency in concurrencies:
         first, second = sorted(
-            (point for point in small if point.concurrency == concurrency),
-            key=lambda point: point.output_tokens,
+            (point for point in small if point.concurrency == concurrency), key=lambda point: point.output_tokens
         )
-        slope = (second.seconds_per_reply - first.seconds_per_reply) / (
-            second.output_tokens - first.output_tokens
-        )
+        slope = (second.seconds_per_reply - first.seconds_per_reply) / (second.output_tokens - first.output_tokens)
         slope = max(0.0, slope)
-        lines.append(
-            (1.0 * concurrency, first.seconds_per_reply - slope * first.output_tokens, slope)
-        )
+        lines.append((1.0 * concurrency, first.seconds_per_reply - slope * first.output_tokens, slope))
 
     def seconds(concurrency: float, tokens: float) -> float:
         points = [(n, max(1e-6, fixed + slope * tokens)) for n, fixed, slope in lines]
@@ -176,17 +163,13 @@ def roofline(setting: Setting, slots: int) -> Pace:
     """Prefill and decode by costs/formulas; each prompt is read alone."""
 
     def prefill(length: Lengths) -> float:
-        work = forward_pass(
-            setting, setting.model, setting.levers, 1.0, max(1.0, length.input), 1.0
-        )
+        work = forward_pass(setting, setting.model, setting.levers, 1.0, max(1.0, length.input), 1.0)
         return duration(work, setting).seconds
 
     def step(concurrency: float, length: Lengths) -> Seconds:
         context = length.input + length.output / 2
         batch = min(concurrency, slots)
-        return decode_duration(
-            decode_step(setting, setting.model, setting.levers, batch, context), setting
-        )
+        return decode_duration(decode_step(setting, setting.model, setting.levers, batch, context), setting)
 
     def per_reply(concurrency: float, length: Lengths) -> float:
         token_seconds = step(concurrency, length).seconds / min(concurrency, slots)

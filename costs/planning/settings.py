@@ -33,63 +33,42 @@ ATTENTION: dict[str, Attention] = {"sdpa": "sdpa", "eager": "eager", "flash_atte
 
 
 def settings(params: Params, aim: Target) -> dict[str, Setting]:
-    """One Setting for each stage that runs a model, those of other methods than `align.method`
-    too; distill where there is a section for it.
+    """One Setting for each stage that runs a model, those of other methods than `align.method` too; distill where
+    there is a section for it.
     """
     rows, model = count(params, aim.root), base_shape(params, aim.root)
-    return {
-        stage: setting_of(params, aim, stage, rows, model)
-        for stage in STAGES
-        if runs_a_model(params, stage)
-    }
+    return {stage: setting_of(params, aim, stage, rows, model) for stage in STAGES if runs_a_model(params, stage)}
 
 
 def runs_a_model(params: Params, stage: str) -> bool:
-    """Whether a stage runs a model: not `data`, `distill` without a student, or `reward` with a
-    function.
-    """
-    absent = {
-        "data": True,
-        "distill": params.distill is None,
-        "reward": params.trained_reward is None,
-    }
+    """Whether a stage runs a model: not `data`, `distill` without a student, or `reward` with a function."""
+    absent = {"data": True, "distill": params.distill is None, "reward": params.trained_reward is None}
     return not absent.get(stage, False)
 
 
 def untimed(params: Params, aim: Target) -> list[str]:
     """Stages of the run that its device never ran with these models (costs/planning/machine.py)."""
     stage_settings = settings(params, aim)
-    return [
-        stage
-        for stage in params.stages
-        if stage in stage_settings and not was_timed(stage_settings[stage])
-    ]
+    return [stage for stage in params.stages if stage in stage_settings and not was_timed(stage_settings[stage])]
 
 
 def setting_of(params: Params, aim: Target, stage: str, rows: Rows, model: ModelShape) -> Setting:
     """The Setting of a stage that runs a model, sharded according to `where`."""
     stage_target = aim.of(params, stage)
-    setting = replace(
-        _SETTINGS[stage](params, stage_target, rows, model), rented=stage_target.rented
-    )
+    setting = replace(_SETTINGS[stage](params, stage_target, rows, model), rented=stage_target.rented)
     place = params.where.of(stage)
     parallel = PARALLEL[place.sharding]
     # a single process shards nothing, and so offloads nothing
     offloads = place.offload and parallel in ("zero2", "fsdp") and setting.gpus > 1
-    return setting.with_levers(
-        parallel=parallel, offload_optimizer=offloads, offload_weights=offloads
-    )
+    return setting.with_levers(parallel=parallel, offload_optimizer=offloads, offload_weights=offloads)
 
 
-def levers_of(
-    params: Params, section: Mapping[str, Any], micro_batch: int, batch: int, gpus: int
-) -> Levers:
+def levers_of(params: Params, section: Mapping[str, Any], micro_batch: int, batch: int, gpus: int) -> Levers:
     """The levers of one stage. Raises CostError for incompatible batch, micro-batch and devices."""
     if batch % (micro_batch * gpus) and gpus > 1:
         if batch % gpus:
             raise CostError(
-                f"a batch of {batch} does not split over {gpus} devices. Change batch_size in "
-                "params.yaml, or --gpus."
+                f"a batch of {batch} does not split over {gpus} devices. Change batch_size in params.yaml, or --gpus."
             )
         micro_batch = max(m for m in range(1, int(micro_batch) + 1) if (batch // gpus) % m == 0)
     lora: Lora | None = section.get("lora")
@@ -110,8 +89,8 @@ def levers_of(
 
 
 def response_tokens(rows: Rows, longest: int) -> float:
-    """Mean tokens of a response: as many as the demonstrations have, whose length a policy learns
-    with their content.
+    """Mean tokens of a response: as many as the demonstrations have, whose length a policy learns with their
+    content.
     """
     demonstrated = rows.sft_tokens - rows.prompt_tokens
     return min(1.0 * longest, demonstrated) if demonstrated >= 1 else 1.0 * longest
@@ -129,8 +108,8 @@ def _steps(rows: float, section: Any) -> float:
 
 
 def validated(params: Params, section: Any, rows: float, held_out: float) -> float:
-    """Rows of the validation and test split that a stage reads while it trains, at all checkpoints
-    together (training/hf/validation.py).
+    """Rows of the validation and test split that a stage reads while it trains, at all checkpoints together
+    (training/hf/validation.py).
     """
     fraction = params.data.validation_fraction
     if not fraction:
@@ -141,9 +120,7 @@ def validated(params: Params, section: Any, rows: float, held_out: float) -> flo
 
 def _sft(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
     section = params.sft
-    levers = levers_of(
-        params, dict(section), section.micro_batch_size, section.batch_size, aim.gpus
-    )
+    levers = levers_of(params, dict(section), section.micro_batch_size, section.batch_size, aim.gpus)
     levers = replace(levers, loss="fused")
     work = Workload(
         floor(min(rows.longest_sft, section.max_length)),
@@ -159,9 +136,7 @@ def _reward(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setti
     """Pairs: two sequences each."""
     section = params.trained_reward
     assert section is not None
-    levers = levers_of(
-        params, dict(section), section.micro_batch_size, section.batch_size, aim.gpus
-    )
+    levers = levers_of(params, dict(section), section.micro_batch_size, section.batch_size, aim.gpus)
     held_out = 2 * (rows.preference_held_out + min(NORMALISATION_PAIRS, rows.preference))
     held_out += 2 * validated(params, section, rows.preference, rows.preference_held_out)
     longest, mean, places = pair_lengths(rows, section.max_length, levers.attention)
@@ -185,9 +160,8 @@ def _reward(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setti
 
 
 def pair_lengths(rows: Rows, limit: int, attention: str) -> tuple[int, float, float]:
-    """Longest and mean tokens that a sequence of a pair costs, half of what both begin with each,
-    and attention's places for one of them (training/modeling/packing.py). With `eager` attention
-    every sequence is read in full.
+    """Longest and mean tokens that a sequence of a pair costs, half of what both begin with each, and attention's
+    places for one of them (training/modeling/packing.py). With `eager` attention every sequence is read in full.
     """
     longest, mean = min(rows.longest_preference, limit), min(rows.preference_tokens, limit)
     if attention == "eager":
@@ -196,20 +170,14 @@ def pair_lengths(rows: Rows, limit: int, attention: str) -> tuple[int, float, fl
     return ceil(min(longest, rows.longest_pair / 2)), shared, mean / shared
 
 
-def _sampling(
-    section: SamplingLoop, model: ModelShape, params: Params, aim: Target, rows: Rows
-) -> Setting:
+def _sampling(section: SamplingLoop, model: ModelShape, params: Params, aim: Target, rows: Rows) -> Setting:
     """A loop that samples and trains `model`, without its other roles."""
     prompt, response = floor(rows.longest_prompt), section.max_new_tokens
     mean_response = response_tokens(rows, response)
     per_device = max(1, section.batch_size // aim.gpus)
     micro = max(1, min(per_device, floor(section.micro_batch_tokens / (prompt + response))))
     base = levers_of(params, dict(section), 1, section.batch_size, aim.gpus)
-    levers = replace(
-        base,
-        micro_batch=micro,
-        accumulation=max(1, per_device // section.num_mini_batches // micro),
-    )
+    levers = replace(base, micro_batch=micro, accumulation=max(1, per_device // section.num_mini_batches // micro))
     work = Workload(
         prompt + response,
         rows.prompt_tokens + mean_response,
@@ -230,9 +198,7 @@ def _loop(method: str, params: Params, aim: Target, rows: Rows, model: ModelShap
     sampling = _sampling(section, model, params, aim, rows)
     reward = params.trained_reward
     # a frozen model is stored like the base of adapters
-    stored = replace(
-        sampling.levers, tuning="lora", quantisation=params.model.quantisation, weights_fp32=False
-    )
+    stored = replace(sampling.levers, tuning="lora", quantisation=params.model.quantisation, weights_fp32=False)
     judge, sft = (
         replace(stored, **adapter_of(lora)) if lora else None
         for lora in (reward.lora if reward is not None else None, params.sft.lora)
@@ -252,9 +218,7 @@ def _loop(method: str, params: Params, aim: Target, rows: Rows, model: ModelShap
         reward_levers=judge,
         value_levers=judge if section.lora and critic and critic.value_init == "reward" else None,
         ref_levers=sft,
-        rescored=section.batch_size
-        if section.recompute_logprobs
-        else compared_responses(section.batch_size),
+        rescored=section.batch_size if section.recompute_logprobs else compared_responses(section.batch_size),
     )
     return replace(sampling, rlhf=loop)
 
@@ -265,8 +229,8 @@ def adapter_of(lora: Lora | None) -> dict[str, Any]:
 
 
 def compared_responses(batch: int) -> int:
-    """Responses whose log-probs the loop recomputes for comparison: every n-th, so that there are
-    GAP_SAMPLE or a few more.
+    """Responses whose log-probs the loop recomputes for comparison: every n-th, so that there are GAP_SAMPLE or a few
+    more.
     """
     return ceil(batch / max(1, batch // GAP_SAMPLE))
 
@@ -274,9 +238,7 @@ def compared_responses(batch: int) -> int:
 def _dpo(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
     """Pairs as in `_reward`; the reference reads every pair once, the held-out ones too."""
     section: Dpo = params.section("dpo")
-    levers = levers_of(
-        params, dict(section), section.micro_batch_size, section.batch_size, aim.gpus
-    )
+    levers = levers_of(params, dict(section), section.micro_batch_size, section.batch_size, aim.gpus)
     levers = replace(levers, micro_batch=2 * levers.micro_batch)
     longest, mean, places = pair_lengths(rows, section.max_length, levers.attention)
     in_replies = min(1.0, (rows.pair_tokens - rows.preference_tokens) / mean)  # all but the prompt
@@ -317,8 +279,8 @@ def _distill(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Sett
 
 
 def _evaluate(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
-    """Base, SFT, aligned model and student answer the held-out prompts; the reward model scores the
-    answers. A student is planned as large as the others.
+    """Base, SFT, aligned model and student answer the held-out prompts; the reward model scores the answers. A student
+    is planned as large as the others.
     """
     prompts = held_out_prompts(params, rows)
     return answering("evaluate", params, aim, rows, model, prompts, evaluated(params))
@@ -335,13 +297,7 @@ def held_out_prompts(params: Params, rows: Rows) -> int:
 
 
 def answering(
-    stage: str,
-    params: Params,
-    aim: Target,
-    rows: Rows,
-    model: ModelShape,
-    prompts: int,
-    models: int,
+    stage: str, params: Params, aim: Target, rows: Rows, model: ModelShape, prompts: int, models: int
 ) -> Setting:
     """`models` of one shape answer `prompts` each, and the answers are read."""
     section = params.evaluate
@@ -370,9 +326,7 @@ def answering(
         engine("ours"),
         aim.gpus,
         rlhf=Rlhf(
-            reward=reward_shape(params, model),
-            function_seconds=seconds_per_reply(params, aim.root),
-            evaluated=models,
+            reward=reward_shape(params, model), function_seconds=seconds_per_reply(params, aim.root), evaluated=models
         ),
     )
 

@@ -16,9 +16,7 @@ from costs.tables.catalogue import Price
 
 
 def plan_stage(setting: Setting, price: Price, find_lever: bool = True) -> StagePlan:
-    """The plan of one stage at a price per device-hour. Raises CostError for a stage that has no
-    formulas.
-    """
+    """The plan of one stage at a price per device-hour. Raises CostError for a stage that has no formulas."""
     return planned(setting, price, phases(setting), moments(setting), find_lever)
 
 
@@ -98,10 +96,7 @@ def processed_tokens(setting: Setting) -> float:
 FITTING_LEVERS: tuple[tuple[str, dict[str, object]], ...] = (
     ("activation_checkpointing: true", {"checkpointing": "full"}),
     ("micro_batch_size: 1", {"micro_batch": 1}),
-    (
-        "micro_batch_size: 1 and activation_checkpointing: true",
-        {"micro_batch": 1, "checkpointing": "full"},
-    ),
+    ("micro_batch_size: 1 and activation_checkpointing: true", {"micro_batch": 1, "checkpointing": "full"}),
     ("an 8-bit optimizer", {"optimizer": "adamw8bit", "checkpointing": "full"}),
     ("FSDP over the devices", {"parallel": "fsdp", "checkpointing": "full"}),
     ("LoRA", {"tuning": "lora", "weights_fp32": False, "checkpointing": "full"}),
@@ -111,13 +106,7 @@ FITTING_LEVERS: tuple[tuple[str, dict[str, object]], ...] = (
     ),
     (
         "QLoRA with micro_batch_size: 1",
-        {
-            "tuning": "lora",
-            "weights_fp32": False,
-            "quantisation": "nf4-dq",
-            "checkpointing": "full",
-            "micro_batch": 1,
-        },
+        {"tuning": "lora", "weights_fp32": False, "quantisation": "nf4-dq", "checkpointing": "full", "micro_batch": 1},
     ),
     (
         "QLoRA over FSDP",
@@ -143,8 +132,7 @@ def closing_lever(setting: Setting) -> str:
         micro = changes.get("micro_batch", setting.levers.micro_batch)
         accumulation = setting.levers.accumulation * setting.levers.micro_batch // int(str(micro))
         needed = device_bytes(
-            setting,
-            peak(moments(setting.with_levers(**changes, accumulation=max(1, accumulation)))).total,
+            setting, peak(moments(setting.with_levers(**changes, accumulation=max(1, accumulation)))).total
         )
         if needed <= setting.hardware.usable_bytes:
             return name

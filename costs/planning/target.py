@@ -34,12 +34,7 @@ class Target:
     def of(self, params: Params, stage: str) -> "Target":
         """What the plan of a stage is for. Raises CostError for a pool's unknown device."""
         aim = (
-            replace(
-                self,
-                gpus=params.where.of(stage).processes,
-                rented=rented_devices(params, stage),
-                by_stage=False,
-            )
+            replace(self, gpus=params.where.of(stage).processes, rented=rented_devices(params, stage), by_stage=False)
             if self.by_stage
             else self
         )
@@ -72,15 +67,11 @@ class Target:
         )  # fmt: skip
 
 
-def target(
-    params: Params, name: str | None, gpus: int | None, usd_per_gpu_hour: float | None, root: Path
-) -> Target:
-    """The devices and their price: the catalogue's for a named device, else those of params.yaml
-    (`prices`).
+def target(params: Params, name: str | None, gpus: int | None, usd_per_gpu_hour: float | None, root: Path) -> Target:
+    """The devices and their price: the catalogue's for a named device, else those of params.yaml (`prices`).
 
-    Where neither names a device it is this machine, as `rlhf calibrate` measured it if it did.
-    Without `gpus` each stage has as many as it has processes; without a named device one that is
-    placed on a work pool has the pool's.
+    Where neither names a device it is this machine, as `rlhf calibrate` measured it if it did. Without `gpus` each
+    stage has as many as it has processes; without a named device one that is placed on a work pool has the pool's.
     """
     if gpus is None:
         return replace(target(params, name, 1, usd_per_gpu_hour, root), by_stage=True)
@@ -117,10 +108,7 @@ def doubted_price(aim: Target) -> str | None:
         return None
     listed = f"{device.name} is offered for {expected.low:g} to {expected.high:g} USD an hour"
     if paid > UNLIKELY * expected.high:
-        return (
-            f"{paid:g} USD per device-hour: {listed}. If that is an instance's price, divide it by "
-            "its devices."
-        )
+        return f"{paid:g} USD per device-hour: {listed}. If that is an instance's price, divide it by its devices."
     if paid < expected.low / UNLIKELY:
         return (
             f"{paid:g} USD per device-hour: {listed}. A spot instance may end at any time: runs go "

@@ -1,8 +1,7 @@
-"""The three tables of the planner: devices, prices, named model shapes. Unknown names are errors
-that say where to add them.
+"""The three tables of the planner: devices, prices, named model shapes. Unknown names are errors that say where to add
+them.
 
-Sources: hardware.yaml, prices.yaml and shapes.yaml beside this file, each row with its own source
-and date.
+Sources: hardware.yaml, prices.yaml and shapes.yaml beside this file, each row with its own source and date.
 """
 
 import difflib
@@ -21,8 +20,8 @@ from costs.tables.shapes import ModelShape, from_config
 _FOLDER = Path(__file__).parent
 GIB = 2**30
 HIGHEST_PRICE = 1000.0
-"""US dollars per device-hour above which a price is taken for a mistake; the schema of params.yaml
-has the same bound.
+"""US dollars per device-hour above which a price is taken for a mistake; the schema of params.yaml has the same
+bound.
 """
 
 
@@ -52,18 +51,14 @@ class Hardware:
 
     @property
     def generation(self) -> str:
-        """The architecture, by the longest start of the name that fits; the name itself where none
-        does.
-        """
+        """The architecture, by the longest start of the name that fits; the name itself where none does."""
         if self.is_cpu:
             return "cpu"
         fits = [start for start in GENERATIONS if self.name.startswith(start)]
         return GENERATIONS[max(fits, key=len)] if fits else self.name
 
     def peak(self, dtype: str) -> float:
-        """FLOP/s at `dtype`; a 16-bit type that the device lacks runs at its fp32 rate, fp32 uses
-        no tensor cores.
-        """
+        """FLOP/s at `dtype`; a 16-bit type that the device lacks runs at its fp32 rate, fp32 uses no tensor cores."""
         peaks = dict(self.peak_flops_per_second)
         return peaks.get(dtype) or peaks["fp32"]
 
@@ -89,8 +84,8 @@ _MEMORY_KIND = re.compile(r"\b(hbm\d?e?|gddr\d?x?|memory|vram|gpus?|cards?|devic
 
 
 def normalised(name: str) -> str:
-    """`NVIDIA A100-SXM4-40GB` -> `a100sxm440`: names are compared without vendor, case, punctuation
-    and the unit of memory.
+    """`NVIDIA A100-SXM4-40GB` -> `a100sxm440`: names are compared without vendor, case, punctuation and the unit of
+    memory.
     """
     # a size in brackets is one all the same, and the kind of memory is none
     text = re.sub(r"\((\d+\s*gi?b)\)", r" \1 ", name.lower())
@@ -110,16 +105,14 @@ def _index(name: str) -> dict[str, str]:
 
 
 def hardware(name: str) -> Hardware:
-    """The device called `name`. Raises CostError if it is not in hardware.yaml, or not with the
-    memory that the name says.
+    """The device called `name`. Raises CostError if it is not in hardware.yaml, or not with the memory that the name
+    says.
     """
     index, wanted = _index("hardware.yaml"), normalised(name)
     key = index.get(wanted) or _with_memory(wanted, index)
     if key is None:
         close = difflib.get_close_matches(wanted, index, n=3, cutoff=0.4)
-        hint = (
-            f"Did you mean {', '.join(dict.fromkeys(index[c] for c in close))}? " if close else ""
-        )
+        hint = f"Did you mean {', '.join(dict.fromkeys(index[c] for c in close))}? " if close else ""
         raise CostError(
             f"device {name!r} is not known. {hint}Known: {', '.join(_table('hardware.yaml'))}. Add "
             "a row to costs/tables/hardware.yaml."
@@ -128,8 +121,8 @@ def hardware(name: str) -> Hardware:
 
 
 def _with_memory(wanted: str, index: Mapping[str, str]) -> str | None:
-    """The row whose memory is the number at the end of the name (RTX4090-24GB), or at the end of
-    one of its parts (H100-80GB-HBM3).
+    """The row whose memory is the number at the end of the name (RTX4090-24GB), or at the end of one of its parts
+    (H100-80GB-HBM3).
     """
     for digits in range(3, 0, -1):
         rest, size = wanted[:-digits], wanted[-digits:]
@@ -150,20 +143,11 @@ def hardware_row(name: str, row: Mapping[str, Any]) -> Hardware:
     """A device from a row of hardware.yaml, or one measured elsewhere."""
     missing = [
         field
-        for field in (
-            "memory_gib",
-            "fp32_tflops",
-            "bandwidth_gb_per_second",
-            "watts",
-            "source",
-            "date",
-        )
+        for field in ("memory_gib", "fp32_tflops", "bandwidth_gb_per_second", "watts", "source", "date")
         if not row.get(field)
     ]
     if missing:
-        raise CostError(
-            f"device row {name} has no {missing[0]}. Complete it in costs/tables/hardware.yaml."
-        )
+        raise CostError(f"device row {name} has no {missing[0]}. Complete it in costs/tables/hardware.yaml.")
     peaks = tuple(
         (dtype, row[f"{dtype}_tflops"] * 1e12)
         for dtype in ("fp32", "tf32", "fp16", "bf16", "int8")
@@ -185,9 +169,7 @@ def hardware_row(name: str, row: Mapping[str, Any]) -> Hardware:
 
 
 def price(name: str) -> Price:
-    """The price of the device called `name`. Raises CostError if there is none, or none that can be
-    believed.
-    """
+    """The price of the device called `name`. Raises CostError if there is none, or none that can be believed."""
     rows = _table("prices.yaml")
     if name not in rows:
         raise CostError(
@@ -201,11 +183,7 @@ def price_row(name: str, row: Mapping[str, Any]) -> Price:
     """Validate a price: positive, ordered, below HIGHEST_PRICE, with source and date."""
     for field in ("low", "expected", "high"):
         value = row.get(field)
-        if (
-            not isinstance(value, int | float)
-            or isinstance(value, bool)
-            or not 0 < value <= HIGHEST_PRICE
-        ):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= HIGHEST_PRICE:
             raise CostError(
                 f"price {field}={value} of {name} must be above 0 and at most {HIGHEST_PRICE:g} "
                 "USD per device-hour. "
@@ -223,16 +201,8 @@ def price_row(name: str, row: Mapping[str, Any]) -> Price:
             "Change it in costs/tables/prices.yaml."
         )
     if not row.get("source"):
-        raise CostError(
-            f"price of {name} has no source. Say in costs/tables/prices.yaml where it was read."
-        )
-    return Price(
-        float(row["low"]),
-        float(row["expected"]),
-        float(row["high"]),
-        str(row["source"]),
-        str(row["date"]),
-    )
+        raise CostError(f"price of {name} has no source. Say in costs/tables/prices.yaml where it was read.")
+    return Price(float(row["low"]), float(row["expected"]), float(row["high"]), str(row["source"]), str(row["date"]))
 
 
 def own_price(usd_per_device_hour: float, source: str, date: str) -> Price:
@@ -263,8 +233,8 @@ _SUFFIXES = re.compile(
 
 
 def model_name(name: str) -> str:
-    """A model's name without what does not change its shape: `Qwen/Qwen2-72B-Instruct` ->
-    `qwen272b`, `OPT-350M reward model` -> `opt350m`, `qwen-1_8b-chat` -> `qwen1.8b`.
+    """A model's name without what does not change its shape: `Qwen/Qwen2-72B-Instruct` -> `qwen272b`, `OPT-350M reward
+    model` -> `opt350m`, `qwen-1_8b-chat` -> `qwen1.8b`.
     """
     text = re.sub(r"\([^)]*\)", "", name).strip().rsplit("/", 1)[-1].lower()
     text = re.sub(r"(?<=\d)_(?=\d)", ".", text)
@@ -283,17 +253,15 @@ def _models() -> dict[str, str]:
 
 
 def shape(name: str) -> ModelShape:
-    """The named shape; organisation, case, punctuation, and the words of further training (chat,
-    instruct) do not matter. Raises CostError if it is not in shapes.yaml.
+    """The named shape; organisation, case, punctuation, and the words of further training (chat, instruct) do not
+    matter. Raises CostError if it is not in shapes.yaml.
     """
     index = _models()
     plain = re.sub(r"\([^)]*\)", "", name).strip().rsplit("/", 1)[-1]
     key = index.get(normalised(plain)) or index.get(model_name(name))
     if key is None:
         close = difflib.get_close_matches(model_name(name), index, n=3)
-        hint = (
-            f"Did you mean {', '.join(dict.fromkeys(index[c] for c in close))}? " if close else ""
-        )
+        hint = f"Did you mean {', '.join(dict.fromkeys(index[c] for c in close))}? " if close else ""
         raise CostError(
             f"model {name!r} is not a known shape. {hint}"
             "Add its config.json fields to costs/tables/shapes.yaml, or name a folder that holds "

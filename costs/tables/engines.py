@@ -1,8 +1,8 @@
-"""Facts about training and generation software that affect memory and time: frameworks differ by
-1.8x for the same setting.
+"""Facts about training and generation software that affect memory and time: frameworks differ by 1.8x for the same
+setting.
 
-Each is an input of the formulas, read from the software's code or counted with saved-tensor hooks,
-never fitted to one measurement.
+Each is an input of the formulas, read from the software's code or counted with saved-tensor hooks, never fitted to one
+measurement.
 """
 
 import math
@@ -19,9 +19,7 @@ class Engine:
     name: str
     loss: str = "dense"
     compiled: bool = False
-    """Pointwise operations are fused (torch.compile): they keep 16-bit inputs only, and cost one
-    pass over memory.
-    """
+    """Pointwise operations are fused (torch.compile): they keep 16-bit inputs only, and cost one pass over memory."""
     fused_norm: bool = False
     """The RMS norm is one kernel that keeps its input as it is."""
     packed_view: bool = False
@@ -37,25 +35,19 @@ class Engine:
     padded_lora: bool = False
     """LoRA on a packed projection keeps its update before it is padded with zeros."""
     quantised_keeps_input: bool = False
-    """4-bit linear layers keep their input though their weight is frozen (bitsandbytes before
-    0.43).
-    """
+    """4-bit linear layers keep their input though their weight is frozen (bitsandbytes before 0.43)."""
     quantises_head: bool = False
     lora_input_bytes: float = 0.0
-    """Bytes per feature of a further copy of a LoRA layer's input (PEFT casts it to the adapter's
-    fp32).
-    """
+    """Bytes per feature of a further copy of a LoRA layer's input (PEFT casts it to the adapter's fp32)."""
     step_copies: float = 0.0
     """Parameter-sized temporaries of the optimizer step (foreach 1, fused 0)."""
     stages_whole_model: bool = False
     """Each device holds all weights before sharding."""
     context_bytes: float = 0.5 * 2**30
-    """Device memory outside of the allocator: CUDA context and libraries, loaded lazily since CUDA
-    11.7.
-    """
+    """Device memory outside of the allocator: CUDA context and libraries, loaded lazily since CUDA 11.7."""
     op_seconds: float = 17e-6
-    """Host time to launch one small operation from Python, modules and bookkeeping around it
-    included: 45 of them are the 0.77 ms a layer that Transformers takes to decode.
+    """Host time to launch one small operation from Python, modules and bookkeeping around it included: 45 of them are
+    the 0.77 ms a layer that Transformers takes to decode.
     """
     layer_ops: float = 45.0
     """Operations that one layer launches forward."""
@@ -64,35 +56,31 @@ class Engine:
     quantised_ops: float = 4.0
     """Further operations for each quantised matrix when decoding one token."""
     pointwise: float = 1.0
-    """Traffic of norms, activations, rotary positions and residuals relative to eager Transformers;
-    fused by a compiler 0.42.
+    """Traffic of norms, activations, rotary positions and residuals relative to eager Transformers; fused by a
+    compiler 0.42.
     """
     overlap: float = 0.9
     """Share of collective communication hidden behind computation."""
     decode_layer_seconds: float = 0.0
-    """Fixed time of one layer in one decoding step when compiled (launch from a CUDA graph, tails
-    of small kernels).
+    """Fixed time of one layer in one decoding step when compiled (launch from a CUDA graph, tails of small
+    kernels).
     """
     graphed_decoding: bool = False
-    """Decoding with undivided weights is replayed from a CUDA graph; anything else launches each
-    operation.
-    """
+    """Decoding with undivided weights is replayed from a CUDA graph; anything else launches each operation."""
     packs: bool = False
-    """Passes of alignment stages take rows without padding, filled up to a budget of tokens, and
-    the last layer's feed-forward part runs at the tokens alone whose hidden states are read
-    (training/modeling/packing.py, training/modeling/last_layer.py).
+    """Passes of alignment stages take rows without padding, filled up to a budget of tokens, and the last layer's
+    feed-forward part runs at the tokens alone whose hidden states are read (training/modeling/packing.py,
+    training/modeling/last_layer.py).
     """
     whole_logits: bool = True
-    """In a loop, logits are computed at every token of prompt and response; ours at the responses'
-    alone.
-    """
+    """In a loop, logits are computed at every token of prompt and response; ours at the responses' alone."""
     concatenates_cache: bool = False
-    """The cache of keys and values grows by concatenation (Transformers' dynamic cache), and is
-    repeated for grouped queries in every step.
+    """The cache of keys and values grows by concatenation (Transformers' dynamic cache), and is repeated for grouped
+    queries in every step.
     """
     whole_prefill: bool = False
-    """The prefill makes the logits of the full prompt and an fp32 copy of them: Transformers
-    before `logits_to_keep` (4.45).
+    """The prefill makes the logits of the full prompt and an fp32 copy of them: Transformers before `logits_to_keep`
+    (4.45).
     """
     prefill_tokens: float = math.inf
     """Tokens of prompts that go through the model at once; longer ones in chunks."""
@@ -105,8 +93,7 @@ class Engine:
 ENGINES = {
     engine.name: engine
     for engine in (
-        # Ours: Transformers eager, losses and log-probs streamed over tokens, PEFT adapters,
-        # torch's fused AdamW.
+        # Ours: Transformers eager, losses and log-probs streamed over tokens, PEFT adapters, torch's fused AdamW.
         Engine(
             "ours",
             whole_logits=False,

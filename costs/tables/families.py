@@ -19,9 +19,7 @@ class Traits(NamedTuple):
     qk_norm: bool = False
     """Norms over each head of queries and keys (Qwen3, Gemma 3)."""
     fused_norm: bool = False
-    """The norm is one kernel that keeps its input as it is; the RMS norms of Transformers keep a
-    fp32 copy.
-    """
+    """The norm is one kernel that keeps its input as it is; the RMS norms of Transformers keep a fp32 copy."""
     packed_qkv: bool = False
     """One matrix for query, key and value."""
     packed_gate: bool = False
@@ -86,18 +84,9 @@ FAMILIES: dict[str, Traits] = {
         fused_norm=True,
     ),
     "opt": Traits(
-        norm="layer",
-        gated=False,
-        qkv_bias=True,
-        out_bias=True,
-        mlp_bias=True,
-        tied=True,
-        positions=2,
-        fused_norm=True,
+        norm="layer", gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, tied=True, positions=2, fused_norm=True
     ),
-    "falcon": Traits(
-        norm="layer", gated=False, tied=True, packed_qkv=True, parallel=True, fused_norm=True
-    ),
+    "falcon": Traits(norm="layer", gated=False, tied=True, packed_qkv=True, parallel=True, fused_norm=True),
     "bloom": Traits(
         norm="layer",
         gated=False,
@@ -111,16 +100,7 @@ FAMILIES: dict[str, Traits] = {
     ),
     "mpt": Traits(norm="layer_no_bias", gated=False, tied=True, packed_qkv=True, fused_norm=True),
     "bert": Traits(
-        norm="layer",
-        gated=False,
-        qkv_bias=True,
-        out_bias=True,
-        mlp_bias=True,
-        tied=True,
-        positions=0,
-        fused_norm=True,
+        norm="layer", gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, tied=True, positions=0, fused_norm=True
     ),
 }
-"""Sources: the modelling files of Transformers 5.22, one per family, counted on the meta device in
-the tests.
-"""
+"""Sources: the modelling files of Transformers 5.22, one per family, counted on the meta device in the tests."""

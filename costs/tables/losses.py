@@ -8,8 +8,8 @@ from config.work import BYTES_PER_CHUNK_LOGIT, CHUNK_LOGITS
 
 @dataclass(frozen=True)
 class Loss:
-    """What the cross-entropy over the vocabulary holds, in bytes per logit of 16-bit models (fp32
-    models: see `bytes_per_logit`).
+    """What the cross-entropy over the vocabulary holds, in bytes per logit of 16-bit models (fp32 models: see
+    `bytes_per_logit`).
     """
 
     name: str
@@ -23,22 +23,17 @@ class Loss:
     chunk_per_byte: float = 0.0
     """Logits of a chunk for each byte of an accelerator's memory, where that is more."""
     host: float = 0.0
-    """Held for each logit of a chunk on a CPU, where a fused kernel is written out in operations; 0
-    where it is the same.
+    """Held for each logit of a chunk on a CPU, where a fused kernel is written out in operations; 0 where it is the
+    same.
     """
     recomputes: bool = False
     """The backward pass recomputes the logits."""
 
     def bytes_per_token(
-        self,
-        vocab: int,
-        tokens: float,
-        dtype_bytes: float,
-        compiled: bool = False,
-        accelerator_bytes: float = 0.0,
+        self, vocab: int, tokens: float, dtype_bytes: float, compiled: bool = False, accelerator_bytes: float = 0.0
     ) -> float:
-        """Bytes per token at the peak of the loss, for `tokens` tokens at once, on an accelerator
-        with this memory; 0 is a CPU.
+        """Bytes per token at the peak of the loss, for `tokens` tokens at once, on an accelerator with this memory; 0
+        is a CPU.
 
         A compiled chunk is never upcast in memory: it holds logits and their gradient.
         """
@@ -61,26 +56,23 @@ class Loss:
 LOSSES = {
     loss.name: loss
     for loss in (
-        # logits 2, their fp32 copy 4, log-softmax 4, its gradient 4:
-        # transformers/loss/loss_utils.py ForCausalLMLoss
+        # logits 2, their fp32 copy 4, log-softmax 4, its gradient 4: transformers/loss/loss_utils.py ForCausalLMLoss
         Loss("dense", kept=14),
         # the same with a contiguous copy of the shifted fp32 logits and its gradient:
         # Transformers before 4.45, torchtune before October 2024
         Loss("shifted", kept=22),
-        # logits 2, log-softmax 2, its gradient 2, the gradient of the logits 2: litgpt's
-        # cross-entropy stays in 16 bit
+        # logits 2, log-softmax 2, its gradient 2, the gradient of the logits 2: litgpt's cross-entropy stays in 16 bit
         Loss("half", kept=8),
-        # logits 2, their fp32 copy 4, which becomes softmax and gradient in its own place, the
-        # gradient of the logits 2: megatron/core/tensor_parallel/cross_entropy.py
+        # logits 2, their fp32 copy 4, which becomes softmax and gradient in its own place, the gradient of the logits
+        # 2: megatron/core/tensor_parallel/cross_entropy.py
         Loss("in-place", kept=8),
-        # logits 2 and their gradient 2, in the compute type: one kernel goes over a row of logits
-        # with the sums of its softmax in registers: flash-attn's losses/cross_entropy.py
+        # logits 2 and their gradient 2, in the compute type: one kernel goes over a row of logits with the sums of its
+        # softmax in registers: flash-attn's losses/cross_entropy.py
         Loss("kernel", kept=4),
-        # logits of all tokens 2, the rest of `dense` for one chunk of eight: torchtune
-        # CEWithChunkedOutputLoss
+        # logits of all tokens 2, the rest of `dense` for one chunk of eight: torchtune CEWithChunkedOutputLoss
         Loss("chunked", kept=2, chunked=12, chunks=8),
-        # hidden states meet the output head one chunk of logits at a time, and again in the
-        # backward pass: training/modeling/logprobs.py
+        # hidden states meet the output head one chunk of logits at a time, and again in the backward pass:
+        # training/modeling/logprobs.py
         Loss(
             "streamed",
             kept=0,
@@ -91,18 +83,10 @@ LOSSES = {
         ),
         # much the same in chunks of that size on any device: TRL's fused head, Liger
         Loss("liger", kept=0, chunked=14, chunk_logits=2**22, recomputes=True),
-        # TRL 1.16's fused head, of SFT: tiles of 4,096 tokens by at most 32,768 entries in the
-        # compute type, which training/sft.py narrows to the vocabulary. Without Triton the backward
-        # pass over a tile is written in torch: tile, y, z, log p, p, gradient and two terms of it
-        # in fp32, and a mask: trl/kernels/chunked_logprob.py
-        Loss(
-            "fused",
-            kept=0,
-            chunked=2,
-            chunk_logits=4096 * 32768,
-            host=33,
-            recomputes=True,
-        ),
+        # TRL 1.16's fused head, of SFT: tiles of 4,096 tokens by at most 32,768 entries in the compute type, which
+        # training/sft.py narrows to the vocabulary. Without Triton the backward pass over a tile is written in torch:
+        # tile, y, z, log p, p, gradient and two terms of it in fp32, and a mask: trl/kernels/chunked_logprob.py
+        Loss("fused", kept=0, chunked=2, chunk_logits=4096 * 32768, host=33, recomputes=True),
     )
 }
 

@@ -1,8 +1,8 @@
-"""What time costs in a run: the hourly price of params.yaml, the electricity on top of it where
-that is paid apart, and the devices that are paid for while they wait.
+"""What time costs in a run: the hourly price of params.yaml, the electricity on top of it where that is paid apart,
+and the devices that are paid for while they wait.
 
-`StagePrice` is the only place where measured time becomes money: the ledger, the budget, the month
-of the retrain cycles, MLflow and the terminal all use it.
+`StagePrice` is the only place where measured time becomes money: the ledger, the budget, the month of the retrain
+cycles, MLflow and the terminal all use it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,9 +23,9 @@ def pool_of(params: Params, stage: str | None) -> str:
 
 
 def rented_devices(params: Params, stage: str | None = None) -> int:
-    """Devices that are paid for while a stage runs. Those beside the pipeline are rented together
-    for the entire run, so that the others wait where a stage uses fewer; a work pool's are rented
-    for the stage alone. `stage` None is a process of the pipeline's own, such as a contest.
+    """Devices that are paid for while a stage runs. Those beside the pipeline are rented together for the entire run,
+    so that the others wait where a stage uses fewer; a work pool's are rented for the stage alone. `stage` None is a
+    process of the pipeline's own, such as a contest.
     """
     place = params.where.of
     if pool_of(params, stage) != LOCAL and stage is not None:
@@ -35,9 +35,8 @@ def rented_devices(params: Params, stage: str | None = None) -> int:
 
 
 def watts(params: Params, stage: str | None = None) -> float:
-    """Power of one device under load: prices.watts, else that of its row in hardware.yaml. For a
-    stage on a work pool with a device in prices.device_by_pool: that device's. Raises CostError
-    for an unknown device.
+    """Power of one device under load: prices.watts, else that of its row in hardware.yaml. For a stage on a work pool
+    with a device in prices.device_by_pool: that device's. Raises CostError for an unknown device.
     """
     pool = pool_of(params, stage)
     if pool in params.prices.device_by_pool:
@@ -46,8 +45,7 @@ def watts(params: Params, stage: str | None = None) -> float:
 
 
 def usd_per_device_hour(params: Params, stage: str | None = None) -> float:
-    """usd_per_device_hour + watts / 1000 x usd_per_kwh. Host and cooling are left out unless
-    prices.watts holds them.
+    """usd_per_device_hour + watts / 1000 x usd_per_kwh. Host and cooling are left out unless prices.watts holds them.
 
     Of a stage that is placed on a work pool: the pool's own price, where it has one.
     """
@@ -84,15 +82,15 @@ class StagePrice:
 
 
 def stage_price(params: Params, stage: str | None = None) -> StagePrice:
-    """The price of a stage's time; `stage` None is a process of the pipeline's own. Raises
-    CostError for an unknown device.
+    """The price of a stage's time; `stage` None is a process of the pipeline's own. Raises CostError for an unknown
+    device.
     """
     return StagePrice(usd_per_device_hour(params, stage), rented_devices(params, stage))
 
 
 def kwh(device_seconds: Mapping[str, float], params: Params) -> float:
-    """Energy of stages' times on their devices, at the power of each in use: the sum of
-    device_seconds / 3600 x watts / 1000.
+    """Energy of stages' times on their devices, at the power of each in use: the sum of device_seconds / 3600 x watts
+    / 1000.
     """
     return sum(
         seconds / 3600 * watts(params, stage if stage in STAGES else None) / 1000

@@ -1,5 +1,5 @@
-"""Shares of the peak rates that programs reach. Few, the same for all models and devices, and free
-to be measured on a machine.
+"""Shares of the peak rates that programs reach. Few, the same for all models and devices, and free to be measured on a
+machine.
 """
 
 from dataclasses import dataclass
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Efficiency:
-    """Attained shares of the peak rates, the same for every device and model; their held-out error
-    is in docs/published-costs.md.
+    """Attained shares of the peak rates, the same for every device and model; their held-out error is in
+    docs/published-costs.md.
 
-    matmul: a model's matrix products, as a share of the best that the device reaches. attention:
-    flash kernels reach less on the exploited half of the causal square. bandwidth: streaming
-    kernels. decode: matrix-vector products by storage type, whose unpacking costs cycles.
+    matmul: a model's matrix products, as a share of the best that the device reaches. attention: flash kernels reach
+    less on the exploited half of the causal square. bandwidth: streaming kernels. decode: matrix-vector products by
+    storage type, whose unpacking costs cycles.
     """
 
     matmul: float = 0.76
     hopper: float = 0.78
-    """Of that, what PyTorch's own products reach on Hopper and later, which are fast enough that
-    tails of kernels show.
+    """Of that, what PyTorch's own products reach on Hopper and later, which are fast enough that tails of kernels
+    show.
     """
     attention: float = 0.41
     bandwidth: float = 0.72

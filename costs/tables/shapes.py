@@ -1,8 +1,7 @@
-"""What a model looks like, from the fields of its `config.json` alone: widths, layers, and exact
-parameter counts.
+"""What a model looks like, from the fields of its `config.json` alone: widths, layers, and exact parameter counts.
 
-No weights are read. Counts are of the causal language model of the family (backbone and output
-head), and are checked against Transformers' own modules in tests/costs/tables/test_shapes.py.
+No weights are read. Counts are of the causal language model of the family (backbone and output head), and are checked
+against Transformers' own modules in tests/costs/tables/test_shapes.py.
 """
 
 from collections.abc import Collection, Mapping
@@ -23,9 +22,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a decoder (or BERT-like encoder). Widths are numbers of features, counts are of
-    parameters.
-    """
+    """Sizes of a decoder (or BERT-like encoder). Widths are numbers of features, counts are of parameters."""
 
     name: str
     family: str
@@ -40,9 +37,7 @@ class ModelShape:
     positions: int = 0
     """Rows of a learned position table, 0 with rotary or ALiBi positions."""
     embedding_width: int = 0
-    """Width of the token embedding where it is projected to the model's (OPT-350M); 0 where it is
-    the model's own.
-    """
+    """Width of the token embedding where it is projected to the model's (OPT-350M); 0 where it is the model's own."""
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
@@ -67,9 +62,7 @@ class ModelShape:
 
     @property
     def matrices(self) -> dict[str, tuple[int, int, float]]:
-        """Linear layers of one transformer layer: name -> (inputs, outputs, how many a token
-        uses).
-        """
+        """Linear layers of one transformer layer: name -> (inputs, outputs, how many a token uses)."""
         d, f = self.width, self.mlp_width
         attention: dict[str, tuple[int, int, float]] = {
             "q": (d, self.query_width, 1),
@@ -79,33 +72,23 @@ class ModelShape:
         }
         names = ("gate", "up", "down") if self.traits.gated else ("up", "down")
         if not self.experts:
-            return attention | {
-                name: ((f, d, 1) if name == "down" else (d, f, 1)) for name in names
-            }
+            return attention | {name: ((f, d, 1) if name == "down" else (d, f, 1)) for name in names}
         e, used = self.expert_width, self.experts_per_token
         mlp = {name: ((e, d, used) if name == "down" else (d, e, used)) for name in names}
         shared = self.shared_expert_width
         extra = (
-            {
-                f"shared_{name}": ((shared, d, 1) if name == "down" else (d, shared, 1))
-                for name in names
-            }
+            {f"shared_{name}": ((shared, d, 1) if name == "down" else (d, shared, 1)) for name in names}
             if shared
             else {}
         )
         return attention | {"router": (d, self.experts, 1)} | mlp | extra
 
     def adapted(self, modules: Collection[str], packed: bool) -> dict[str, tuple[int, int, float]]:
-        """The `matrices` that adapters on `modules` are put beside. Where query, key and value (and
-        gate and up) are `packed` in one matrix, one adapter serves them, whichever of them was
-        named.
+        """The `matrices` that adapters on `modules` are put beside. Where query, key and value (and gate and up) are
+        `packed` in one matrix, one adapter serves them, whichever of them was named.
         """
         named = {name: matrix for name, matrix in self.matrices.items() if name in modules}
-        packs = (
-            (("q", "k", "v"), *((("gate", "up"),) if self.traits.packed_gate else ()))
-            if packed
-            else ()
-        )
+        packs = (("q", "k", "v"), *((("gate", "up"),) if self.traits.packed_gate else ())) if packed else ()
         for parts in packs:
             if named.keys() & set(parts):
                 inputs, _, used = self.matrices[parts[0]]
@@ -130,11 +113,7 @@ class ModelShape:
     def feed_forward_parameters(self) -> int:
         """Weights of one layer's feed-forward part that a token is multiplied with."""
         return floor(
-            sum(
-                i * o * used
-                for name, (i, o, used) in self.matrices.items()
-                if name not in ("q", "k", "v", "o")
-            )
+            sum(i * o * used for name, (i, o, used) in self.matrices.items() if name not in ("q", "k", "v", "o"))
         )
 
     @property
@@ -155,11 +134,7 @@ class ModelShape:
     def embedding_parameters(self) -> int:
         """Token and position tables, with OPT-350M's projections."""
         e = self.embedding_width or self.width
-        return (
-            self.vocab * e
-            + self.positions * self.width
-            + (2 * e * self.width if self.embedding_width else 0)
-        )
+        return self.vocab * e + self.positions * self.width + (2 * e * self.width if self.embedding_width else 0)
 
     @property
     def head_parameters(self) -> int:
@@ -189,14 +164,12 @@ class ModelShape:
     @property
     def active_parameters(self) -> int:
         """Parameters a token meets: all of a dense model, the routed experts of a mixture."""
-        return self.parameters - self.layers * (
-            self.layer_matrix_parameters - self.active_layer_parameters
-        )
+        return self.parameters - self.layers * (self.layer_matrix_parameters - self.active_layer_parameters)
 
     @property
     def scored(self) -> "ModelShape":
-        """The shape of a reward or value model on this one: its scalar head (`width` weights, not
-        counted) takes the place of an output head.
+        """The shape of a reward or value model on this one: its scalar head (`width` weights, not counted) takes the
+        place of an output head.
         """
         return replace(self, tied=True)
 
@@ -204,8 +177,7 @@ class ModelShape:
 def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     """The shape in the fields of a Transformers `config.json`.
 
-    Raises CostError for an architecture that is not in `FAMILIES` or a config without the needed
-    fields.
+    Raises CostError for an architecture that is not in `FAMILIES` or a config without the needed fields.
     """
     if "text_config" in config:
         config = {
@@ -234,9 +206,7 @@ def _first(config: Mapping[str, Any], keys: tuple[str, ...], name: str) -> int:
     )
 
 
-def _shape(
-    traits: Traits, config: Mapping[str, Any], name: str, family: str, sizes: dict[str, int]
-) -> ModelShape:
+def _shape(traits: Traits, config: Mapping[str, Any], name: str, family: str, sizes: dict[str, int]) -> ModelShape:
     width, heads = sizes["width"], sizes["heads"]
     mlp = (
         config.get("intermediate_size")
@@ -259,20 +229,11 @@ def _shape(
         tied=bool(config.get("tie_word_embeddings", traits.tied)) if family != "falcon" else True,
         positions=positions + traits.positions if traits.positions >= 0 else 0,
         embedding_width=embedding if embedding != width else 0,
-        qkv_bias=(traits.qkv_bias and opt_bias)
-        or bias
-        or bool(config.get("use_qkv_bias"))
-        or plain_bias,
-        out_bias=(traits.out_bias and opt_bias)
-        or (bias and family in ("llama", "gemma", "gpt_neox"))
-        or plain_bias,
-        mlp_bias=(traits.mlp_bias and opt_bias)
-        or bool(config.get("mlp_bias", False))
-        or plain_bias,
+        qkv_bias=(traits.qkv_bias and opt_bias) or bias or bool(config.get("use_qkv_bias")) or plain_bias,
+        out_bias=(traits.out_bias and opt_bias) or (bias and family in ("llama", "gemma", "gpt_neox")) or plain_bias,
+        mlp_bias=(traits.mlp_bias and opt_bias) or bool(config.get("mlp_bias", False)) or plain_bias,
         norms=_norms(config, traits, family),
-        final_norm=traits.final_norm
-        and family != "bert"
-        and config.get("do_layer_norm_before", True),
+        final_norm=traits.final_norm and family != "bert" and config.get("do_layer_norm_before", True),
         experts=int(config.get("num_local_experts") or config.get("num_experts") or 0),
         experts_per_token=int(config.get("num_experts_per_tok") or 0),
         expert_width=int(config.get("moe_intermediate_size") or mlp or 0),
@@ -289,9 +250,5 @@ def _kv_heads(config: Mapping[str, Any], family: str, heads: int) -> int:
 def _norms(config: Mapping[str, Any], traits: Traits, family: str) -> int:
     """Falcon's newer layers normalise attention and feed-forward apart."""
     if family == "falcon":
-        return (
-            2
-            if config.get("new_decoder_architecture") or not config.get("parallel_attn", True)
-            else 1
-        )
+        return 2 if config.get("new_decoder_architecture") or not config.get("parallel_attn", True) else 1
     return traits.norms

@@ -7,16 +7,7 @@ from markupsafe import Markup
 from reporting.charts import Dot, Series, dots_chart, legend, line_chart
 from reporting.comparison.runs import METRICS, Comparison, VariantResult
 from reporting.comparison.statistics import SAME
-from reporting.comparison.words import (
-    difference,
-    estimate,
-    growth,
-    interval,
-    letter,
-    param,
-    remarks,
-    sentence,
-)
+from reporting.comparison.words import difference, estimate, growth, interval, letter, param, remarks, sentence
 from reporting.inputs import finite
 from reporting.numbers import decimal, duration, usd
 from reporting.parts import (
@@ -74,9 +65,7 @@ def _variants(comparison: Comparison) -> Markup:
     )
     picture = _picture(comparison)
     body = table(header, rows, numbers=range(1, 7))
-    return section(
-        "variants", "Cost and quality", lead, picture, body, bullets(remarks(comparison))
-    )
+    return section("variants", "Cost and quality", lead, picture, body, bullets(remarks(comparison)))
 
 
 def _verdict_tone(variant: VariantResult) -> str:
@@ -110,13 +99,7 @@ def _picture(comparison: Comparison) -> Markup | None:
     shown = (("accent", "as good"), ("second", "base"), ("quiet", "not shown to be as good"))
     return card(
         "Cost against quality",
-        dots_chart(
-            dots,
-            "Cost against quality, one dot per variant",
-            "US dollars",
-            comparison.judge,
-            height=340,
-        ),
+        dots_chart(dots, "Cost against quality, one dot per variant", "US dollars", comparison.judge, height=340),
         legend([Series(name, [], tone) for tone, name in shown]),
         note="Full dots are measured and joined with what was planned. Whiskers: the interval of "
         "the difference to the base.",
@@ -141,14 +124,8 @@ def _metrics(comparison: Comparison) -> Markup:
     rows = [
         [
             metric.title,
-            *(
-                estimate(variant.metrics.get(metric.name), metric)
-                for variant in comparison.variants
-            ),
-            *(
-                difference(variant.differences.get(metric.name), metric)
-                for variant in comparison.variants[1:]
-            ),
+            *(estimate(variant.metrics.get(metric.name), metric) for variant in comparison.variants),
+            *(difference(variant.differences.get(metric.name), metric) for variant in comparison.variants[1:]),
         ]
         for metric in METRICS
         if any(metric.name in variant.metrics for variant in comparison.variants)
@@ -161,10 +138,7 @@ def _metrics(comparison: Comparison) -> Markup:
 
 def _costs(comparison: Comparison) -> Markup:
     stages = dict.fromkeys(stage for variant in comparison.variants for stage in variant.stages)
-    rows = [
-        [stage, *(usd(variant.stages.get(stage)) for variant in comparison.variants)]
-        for stage in stages
-    ]
+    rows = [[stage, *(usd(variant.stages.get(stage)) for variant in comparison.variants)] for stage in stages]
     total = ["total", *(usd(sum(variant.stages.values())) for variant in comparison.variants)]
     lead = (
         "What making the outputs of each stage cost, done once: reuse and waste are left out, so "
@@ -177,19 +151,14 @@ def _params(comparison: Comparison) -> Markup:
     title = "Parameters that differ"
     if not comparison.params:
         return section("params", title, None, missing("The runs have the same parameters."))
-    rows = [
-        [tagged("code", key), *(param(value) for value in values)]
-        for key, values in comparison.params.items()
-    ]
+    rows = [[tagged("code", key), *(param(value) for value in values)] for key, values in comparison.params.items()]
     return section("params", title, None, table(["Parameter", *_names(comparison)], rows))
 
 
 def _samples(comparison: Comparison) -> Markup:
     title = "Replies to the same prompts"
     if not comparison.samples:
-        return section(
-            "samples", title, None, missing("The runs have no sample replies to the same prompts.")
-        )
+        return section("samples", title, None, missing("The runs have no sample replies to the same prompts."))
     lead = "Replies of the aligned models, not selected. Rewards are by the run's own reward model."
     return section("samples", title, lead, *(_sample(shown) for shown in comparison.samples))
 

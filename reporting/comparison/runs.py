@@ -146,8 +146,8 @@ class Comparison(BaseModel):
 
 
 def read_run(root: Path, run_id: str) -> Run:
-    """A run below `root`. Raises UserError if it does not exist, or if its params.yaml is missing
-    or does not match this version of the schema.
+    """A run below `root`. Raises UserError if it does not exist, or if its params.yaml is missing or does not match
+    this version of the schema.
     """
     kept = kept_folder(root, run_id) / "params.yaml"
     if not kept.exists():
@@ -166,9 +166,7 @@ def compare_runs(root: Path, run_ids: Sequence[str]) -> Comparison:
     return compare(
         [
             Variant(
-                run.id,
-                {0: run},
-                [f"{key}={value}" for key, value in flat(_content(run)) if base.get(key) != value],
+                run.id, {0: run}, [f"{key}={value}" for key, value in flat(_content(run)) if base.get(key) != value]
             )
             for run in runs
         ]
@@ -206,9 +204,7 @@ def compare(
         cheapest=order.cheapest,
         regret=order.regret,
         growth=[
-            fit
-            for factor, sizes in (growth or {}).items()
-            if (fit := _growth(factor, sizes, variants)) is not None
+            fit for factor, sizes in (growth or {}).items() if (fit := _growth(factor, sizes, variants)) is not None
         ],
         samples=list(common_samples([run.findings.samples if run else () for run in first])),
         spent_usd=spent_usd,
@@ -216,9 +212,7 @@ def compare(
     )
 
 
-def _result(
-    variant: Variant, base: Variant, judge: str, margin: float, shared: Sequence[str]
-) -> VariantResult:
+def _result(variant: Variant, base: Variant, judge: str, margin: float, shared: Sequence[str]) -> VariantResult:
     seeds = [seed for seed in variant.runs if seed in base.runs]
     ours, theirs = [variant.runs[seed] for seed in seeds], [base.runs[seed] for seed in seeds]
     differs = _quality_difference(ours, theirs, judge) if ours else None
@@ -238,11 +232,7 @@ def _result(
         planned_usd=_cost(ours, "planned_usd", differing),
         measured_usd=measured,
         seconds=_cost(ours, "measured_seconds", differing),
-        stages={
-            stage: usd
-            for stage in stages
-            if (usd := _cost(ours, "measured_usd", {stage})) is not None
-        },
+        stages={stage: usd for stage in stages if (usd := _cost(ours, "measured_usd", {stage})) is not None},
         quality=_mean([_quality(run, judge) for run in ours]),
         difference=None if variant is base else differs,
         metrics=metrics,
@@ -292,8 +282,8 @@ def _quality_difference(ours: Sequence[Run], theirs: Sequence[Run], judge: str) 
 
 
 def reply_qualities(run: Run, judge: str) -> list[float] | None:
-    """Of the reply to each prompt: its gold score; without one, whether the judge prefers it to the
-    SFT model's, or the reward model does: 1, a tie 0.5, or 0. None unless every reply was kept.
+    """Of the reply to each prompt: its gold score; without one, whether the judge prefers it to the SFT model's, or
+    the reward model does: 1, a tie 0.5, or 0. None unless every reply was kept.
     """
     rows = run.findings.samples
     if not rows or len(rows) != run.findings.value("evaluate", "prompts"):
@@ -327,8 +317,7 @@ def shared_stages(variants: Sequence[Variant]) -> list[str]:
         for stage in stages
         if stage != "evaluate"
         and all(
-            (outs := everywhere[0].runs[seed].outs.get(stage))
-            and outs == variant.runs[seed].outs.get(stage)
+            (outs := everywhere[0].runs[seed].outs.get(stage)) and outs == variant.runs[seed].outs.get(stage)
             for variant in everywhere
             for seed in seeds
         )
@@ -358,18 +347,14 @@ def _estimates(run: Run) -> dict[str, Estimate]:
     """The metrics of a run; intervals of another level than 95% are left out."""
     estimates, usual = {}, run.findings.params.evaluate.confidence == 0.95
     for metric in METRICS:
-        value, low, high = (
-            run.findings.value(metric.stage, f"{metric.name}{end}") for end in ("", "_low", "_high")
-        )
+        value, low, high = (run.findings.value(metric.stage, f"{metric.name}{end}") for end in ("", "_low", "_high"))
         if value is not None:
             estimates[metric.name] = Estimate(value, low, high) if usual else Estimate(value)
     return estimates
 
 
 def _growth(factor: str, sizes: Mapping[str, float], variants: Sequence[Variant]) -> Growth | None:
-    """The exponents of the costs of the phases that do work, fitted to every run; None with fewer
-    than two sizes.
-    """
+    """The exponents of the costs of the phases that do work, fitted to every run; None with fewer than two sizes."""
     points = []
     for variant in variants:
         for run in variant.runs.values() if variant.name in sizes else ():
@@ -410,9 +395,7 @@ def _content(run: Run) -> dict[str, Any]:
 
 
 def param_differences(contents: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The dotted keys whose values differ between the mappings that are not empty, in the order of
-    the files.
-    """
+    """The dotted keys whose values differ between the mappings that are not empty, in the order of the files."""
     listed = [dict(flat(content)) for content in contents]
     differences = {}
     for key in dict.fromkeys(key for values in listed for key in values):
@@ -446,8 +429,5 @@ def _notes(first: Sequence[Run], runs: Sequence[Run]) -> Iterator[str]:
             yield f"The runs have different {what}."
     for run in runs:
         if run.findings.ledger.state != "completed":
-            yield (
-                f"Run {run.id} is {run.findings.ledger.state}: stages that it did not reach are "
-                "missing."
-            )
+            yield (f"Run {run.id} is {run.findings.ledger.state}: stages that it did not reach are missing.")
         yield from (f"Run {run.id}: {note}" for note in run.findings.notes)

@@ -1,5 +1,5 @@
-"""Intervals of differences, and what follows from them: whether a variant is as good as another,
-how well a plan ranked costs, how cost grows. All intervals are of 95%. Pure functions.
+"""Intervals of differences, and what follows from them: whether a variant is as good as another, how well a plan
+ranked costs, how cost grows. All intervals are of 95%. Pure functions.
 """
 
 import math
@@ -56,13 +56,10 @@ def mean(values: Sequence[float]) -> Estimate:
 
 
 def paired(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> Estimate:
-    """Mean difference ours - theirs of values [seed][prompt]: over prompts of all seeds, or over
-    seeds where there are FEWEST_SEEDS.
+    """Mean difference ours - theirs of values [seed][prompt]: over prompts of all seeds, or over seeds where there are
+    FEWEST_SEEDS.
     """
-    by_seed = [
-        [a - b for a, b in zip(mine, other, strict=True)]
-        for mine, other in zip(ours, theirs, strict=True)
-    ]
+    by_seed = [[a - b for a, b in zip(mine, other, strict=True)] for mine, other in zip(ours, theirs, strict=True)]
     if len(by_seed) >= FEWEST_SEEDS:
         return mean([fmean(differences) for differences in by_seed])
     return mean([value for differences in by_seed for value in differences])
@@ -71,12 +68,12 @@ def paired(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -
 def difference(first: Estimate, other: Estimate) -> Estimate:
     """other - first, with an interval if both have one.
 
-    low = d - sqrt((other - other_low)^2 + (first_high - first)^2), high = d + sqrt((other_high -
-    other)^2 + (first - first_low)^2). The two are taken as independent. Runs that answer the same
-    prompts are mostly correlated, so the interval is too wide rather than too narrow.
+    low = d - sqrt((other - other_low)^2 + (first_high - first)^2), high = d + sqrt((other_high - other)^2 + (first -
+    first_low)^2). The two are taken as independent. Runs that answer the same prompts are mostly correlated, so the
+    interval is too wide rather than too narrow.
 
-    Source: Newcombe 1998, Interval estimation for the difference between independent proportions,
-    Statistics in Medicine 17, method 10.
+    Source: Newcombe 1998, Interval estimation for the difference between independent proportions, Statistics in
+    Medicine 17, method 10.
     """
     middle = other.value - first.value
     if first == other:
@@ -95,9 +92,7 @@ def average(estimates: Sequence[Estimate]) -> Estimate:
     above = [estimate.high - estimate.value for estimate in estimates if estimate.high is not None]
     if len(below) < count or len(above) < count:
         return Estimate(middle)
-    return Estimate(
-        middle, middle - math.hypot(*below) / count, middle + math.hypot(*above) / count
-    )
+    return Estimate(middle, middle - math.hypot(*below) / count, middle + math.hypot(*above) / count)
 
 
 def is_clear(estimate: Estimate) -> bool | None:
@@ -108,8 +103,8 @@ def is_clear(estimate: Estimate) -> bool | None:
 
 
 def verdict(estimate: Estimate | None, margin: float, cheaper: bool) -> Verdict:
-    """Not worse where the whole interval of the difference is above minus the margin, worse where
-    it is below, undecided between and without an interval.
+    """Not worse where the whole interval of the difference is above minus the margin, worse where it is below,
+    undecided between and without an interval.
     """
     if estimate is None or estimate.low is None or estimate.high is None:
         return "undecided"
@@ -165,8 +160,8 @@ def ranking(costed: Sequence[Costed]) -> Ranking:
 
 
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> Estimate:
-    """Slope of log(value) over log(size) by least squares, with the interval that the scatter about
-    the line gives: a growth that is no power has a wide one. Without one for two points.
+    """Slope of log(value) over log(size) by least squares, with the interval that the scatter about the line gives: a
+    growth that is no power has a wide one. Without one for two points.
     """
     xs, ys = [log(size) for size in sizes], [log(value) for value in values]
     mean_x, mean_y = fmean(xs), fmean(ys)

@@ -26,14 +26,12 @@ def estimate(value: Estimate | None, metric: Metric) -> str:
         return ABSENT
     if value.low is None or value.high is None:
         return metric.shown(value.value)
-    return (
-        f"{metric.shown(value.value)} ({_bare(value.low, metric)} to {_bare(value.high, metric)})"
-    )
+    return f"{metric.shown(value.value)} ({_bare(value.low, metric)} to {_bare(value.high, metric)})"
 
 
 def difference(value: Estimate | None, metric: Metric) -> str:
-    """A difference with its interval, both signed, and whether it is more than chance; of two
-    shares in points: +7.5 points (+3.5 to +11.5) clear.
+    """A difference with its interval, both signed, and whether it is more than chance; of two shares in points: +7.5
+    points (+3.5 to +11.5) clear.
     """
     if value is None:
         return ABSENT
@@ -92,14 +90,9 @@ def remarks(comparison: Comparison) -> list[str]:
     if comparison.pairs_ranked_right is not None and len(comparison.variants) > 2:
         right = round(comparison.pairs_ranked_right * comparison.pairs)
         lines.append(
-            f"The plan puts {right} of {comparison.pairs} pairs of clearly different cost in the "
-            "right order."
+            f"The plan puts {right} of {comparison.pairs} pairs of clearly different cost in the right order."
         )
-    if (
-        comparison.regret is not None
-        and comparison.chosen is not None
-        and len(comparison.variants) > 2
-    ):
+    if comparison.regret is not None and comparison.chosen is not None and len(comparison.variants) > 2:
         lines.append(
             f"By the plan {comparison.chosen!r} is the cheapest that is as good"
             + (
@@ -122,6 +115,5 @@ def growth(fit: Growth) -> str:
     low, high = fit.exponent.low, fit.exponent.high
     within = "" if low is None or high is None else f" ({low:.2f} to {high:.2f})"
     return (
-        f"Cost grows with {fit.factor}^{decimal(fit.exponent.value)}{within}, planned "
-        f"{decimal(fit.planned_exponent)}."
+        f"Cost grows with {fit.factor}^{decimal(fit.exponent.value)}{within}, planned {decimal(fit.planned_exponent)}."
     )

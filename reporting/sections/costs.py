@@ -8,18 +8,7 @@ from reporting.charts import Part, bar_list, strip
 from reporting.inputs import Findings
 from reporting.key_figures import key_figure
 from reporting.numbers import ABSENT, count, deviation, duration, memory, short, usd
-from reporting.parts import (
-    badge,
-    card,
-    details,
-    grid,
-    missing,
-    paragraph,
-    remark,
-    section,
-    swatch,
-    table,
-)
+from reporting.parts import badge, card, details, grid, missing, paragraph, remark, section, swatch, table
 from reporting.templating import join
 from reporting.verdict import usd_per_win_rate_point
 
@@ -49,25 +38,13 @@ def costs_section(findings: Findings) -> Markup:
             "cost",
             title,
             None,
-            missing(
-                "What this model cost to make was not recorded here: only its outputs were fetched."
-            ),
+            missing("What this model cost to make was not recorded here: only its outputs were fetched."),
         )
     aligned = book.stage(findings.params.align.method)
-    lead = (
-        "Measured wall time of every process, failed attempts included, times the devices it held "
-        "and their price."
-    )
+    lead = "Measured wall time of every process, failed attempts included, times the devices it held and their price."
     planned = _planned(findings)
     return section(
-        "cost",
-        title,
-        lead,
-        _shares(book),
-        _stage_table(findings),
-        planned,
-        _phases_card(aligned),
-        _all_phases(book),
+        "cost", title, lead, _shares(book), _stage_table(findings), planned, _phases_card(aligned), _all_phases(book)
     )
 
 
@@ -79,9 +56,7 @@ def _shares(book: Ledger) -> Markup | None:
         for i, stage in enumerate(book.stages)
     ]
     description = ", ".join(f"{part.name} {part.shown}" for part in parts if part.size)
-    return card(
-        "Share of each stage", strip(parts, f"Share of each stage in the time: {description}")
-    )
+    return card("Share of each stage", strip(parts, f"Share of each stage in the time: {description}"))
 
 
 def _stage_table(findings: Findings) -> Markup:
@@ -92,9 +67,7 @@ def _stage_table(findings: Findings) -> Markup:
         name = swatch(_tone(i), stage.stage)
         state = join(badge(stage.state, STATE_TONES.get(stage.state, "open")), _remark(stage))
         figure = key_figure(stage.stage, findings.metrics.get(stage.stage, {})) or ABSENT
-        rows.append(
-            [name, duration(stage.seconds), usd(stage.usd), memory(stage.peak_bytes), state, figure]
-        )
+        rows.append([name, duration(stage.seconds), usd(stage.usd), memory(stage.peak_bytes), state, figure])
     foot = ["Total", duration(book.total_seconds), usd(book.total_usd), "", "", ""]
     return table(header, rows, foot, numbers=range(1, 4))
 
@@ -124,29 +97,18 @@ def _planned(findings: Findings) -> Markup | None:
         comparison = stage.total
         bars.append(
             Part(
-                f"{stage.stage} planned",
-                comparison.planned_seconds or 0.0,
-                duration(comparison.planned_seconds),
-                "c2",
+                f"{stage.stage} planned", comparison.planned_seconds or 0.0, duration(comparison.planned_seconds), "c2"
             )
         )
         shown = f"{duration(comparison.measured_seconds)} · {deviation(comparison.error)}"
-        bars.append(
-            Part(f"{stage.stage} measured", comparison.measured_seconds or 0.0, shown, "c4")
-        )
+        bars.append(Part(f"{stage.stage} measured", comparison.measured_seconds or 0.0, shown, "c4"))
     note = (
         f"Planned for {reconciled.hardware} before the run. Measured: the work that made the "
         "outputs, done once. "
         f"The plan of these stages together was off by {deviation(reconciled.total.error)}."
     )
-    picture = card(
-        "Planned and measured", bar_list(bars, "Planned and measured time of each stage"), note=note
-    )
-    return join(
-        picture,
-        details("Plan and measurement of every phase", _planned_table(findings)),
-        _bought(findings),
-    )
+    picture = card("Planned and measured", bar_list(bars, "Planned and measured time of each stage"), note=note)
+    return join(picture, details("Plan and measurement of every phase", _planned_table(findings)), _bought(findings))
 
 
 def _planned_table(findings: Findings) -> Markup:
@@ -167,9 +129,7 @@ def _planned_table(findings: Findings) -> Markup:
         for stage in findings.reconciled.stages
         for name, planned in [*stage.phases.items(), ("all", stage.total)]
     ]
-    return table(
-        header, rows, ["Total", "", *_comparison(findings.reconciled.total)], numbers=range(2, 10)
-    )
+    return table(header, rows, ["Total", "", *_comparison(findings.reconciled.total)], numbers=range(2, 10))
 
 
 def _comparison(planned: Comparison) -> list[str]:
@@ -202,28 +162,16 @@ def _phases_card(stage: StageCost | None) -> Markup | None:
     ]
     note = PHASES["dpo" if stage.stage == "dpo" else "rollouts"]
     times = card(
-        f"Phases of {stage.stage}",
-        bar_list(parts, f"Time and cost of each phase of {stage.stage}"),
-        note=note,
+        f"Phases of {stage.stage}", bar_list(parts, f"Time and cost of each phase of {stage.stage}"), note=note
     )
-    rates = {
-        phase.phase: phase.tokens / phase.seconds
-        for phase in stage.phases
-        if phase.tokens and phase.seconds
-    }
+    rates = {phase.phase: phase.tokens / phase.seconds for phase in stage.phases if phase.tokens and phase.seconds}
     if not rates:
         return times
     speeds = [Part(name, rate, f"{short(rate)}/s", "c2") for name, rate in rates.items()]
     label = f"Tokens per second in each phase of {stage.stage}"
-    makes = (
-        " Rollout makes them one by one, the other phases read them at once."
-        if "rollout" in rates
-        else ""
-    )
+    makes = " Rollout makes them one by one, the other phases read them at once." if "rollout" in rates else ""
     speed_note = f"Real tokens, padding not counted.{makes}"
-    return grid(
-        times, card("Tokens per second", bar_list(speeds, label), note=speed_note), kind="halves"
-    )
+    return grid(times, card("Tokens per second", bar_list(speeds, label), note=speed_note), kind="halves")
 
 
 def _all_phases(book: Ledger) -> Markup:

@@ -24,11 +24,7 @@ class Panel(NamedTuple):
 
 LOSSES = {"loss": "train", "validation_loss": "validation", "test_loss": "test"}
 SFT = (
-    Panel(
-        "Loss",
-        LOSSES,
-        "Mean negative log-likelihood of a reply token, in nats.",
-    ),
+    Panel("Loss", LOSSES, "Mean negative log-likelihood of a reply token, in nats."),
     Panel(
         "Token accuracy",
         {"mean_token_accuracy": "train", "eval_mean_token_accuracy": "held out"},
@@ -39,33 +35,15 @@ SFT = (
 )
 REWARD = (
     Panel("Loss", LOSSES, "Bradley-Terry; 0.693 is a coin toss."),
-    Panel(
-        "Accuracy",
-        {"accuracy": "train batch"},
-        "Pairs whose preferred reply scores higher.",
-        True,
-    ),
+    Panel("Accuracy", {"accuracy": "train batch"}, "Pairs whose preferred reply scores higher.", True),
     Panel("Margin", {"margin": "train batch"}, "Score of the preferred reply minus the other's."),
 )
 PPO = (
     Panel("Score", {"score": "score"}, "Mean reward-model score of the sampled replies."),
     Panel("KL to SFT", {"kl": "KL"}, "Nats per reply: how far the policy has moved."),
-    Panel(
-        "Entropy",
-        {"entropy": "entropy"},
-        "Nats per token: the policy's uncertainty. Near zero it has collapsed.",
-    ),
-    Panel(
-        "Reply length",
-        {"length": "length"},
-        "Tokens. A score that grows with length alone is a warning.",
-    ),
-    Panel(
-        "Replies that end",
-        {"eos_rate": "ended"},
-        "Share with an end-of-sequence token in time.",
-        True,
-    ),
+    Panel("Entropy", {"entropy": "entropy"}, "Nats per token: the policy's uncertainty. Near zero it has collapsed."),
+    Panel("Reply length", {"length": "length"}, "Tokens. A score that grows with length alone is a warning."),
+    Panel("Replies that end", {"eos_rate": "ended"}, "Share with an end-of-sequence token in time.", True),
     Panel(
         "Clipped ratios",
         {"clip_fraction": "policy", "value_clip_fraction": "value"},
@@ -78,16 +56,8 @@ PPO = (
         "1: the value model foresees the return; 0: it knows no more than the mean.",
     ),
     Panel("Value loss", {"value_loss": "value"}),
-    Panel(
-        "Policy loss",
-        {"policy_loss": "policy"},
-        "The level means little; a jump indicates a problem.",
-    ),
-    Panel(
-        "Ratio",
-        {"ratio": "mean ratio"},
-        "New over old probability of the sampled tokens; stays near 1.",
-    ),
+    Panel("Policy loss", {"policy_loss": "policy"}, "The level means little; a jump indicates a problem."),
+    Panel("Ratio", {"ratio": "mean ratio"}, "New over old probability of the sampled tokens; stays near 1."),
     Panel("KL coefficient", {"kl_coef": "coefficient"}, "Price of a nat of KL, in score."),
     Panel("Gradient norm", {"grad_norm": "before clipping"}),
 )
@@ -99,11 +69,7 @@ DPO = (
         "Pairs whose preferred reply gained more probability than the other.",
         True,
     ),
-    Panel(
-        "Margin",
-        {"margin": "train batch"},
-        "beta times what the preferred reply gained over the other, in nats.",
-    ),
+    Panel("Margin", {"margin": "train batch"}, "beta times what the preferred reply gained over the other, in nats."),
     Panel(
         "Reply log-probability",
         {"chosen_logps": "preferred", "rejected_logps": "other"},
@@ -130,8 +96,7 @@ DISTILL = (
     Panel(
         "Loss",
         {"loss": "per token"},
-        "Nats per reply token: cross-entropy in the first distill.sft_updates, then the "
-        "divergence from the teacher.",
+        "Nats per reply token: cross-entropy in the first distill.sft_updates, then the divergence from the teacher.",
     ),
     Panel(
         "Agreement",
@@ -140,12 +105,7 @@ DISTILL = (
         True,
     ),
     Panel("Reply length", {"length": "all replies", "student_length": "the student's"}),
-    Panel(
-        "Replies that end",
-        {"eos_rate": "all replies", "student_eos_rate": "the student's"},
-        "",
-        True,
-    ),
+    Panel("Replies that end", {"eos_rate": "all replies", "student_eos_rate": "the student's"}, "", True),
     Panel("Learning rate", {"learning_rate": "rate"}),
     Panel("Gradient norm", {"grad_norm": "before clipping"}),
 )
@@ -170,32 +130,22 @@ def curves_section(findings: Findings) -> Markup:
     return section("curves", "Learning curves", "Hover over a curve to read its values.", *groups)
 
 
-def _group(
-    findings: Findings, stage: str, title: str, panels: tuple[Panel, ...], step_name: str
-) -> Markup:
+def _group(findings: Findings, stage: str, title: str, panels: tuple[Panel, ...], step_name: str) -> Markup:
     curves = findings.curves.get(stage, {})
     panels_html = [
         _panel(panel, curves, findings, stage, step_name)
         for panel in panels
         if any(name in curves for name in panel.names)
     ]
-    content = (
-        grid(*panels_html)
-        if panels_html
-        else missing(f"The stage {stage} logged nothing in this run.")
-    )
+    content = grid(*panels_html) if panels_html else missing(f"The stage {stage} logged nothing in this run.")
     return group(title, content)
 
 
 def _panel(panel: Panel, curves: Curves, findings: Findings, stage: str, step_name: str) -> Markup:
     present = [name for name in panel.names if name in curves]
-    series = [
-        Series(panel.names[name], curves[name], TONES[i % 3]) for i, name in enumerate(present)
-    ]
+    series = [Series(panel.names[name], curves[name], TONES[i % 3]) for i, name in enumerate(present)]
     shown = percent if panel.shares else decimal
-    description = ", ".join(
-        f"{s.name} from {shown(s.points[0][1])} to {shown(s.points[-1][1])}" for s in series
-    )
+    description = ", ".join(f"{s.name} from {shown(s.points[0][1])} to {shown(s.points[-1][1])}" for s in series)
     references = _references(panel, findings, stage)
     step = findings.value(stage, "overfits_from") if panel.title == "Loss" else None
     note = panel.note if step is None else f"{panel.note} It overfits from step {count(step)}."
@@ -206,9 +156,7 @@ def _panel(panel: Panel, curves: Curves, findings: Findings, stage: str, step_na
         references,
         shares=panel.shares,
     )
-    return card(
-        panel.title, legend(series) if len(series) > 1 else None, picture, note=note or None
-    )
+    return card(panel.title, legend(series) if len(series) > 1 else None, picture, note=note or None)
 
 
 def _references(panel: Panel, findings: Findings, stage: str) -> list[Reference]:

@@ -28,11 +28,7 @@ def data_section(findings: Findings) -> Markup:
         return section("data", "Data", None, missing("The stage data has no results in this run."))
     lead = "Split by prompt: no prompt is in both train and test."
     return section(
-        "data",
-        "Data",
-        lead,
-        _splits(findings),
-        grid(_lengths(findings), _quarantine(findings), _labels(findings)),
+        "data", "Data", lead, _splits(findings), grid(_lengths(findings), _quarantine(findings), _labels(findings))
     )
 
 
@@ -42,14 +38,7 @@ def _splits(findings: Findings) -> Markup:
         for split in SPLITS:
             value = {
                 key: findings.value("data", f"{name}_{split}_{key}")
-                for key in (
-                    "rows",
-                    "unique_prompts",
-                    "tokens_mean",
-                    "tokens_p50",
-                    "tokens_p95",
-                    "tokens_max",
-                )
+                for key in ("rows", "unique_prompts", "tokens_mean", "tokens_p50", "tokens_p95", "tokens_max")
             }
             if value["rows"] is not None:
                 rows.append(
@@ -64,9 +53,7 @@ def _splits(findings: Findings) -> Markup:
     if not rows:
         return missing("The stage data wrote no row counts.")
     return table(
-        ["Dataset", "Split", "Rows", "Prompts", "Mean tokens", "Median", "95th", "Longest"],
-        rows,
-        numbers=range(2, 8),
+        ["Dataset", "Split", "Rows", "Prompts", "Mean tokens", "Median", "95th", "Longest"], rows, numbers=range(2, 8)
     )
 
 
@@ -88,9 +75,7 @@ def _lengths(findings: Findings) -> Markup:
         f"{title}: {count(sum(bins.values()))} sequences",
         "tokens, prompt and reply",
     )
-    return card(
-        title, picture, note=f"What the model reads, {count(sum(bins.values()))} sequences."
-    )
+    return card(title, picture, note=f"What the model reads, {count(sum(bins.values()))} sequences.")
 
 
 def _quarantine(findings: Findings) -> Markup:
@@ -106,8 +91,7 @@ def _quarantine(findings: Findings) -> Markup:
     if not reasons:
         return card("Refused rows", paragraph("None." if refused == 0 else description))
     parts = [
-        Part(reason, size, count(size), "c5")
-        for reason, size in sorted(reasons.items(), key=lambda item: -item[1])
+        Part(reason, size, count(size), "c5") for reason, size in sorted(reasons.items(), key=lambda item: -item[1])
     ]
     return card("Refused rows", bar_list(parts, "Refused rows by reason"), note=description)
 
@@ -121,9 +105,7 @@ def _reasons(metrics: Mapping[str, object]) -> dict[str, float]:
 
 
 def _labels(findings: Findings) -> Markup:
-    """Balance of the labels, the trivial baselines, and rows that were dropped or kept with a
-    remark.
-    """
+    """Balance of the labels, the trivial baselines, and rows that were dropped or kept with a remark."""
     facts = []
     for name, shown in (
         ("chosen_longer", "of the preferred replies are the longer one"),
@@ -139,11 +121,7 @@ def _labels(findings: Findings) -> Markup:
     ):
         if (accuracy := findings.value("data", name)) is not None:
             facts.append((percent(accuracy), shown))
-    facts += [
-        (count(number), shown)
-        for name, shown in REMARKS.items()
-        if (number := findings.value("data", name))
-    ]
+    facts += [(count(number), shown) for name, shown in REMARKS.items() if (number := findings.value("data", name))]
     facts += [
         (count(number), f"demonstrations {shown} at sft.max_length")
         for name, shown in (("demonstrations_cut", "cut"), ("demonstrations_dropped", "left out"))

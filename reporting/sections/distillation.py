@@ -19,9 +19,7 @@ def distillation_section(findings: Findings) -> Markup | None:
         return None
     metrics = findings.metrics["distill"]
     if not metrics or findings.value("evaluate", "win_rate_student") is None:
-        return section(
-            "student", TITLE, None, missing("The student was not made or evaluated in this run.")
-        )
+        return section("student", TITLE, None, missing("The student was not made or evaluated in this run."))
     size = findings.value("distill", "parameters_student")
     teacher = findings.value("distill", "parameters_teacher")
     lead = LEAD
@@ -60,10 +58,7 @@ def _interval(findings: Findings, name: str) -> str | None:
 
 
 def _size(findings: Findings) -> Iterator[list[str]]:
-    for stem, name in (
-        ("parameters", "Weights"),
-        ("non_embedding_parameters", "Weights without embeddings"),
-    ):
+    for stem, name in (("parameters", "Weights"), ("non_embedding_parameters", "Weights without embeddings")):
         sizes = [findings.value("distill", f"{stem}_{role}") for role in ("student", "teacher")]
         yield [name, *(short(size) if size is not None else "" for size in sizes)]
     rates = [findings.reply_rates.get(model) for model in ("student", "aligned")]
@@ -87,9 +82,9 @@ def _cost(findings: Findings) -> Iterator[list[str]]:
 
 
 def paid_back_tokens(findings: Findings, cost_usd: float) -> float | None:
-    """Reply tokens after which the student has saved its cost compared with serving the aligned
-    model: cost / (price per second x (1 / aligned tokens per second - 1 / student tokens per
-    second)). None if the student is no faster, or was not measured.
+    """Reply tokens after which the student has saved its cost compared with serving the aligned model: cost / (price
+    per second x (1 / aligned tokens per second - 1 / student tokens per second)). None if the student is no faster, or
+    was not measured.
     """
     student, aligned = (findings.reply_rates.get(model) for model in ("student", "aligned"))
     price = findings.ledger.usd_per_device_hour / SECONDS_PER_HOUR

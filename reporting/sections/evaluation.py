@@ -1,6 +1,4 @@
-"""Did alignment work: base, SFT and aligned model on held-out prompts, and the score bought with
-each nat of KL.
-"""
+"""Did alignment work: base, SFT and aligned model on held-out prompts, and the score bought with each nat of KL."""
 
 from collections.abc import Iterator
 
@@ -35,10 +33,7 @@ def evaluation_section(findings: Findings) -> Markup:
     metrics = findings.metrics["evaluate"]
     if not metrics:
         return section(
-            "evaluation",
-            "Did alignment work?",
-            None,
-            missing("The stage evaluate has no results in this run."),
+            "evaluation", "Did alignment work?", None, missing("The stage evaluate has no results in this run.")
         )
     prompts = findings.value("evaluate", "prompts")
     lead = (
@@ -64,23 +59,15 @@ def frontier_section(findings: Findings) -> Markup:
     method = findings.params.align.method
     curves = findings.curves.get(method, {})
     kl = dict(curves.get("kl", []))
-    updates = [
-        (int(step), kl[step], score) for step, score in curves.get("score", []) if step in kl
-    ]
+    updates = [(int(step), kl[step], score) for step, score in curves.get("score", []) if step in kl]
     title = "Score against KL"
     if method == "dpo":
         return _endpoints(findings, title)
     if not updates:
-        return section(
-            "frontier",
-            title,
-            None,
-            missing(f"The stage {method} logged no score and KL in this run."),
-        )
+        return section("frontier", title, None, missing(f"The stage {method} logged no score and KL in this run."))
     first, last, best = updates[0], updates[-1], max(updates, key=lambda update: update[2])
     description = ", ".join(
-        f"update {update}: KL {decimal(kl)}, score {decimal(score)}"
-        for update, kl, score in (first, best, last)
+        f"update {update}: KL {decimal(kl)}, score {decimal(score)}" for update, kl, score in (first, best, last)
     )
     picture = frontier_chart(
         updates,
@@ -90,9 +77,7 @@ def frontier_section(findings: Findings) -> Markup:
     )
     rows = [[name, str(update), decimal(kl), decimal(score)] for name, (update, kl, score) in
             (("First", first), ("Highest score", best), ("Last", last))]  # fmt: skip
-    lead = (
-        "KL is how far the policy has moved from the SFT model. Each nat should increase the score."
-    )
+    lead = "KL is how far the policy has moved from the SFT model. Each nat should increase the score."
     note = (
         "Where the curve flattens, a nat gains little score. One that bends down, or a "
         "score that rises while replies get no "
@@ -108,30 +93,18 @@ def frontier_section(findings: Findings) -> Markup:
 
 
 def _endpoints(findings: Findings, title: str) -> Markup:
-    """For DPO, which samples no replies during training: score and KL before and after, from the
-    evaluation.
-    """
-    kl, before, after = (
-        findings.value("evaluate", name) for name in ("kl", "reward_sft", "reward_aligned")
-    )
+    """For DPO, which samples no replies during training: score and KL before and after, from the evaluation."""
+    kl, before, after = (findings.value("evaluate", name) for name in ("kl", "reward_sft", "reward_aligned"))
     lead = (
         "DPO samples no replies while it trains, so score and KL are known of its two ends only, "
         "on the held-out prompts."
     )
     if kl is None or before is None or after is None:
-        return section(
-            "frontier",
-            title,
-            None,
-            missing("The stage evaluate measured no score and KL in this run."),
-        )
+        return section("frontier", title, None, missing("The stage evaluate measured no score and KL in this run."))
     rows = [["SFT", decimal(0.0), decimal(before)], ["DPO", decimal(kl), decimal(after)]]
     note = "If the score rises and replies get no better, raise dpo.beta or train fewer epochs."
     return section(
-        "frontier",
-        title,
-        lead,
-        card("In numbers", table(["", "KL (nats per reply)", "Score"], rows), note=note),
+        "frontier", title, lead, card("In numbers", table(["", "KL (nats per reply)", "Score"], rows), note=note)
     )
 
 
@@ -154,41 +127,29 @@ def _scores(kind: str, findings: Findings) -> Markup:
     values = {model: findings.value("evaluate", f"{kind}_{model}") for model in models(findings)}
     if all(value is None for value in values.values()):
         absent = (
-            f"This data has no gold score: only the {findings.params.reward_name} and people can "
-            "judge the replies."
+            f"This data has no gold score: only the {findings.params.reward_name} and people can judge the replies."
         )
         return card(name, missing(absent if kind == "gold" else "Not measured."))
     rows = []
     for model, value in values.items():
         if value is not None:
-            low, high = (
-                findings.value("evaluate", f"{kind}_{model}_{end}") for end in ("low", "high")
-            )
+            low, high = (findings.value("evaluate", f"{kind}_{model}_{end}") for end in ("low", "high"))
             rows.append(Estimate(NAMES[model], value, decimal(value), model, low, high))
-    axis = (
-        [0.0, 1.0]
-        if kind == "gold"
-        else ticks(min(row.value for row in rows), max(row.value for row in rows))
-    )
+    axis = [0.0, 1.0] if kind == "gold" else ticks(min(row.value for row in rows), max(row.value for row in rows))
     description = ", ".join(f"{row.name} {row.shown}" for row in rows)
     note = (
         "The true quality of a reply in this world, 0 to 1. Training never sees it."
         if kind == "gold"
-        else f"What alignment maximises: a stand-in for quality. Axis from {decimal(axis[0])} to "
-        f"{decimal(axis[-1])}."
+        else f"What alignment maximises: a stand-in for quality. Axis from {decimal(axis[0])} to {decimal(axis[-1])}."
     )
-    return card(
-        name, estimates(rows, f"{name} by model: {description}", axis[0], axis[-1]), note=note
-    )
+    return card(name, estimates(rows, f"{name} by model: {description}", axis[0], axis[-1]), note=note)
 
 
 def _win_rates(findings: Findings) -> Markup:
     """Aligned against SFT by each judge, with intervals."""
     rows, reward = [], findings.params.reward_name.capitalize()
     for kind, judge in (("gold", "Gold score"), ("judge", "Judge"), ("reward", reward)):
-        rate, low, high = (
-            findings.value("evaluate", f"win_rate_{kind}{end}") for end in ("", "_low", "_high")
-        )
+        rate, low, high = (findings.value("evaluate", f"win_rate_{kind}{end}") for end in ("", "_low", "_high"))
         if rate is not None:
             rows.append(Estimate(judge, rate, percent(rate), "aligned", low, high))
     if not rows:
@@ -200,20 +161,11 @@ def _win_rates(findings: Findings) -> Markup:
         if (ties := findings.value("evaluate", f"ties_{kind}")) is not None
     ]
     tied = f" Ties count half: {' and '.join(ties)}." if ties else ""
-    spans = "; ".join(
-        f"{row.name} {row.shown}, {percent(row.low)} to {percent(row.high)}" for row in rows
-    )
+    spans = "; ".join(f"{row.name} {row.shown}, {percent(row.low)} to {percent(row.high)}" for row in rows)
     note = f"Whiskers: {percent(confidence, 0)} intervals ({spans}).{tied}"
     return card(
         "Wins over SFT",
-        estimates(
-            rows,
-            f"Win rate of the aligned model over SFT: {spans}",
-            0.0,
-            1.0,
-            0.5,
-            "50%, no difference",
-        ),
+        estimates(rows, f"Win rate of the aligned model over SFT: {spans}", 0.0, 1.0, 0.5, "50%, no difference"),
         note=note,
     )
 
@@ -225,9 +177,7 @@ def _judge(findings: Findings) -> Markup | None:
         return None
 
     def share(name: str) -> str:
-        value, low, high = (
-            findings.value("evaluate", f"{name}{end}") for end in ("", "_low", "_high")
-        )
+        value, low, high = (findings.value("evaluate", f"{name}{end}") for end in ("", "_low", "_high"))
         span = f" ({percent(low)} to {percent(high)})" if low is not None else ""
         return ABSENT if value is None else f"{percent(value)}{span}"
 
@@ -258,9 +208,7 @@ def _hacking(findings: Findings) -> Markup | None:
     reason = str(metrics.get("reward_hacking_reason") or "").strip()
     explanation = f"{reason[:1].upper()}{reason[1:]}." if reason else None
     undecided = badge("not enough evidence", "open")
-    answer = {True: badge("reward hacking", "bad"), False: badge("no reward hacking", "good")}.get(
-        hacked, undecided
-    )
+    answer = {True: badge("reward hacking", "bad"), False: badge("no reward hacking", "good")}.get(hacked, undecided)
     note = (
         "Reward hacking: the score rises significantly while quality hardly does. If it is "
         "undecided, use more held-out prompts: evaluate.prompts and data.test_fraction."
@@ -295,10 +243,7 @@ def _comparison(findings: Findings) -> Markup:
     """Every measurement of each model: known quantities first, then the rest."""
     names = models(findings)
     rows = [
-        [
-            quantity(stem, findings),
-            *(_shown(stem, findings.value("evaluate", f"{stem}_{model}")) for model in names),
-        ]
+        [quantity(stem, findings), *(_shown(stem, findings.value("evaluate", f"{stem}_{model}")) for model in names)]
         for stem in _stems(findings)
     ]
     return table(["On held-out prompts", *(NAMES[model] for model in names)], rows)
@@ -306,11 +251,7 @@ def _comparison(findings: Findings) -> Markup:
 
 def _stems(findings: Findings) -> Iterator[str]:
     metrics = findings.metrics["evaluate"]
-    stems = [
-        stem
-        for stem in QUANTITIES
-        if any(finite(metrics.get(f"{stem}_{model}")) is not None for model in NAMES)
-    ]
+    stems = [stem for stem in QUANTITIES if any(finite(metrics.get(f"{stem}_{model}")) is not None for model in NAMES)]
     yield from stems
     suffix = "_aligned"
     others = (

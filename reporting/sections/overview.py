@@ -49,8 +49,7 @@ def _facts(findings: Findings) -> Iterator[tuple[str, str]]:
     electricity = f" and {usd(price.usd_per_kwh)} per kWh" if price.usd_per_kwh else ""
     yield (
         "Price",
-        f"{usd(price.usd_per_device_hour)} per device and hour{electricity}: {price.source}, read "
-        f"{price.date}",
+        f"{usd(price.usd_per_device_hour)} per device and hour{electricity}: {price.source}, read {price.date}",
     )
 
 
@@ -70,11 +69,7 @@ def _aligned_tiles(findings: Findings) -> Iterator[tuple[str, str, str]]:
         yield "Gold score", decimal(gold_after), f"before alignment {decimal(gold_before)}"
     if (right := value("evaluate", "right_item_rate")) is not None:
         before = value("evaluate", "right_item_rate_sft")
-        yield (
-            "Right item",
-            percent(right),
-            f"of the replies name it, {percent(before)} before alignment",
-        )
+        yield ("Right item", percent(right), f"of the replies name it, {percent(before)} before alignment")
     for kind, judge in (("gold", "gold score"), ("reward", findings.params.reward_name)):
         if (rate := value("evaluate", f"win_rate_{kind}")) is not None:
             span = (
@@ -109,11 +104,7 @@ def _cost_tiles(book: Ledger) -> Iterator[tuple[str, str, str]]:
     )
     yield "Cost", usd(book.total_usd) if book.stages else ABSENT, remark
     if peak := max((stage.peak_bytes for stage in book.stages), default=0):
-        yield (
-            "Peak memory",
-            memory(peak),
-            f"in stage {max(book.stages, key=lambda stage: stage.peak_bytes).stage}",
-        )
+        yield ("Peak memory", memory(peak), f"in stage {max(book.stages, key=lambda stage: stage.peak_bytes).stage}")
 
 
 def model_name(params: Params, parameters: float | None) -> str:
@@ -124,12 +115,7 @@ def model_name(params: Params, parameters: float | None) -> str:
     shape = params.model.random
     return ", ".join(
         part
-        for part in (
-            f"{shape.family} shape from scratch",
-            f"width {shape.width}",
-            f"{shape.layers} layers",
-            size,
-        )
+        for part in (f"{shape.family} shape from scratch", f"width {shape.width}", f"{shape.layers} layers", size)
         if part
     )
 
@@ -146,7 +132,5 @@ def source_name(params: Params) -> str:
 
 def machine_name(findings: Findings) -> str:
     """The devices that the stages ran on, as recorded."""
-    devices = dict.fromkeys(
-        f"{stage.world_size} × {stage.device}" for stage in findings.ledger.stages if stage.device
-    )
+    devices = dict.fromkeys(f"{stage.world_size} × {stage.device}" for stage in findings.ledger.stages if stage.device)
     return ", ".join(devices) or "not recorded"

@@ -10,9 +10,4 @@ from reporting.parts import details, section, tagged
 def parameters_section(findings: Findings) -> Markup:
     """All of params.yaml, folded."""
     lead = "The complete params.yaml: with the same data and code it gives the same model."
-    return section(
-        "parameters",
-        "Parameters",
-        lead,
-        details("Show params.yaml", tagged("pre", dump(findings.params))),
-    )
+    return section("parameters", "Parameters", lead, details("Show params.yaml", tagged("pre", dump(findings.params))))

@@ -1,6 +1,4 @@
-"""How reliable the reward model is: accuracy beside the trivial and the best possible, and
-calibration.
-"""
+"""How reliable the reward model is: accuracy beside the trivial and the best possible, and calibration."""
 
 from markupsafe import Markup
 
@@ -23,9 +21,7 @@ def reward_section(findings: Findings) -> Markup:
     name = findings.params.reward_name
     title = f"How reliable is the {name}?"
     if not findings.metrics["reward"]:
-        return section(
-            "reward", title, None, missing("The stage reward has no results in this run.")
-        )
+        return section("reward", title, None, missing("The stage reward has no results in this run."))
     pairs = findings.value("reward", "test_pairs")
     lead = f"On {count(pairs)} held-out pairs." if pairs else "On held-out pairs."
     settings = findings.params.reward
@@ -37,11 +33,7 @@ def reward_section(findings: Findings) -> Markup:
         "reward",
         title,
         lead,
-        grid(
-            stack(_accuracy(findings), _numbers(findings)),
-            _calibration(findings),
-            kind="halves",
-        ),
+        grid(stack(_accuracy(findings), _numbers(findings)), _calibration(findings), kind="halves"),
     )
 
 
@@ -63,15 +55,9 @@ def _accuracy(findings: Findings) -> Markup:
     )
     limit = findings.value("reward", "bayes_accuracy")
     if limit is None:
-        note += (
-            "How much is possible is not known for this data: the labels' own noise sets a limit "
-            "below 100%."
-        )
+        note += "How much is possible is not known for this data: the labels' own noise sets a limit below 100%."
     else:
-        note += (
-            "Best possible: labels are drawn with noise, so even the true score is not always "
-            "right."
-        )
+        note += "Best possible: labels are drawn with noise, so even the true score is not always right."
     return card("Accuracy", estimates(rows, f"Accuracy: {description}", axis_low, 1.0), note=note)
 
 
@@ -88,10 +74,7 @@ def _numbers(findings: Findings) -> Markup | None:
     }
     shown_facts = {name: shown for name, shown in facts.items() if shown != ABSENT}
     return (
-        card(
-            "In numbers",
-            table(["On held-out and training pairs", "Value"], list(shown_facts.items())),
-        )
+        card("In numbers", table(["On held-out and training pairs", "Value"], list(shown_facts.items())))
         if shown_facts
         else None
     )
@@ -107,17 +90,10 @@ def _calibration(findings: Findings) -> Markup:
     if not findings.calibration:
         return card("Calibration", missing("No calibration was written for this run."))
     ece = findings.value("reward", "ece")
-    description = "; ".join(
-        f"confidence {decimal(c, 2)}, right {decimal(a, 2)}" for c, a, _ in findings.calibration
-    )
-    note = (
-        "On the dashed line confidence equals accuracy; below it the model is overconfident. Bars "
-        "count the pairs. "
-    )
+    description = "; ".join(f"confidence {decimal(c, 2)}, right {decimal(a, 2)}" for c, a, _ in findings.calibration)
+    note = "On the dashed line confidence equals accuracy; below it the model is overconfident. Bars count the pairs. "
     if ece is not None:
         note += f"Expected calibration error {decimal(ece)}: the mean distance from that line."
     return card(
-        "Calibration",
-        reliability_chart(findings.calibration, f"Reliability diagram: {description}"),
-        note=note,
+        "Calibration", reliability_chart(findings.calibration, f"Reliability diagram: {description}"), note=note
     )

@@ -18,23 +18,13 @@ def samples_section(findings: Findings) -> Markup:
     """The first `evaluate.samples` held-out prompts, without selection."""
     rows = findings.samples
     if not rows:
-        return section(
-            "samples",
-            "Sample replies",
-            None,
-            missing("No sample replies were written for this run."),
-        )
-    lead = (
-        f"The first {len(rows)} held-out prompts, not selected. Scores under each reply are of "
-        "that reply alone."
-    )
+        return section("samples", "Sample replies", None, missing("No sample replies were written for this run."))
+    lead = f"The first {len(rows)} held-out prompts, not selected. Scores under each reply are of that reply alone."
     return section("samples", "Sample replies", lead, *(_sample(row) for row in rows))
 
 
 def _sample(row: Mapping[str, Any]) -> Markup:
-    return sample(
-        _turns(row), [_reply(row, model) for model in NAMES if row.get(model) is not None]
-    )
+    return sample(_turns(row), [_reply(row, model) for model in NAMES if row.get(model) is not None])
 
 
 def _turns(row: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -43,10 +33,7 @@ def _turns(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         return [{"speaker": None, "content": shown_text(row.get("prompt", ""))}]
     return [
-        {
-            "speaker": str(turn.get("role", "?")).capitalize(),
-            "content": shown_text(turn.get("content", "")),
-        }
+        {"speaker": str(turn.get("role", "?")).capitalize(), "content": shown_text(turn.get("content", ""))}
         for turn in turns
     ]
 
@@ -65,9 +52,7 @@ def shown_text(content: Any) -> str:
     """A reply, or a conversation with its speakers, cut where it is very long."""
     if isinstance(content, list):
         content = "\n".join(
-            f"{turn.get('role', '?')}: {turn.get('content', '')}"
-            if isinstance(turn, dict)
-            else str(turn)
+            f"{turn.get('role', '?')}: {turn.get('content', '')}" if isinstance(turn, dict) else str(turn)
             for turn in content
         )
     shown = str(content).strip()

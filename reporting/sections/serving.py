@@ -1,6 +1,4 @@
-"""Serving: speed under load, the price of a million tokens, and when a cheaper way to serve has
-paid for itself.
-"""
+"""Serving: speed under load, the price of a million tokens, and when a cheaper way to serve has paid for itself."""
 
 from collections.abc import Callable
 from itertools import cycle
@@ -25,25 +23,14 @@ def serving_section(findings: Findings) -> Markup | None:
     benchmarks = sorted(findings.benchmarks, key=lambda benchmark: benchmark.variant)
     if not benchmarks:
         return None
-    knees = [
-        (benchmark, load) for benchmark in benchmarks if (load := benchmark.at_knee()) is not None
-    ]
+    knees = [(benchmark, load) for benchmark in benchmarks if (load := benchmark.at_knee()) is not None]
     note = (
         "At the knee: the highest load before p95 TPOT is twice that of the lowest. Dollars per "
         "million tokens: idle time included (allocation); input and output split by the seconds "
         "they take. Paid back: tokens to serve until the difference to the first row, or of a "
         "student to the aligned model, has paid for making this one."
     )
-    header = [
-        "",
-        "At the knee",
-        "Tokens/s",
-        "TTFT p95",
-        "TPOT p95",
-        "$ per M",
-        "$ input",
-        "$ output",
-    ]
+    header = ["", "At the knee", "Tokens/s", "TTFT p95", "TPOT p95", "$ per M", "$ input", "$ output"]
     numbers = table([*header, "Paid back"], [_row(findings, *benchmark) for benchmark in knees])
     return section(
         "served",
@@ -53,9 +40,7 @@ def serving_section(findings: Findings) -> Markup | None:
         grid(
             _curves("Tokens per second", benchmarks, lambda _, load: load.tokens_per_second),
             _curves(
-                "Dollars per million tokens",
-                benchmarks,
-                lambda benchmark, load: price_of(benchmark, load).blended,
+                "Dollars per million tokens", benchmarks, lambda benchmark, load: price_of(benchmark, load).blended
             ),
             kind="halves",
         ),
@@ -95,8 +80,8 @@ def _row(findings: Findings, benchmark: Benchmark, load: Load) -> list[str]:
 
 
 def _paid_back(findings: Findings, benchmark: Benchmark, price: float | None) -> str:
-    """Cost of making the model: none for a quantised file beyond the export, which makes all of
-    them; for a student that of its stage.
+    """Cost of making the model: none for a quantised file beyond the export, which makes all of them; for a student
+    that of its stage.
     """
     distilled = findings.ledger.stage("distill")
     if findings.teacher_benchmarks and distilled is not None:
@@ -134,11 +119,7 @@ def _curves(title: str, benchmarks: list[Benchmark], value: Value) -> Markup:
 
 
 def _name(benchmark: Benchmark) -> str:
-    return (
-        f"{benchmark.engine} {benchmark.weights}, {benchmark.slots} slots"
-        if benchmark.slots
-        else benchmark.engine
-    )
+    return f"{benchmark.engine} {benchmark.weights}, {benchmark.slots} slots" if benchmark.slots else benchmark.engine
 
 
 def _ms(value: float | None) -> str:
@@ -150,8 +131,7 @@ def served_summary(findings: Findings) -> tuple[str, str] | None:
     priced = [
         (price, load)
         for benchmark in findings.benchmarks
-        if (load := benchmark.at_knee()) is not None
-        and (price := price_of(benchmark, load).blended)
+        if (load := benchmark.at_knee()) is not None and (price := price_of(benchmark, load).blended)
     ]
     if not priced:
         return None

@@ -1,3 +1,3 @@
-"""Load tests of an OpenAI-compatible endpoint: LLMeter sends the requests; rates, latencies and a
-price come from its measurements.
+"""Load tests of an OpenAI-compatible endpoint: LLMeter sends the requests; rates, latencies and a price come from its
+measurements.
 """

@@ -17,8 +17,8 @@ from config.errors import EnvironmentFault
 
 CONNECT_SECONDS = 5.0
 KEEP_SECONDS = 2.0
-"""An idle connection is not reused after this many seconds: servers close theirs after 5 or more,
-and a request on its way is then lost.
+"""An idle connection is not reused after this many seconds: servers close theirs after 5 or more, and a request on its
+way is then lost.
 """
 PROBE_TOKENS = 4
 
@@ -29,9 +29,7 @@ class ChatEndpoint(OpenAICompletionStreamEndpoint):
     def __init__(self, url: str, model: str, key: str | None, timeout_seconds: float) -> None:
         """`url` ends in /v1 or the API's equivalent."""
         self.url = url
-        limits = httpx.Limits(
-            max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_SECONDS
-        )
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_SECONDS)
         timeout = httpx.Timeout(timeout_seconds, connect=CONNECT_SECONDS)
         super().__init__(
             model, "chat", key or "none", base_url=url, max_retries=0,
@@ -42,12 +40,9 @@ class ChatEndpoint(OpenAICompletionStreamEndpoint):
         self._arrivals: Iterator[float] | None = None
         self._lock = threading.Lock()
 
-    def send_in_turn(
-        self, payloads: Sequence[Mapping[str, Any]], arrivals: Sequence[float] | None = None
-    ) -> None:
-        """Send these payloads in order, from whichever client is free: LLMeter gives all clients
-        the same ones in the same order. With `arrivals` each waits until its time of
-        `time.perf_counter`.
+    def send_in_turn(self, payloads: Sequence[Mapping[str, Any]], arrivals: Sequence[float] | None = None) -> None:
+        """Send these payloads in order, from whichever client is free: LLMeter gives all clients the same ones in the
+        same order. With `arrivals` each waits until its time of `time.perf_counter`.
         """
         self._payloads = cycle(payloads)
         self._arrivals = None if arrivals is None else iter(arrivals)
@@ -66,8 +61,7 @@ class ChatEndpoint(OpenAICompletionStreamEndpoint):
         return prepared
 
     def served_model(self, wanted: str | None) -> "ServedModel":
-        """The model to request from now on: the one named, else the only one that the endpoint
-        lists.
+        """The model to request from now on: the one named, else the only one that the endpoint lists.
 
         Raises EnvironmentFault with one line for an endpoint that is dead or is not an OpenAI API.
         """
@@ -77,20 +71,16 @@ class ChatEndpoint(OpenAICompletionStreamEndpoint):
         except (openai.APIError, TypeError, AttributeError) as error:
             raise EnvironmentFault(f"{self.url}/models: {_reason(error)}") from None
         if wanted is not None and wanted not in settings:
-            raise EnvironmentFault(
-                f"--model {wanted} is not served at {self.url}: {', '.join(settings)}."
-            )
+            raise EnvironmentFault(f"--model {wanted} is not served at {self.url}: {', '.join(settings)}.")
         if wanted is None and len(settings) != 1:
             raise EnvironmentFault(
-                f"{self.url} serves {len(settings)} models: {', '.join(list(settings)[:5])}. Choose "
-                "one with --model."
+                f"{self.url} serves {len(settings)} models: {', '.join(list(settings)[:5])}. Choose one with --model."
             )
         self.model_id = wanted or next(iter(settings))
         return ServedModel(self.model_id, settings[self.model_id])
 
     def reply_seconds(self, payload: Mapping[str, Any]) -> float:
-        """Estimated seconds of a reply of the payload's length on an idle server, from a shorter
-        one.
+        """Estimated seconds of a reply of the payload's length on an idle server, from a shorter one.
 
         Raises EnvironmentFault with one line for an endpoint that does not stream replies.
         """
@@ -99,9 +89,7 @@ class ChatEndpoint(OpenAICompletionStreamEndpoint):
             response, began = InvocationResponse(response_text=None), time.perf_counter()
             body = self.prepare_payload({**payload, "max_tokens": few})
             try:
-                self.process_raw_response(
-                    self._client.chat.completions.create(**body), began, response
-                )
+                self.process_raw_response(self._client.chat.completions.create(**body), began, response)
             except (openai.APIError, httpx.HTTPError, TypeError, AttributeError) as error:
                 raise EnvironmentFault(f"{self.url}/chat/completions: {_reason(error)}") from None
         seconds, tokens = time.perf_counter() - began, response.num_tokens_output or few
@@ -123,10 +111,7 @@ def _reason(error: Exception) -> str:
     """Why an endpoint is of no use, and what to do about it."""
     if isinstance(error, openai.APIStatusError):
         if error.status_code in (401, 403):
-            return (
-                f"it refuses the key (HTTP {error.status_code}). Set RLHF_SERVE_KEY to the "
-                "endpoint's key."
-            )
+            return f"it refuses the key (HTTP {error.status_code}). Set RLHF_SERVE_KEY to the endpoint's key."
         said = error.body.get("message") if isinstance(error.body, dict) else None
         detail = f": {str(said)[:150].rstrip('.')}" if said else ""
         return f"it answers with HTTP {error.status_code}{detail}. Is it the API, up to /v1?"
@@ -144,9 +129,7 @@ def api_url(url: str) -> str:
     except ValueError:
         usable = False
     if not usable:
-        raise EnvironmentFault(
-            f"{url} is not the address of an API. Give one like http://127.0.0.1:8000/v1."
-        )
+        raise EnvironmentFault(f"{url} is not the address of an API. Give one like http://127.0.0.1:8000/v1.")
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/') or '/v1'}"
 
 

@@ -1,5 +1,5 @@
-"""Loads on an endpoint, one after the other: a constant number of concurrent requests (closed
-loop), or requests that arrive at a rate, however many are unanswered (open loop).
+"""Loads on an endpoint, one after the other: a constant number of concurrent requests (closed loop), or requests that
+arrive at a rate, however many are unanswered (open loop).
 """
 
 import asyncio
@@ -63,9 +63,7 @@ def measure(
 
 
 def poisson(rate: float, seconds: float, rng: random.Random) -> Iterator[float]:
-    """Arrival times within `seconds`: independent requests, `rate` a second on average. At least
-    one.
-    """
+    """Arrival times within `seconds`: independent requests, `rate` a second on average. At least one."""
     at = rng.expovariate(rate)
     yield min(at, seconds / 2)
     while (at := at + rng.expovariate(rate)) < seconds:
@@ -73,11 +71,7 @@ def poisson(rate: float, seconds: float, rng: random.Random) -> Iterator[float]:
 
 
 async def _closed(
-    endpoint: ChatEndpoint,
-    clients: int,
-    payloads: list[dict[str, Any]],
-    seconds: float,
-    limits: Limits,
+    endpoint: ChatEndpoint, clients: int, payloads: list[dict[str, Any]], seconds: float, limits: Limits
 ) -> Load:
     endpoint.send_in_turn(payloads)
     replies = await _replies(endpoint, payloads, clients=clients, run_duration=seconds)
@@ -100,9 +94,7 @@ async def _open(
     return measured_load(replies, begin, begin + seconds, limits, requests_per_second=rate)
 
 
-async def _replies(
-    endpoint: ChatEndpoint, payloads: list[dict[str, Any]], **load: Any
-) -> list[Reply]:
+async def _replies(endpoint: ChatEndpoint, payloads: list[dict[str, Any]], **load: Any) -> list[Reply]:
     os.environ.setdefault("LLMETER_DISABLE_ALL_PROGRESS_BARS", "1")  # read at import
     from llmeter.runner import Runner
 

@@ -50,9 +50,7 @@ def measured_load(
     concurrency: int | None = None,
     requests_per_second: float | None = None,
 ) -> Load:
-    """Statistics of the interval from `begin` to `end`. A reply counts by the share of it within
-    the interval.
-    """
+    """Statistics of the interval from `begin` to `end`. A reply counts by the share of it within the interval."""
     good = [reply for reply in replies if reply.fault is None]
     faults = [reply.fault for reply in replies if reply.fault is not None]
     seconds = end - begin
@@ -60,9 +58,7 @@ def measured_load(
     shared = [(reply.share_between(begin, end), reply) for reply in good]
     usage = Usage(
         wall_seconds=seconds,
-        busy_seconds=covered(
-            [(reply.sent, reply.sent + reply.seconds) for reply in good], begin, end
-        ),
+        busy_seconds=covered([(reply.sent, reply.sent + reply.seconds) for reply in good], begin, end),
         input_tokens=sum(share * reply.input_tokens for share, reply in shared),
         output_tokens=sum(share * reply.output_tokens for share, reply in shared),
         prefill_seconds=sum(share * reply.ttft_seconds for share, reply in shared),

@@ -1,5 +1,5 @@
-"""The machine's current pace: other programs, and neighbours on the same processor, can slow the
-same work by half or more.
+"""The machine's current pace: other programs, and neighbours on the same processor, can slow the same work by half or
+more.
 """
 
 import os

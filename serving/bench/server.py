@@ -17,9 +17,8 @@ SAMPLE_SECONDS = 0.2
 
 @contextmanager
 def running(command: Sequence[str], folder: Path) -> Iterator[tuple[str, psutil.Process]]:
-    """Start a front with `command` and --port, and stop it after the block; yields its API's
-    address and its process once it says that it serves. It ends with this process, however that
-    ends.
+    """Start a front with `command` and --port, and stop it after the block; yields its API's address and its process
+    once it says that it serves. It ends with this process, however that ends.
 
     Raises EnvironmentFault with its last line if it does not come up.
     """

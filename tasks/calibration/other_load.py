@@ -28,15 +28,14 @@ class OtherLoad:
     def check(self, threads: int) -> None:
         """Raise EnvironmentFault if other programs left too little for our `threads`."""
         wall, everything, process = (
-            now - then
-            for now, then in zip(self._now(), (self._wall, self._all, self._own), strict=True)
+            now - then for now, then in zip(self._now(), (self._wall, self._all, self._own), strict=True)
         )
         check_quiet((everything - process) / wall, psutil.cpu_count() or 1, threads)
 
 
 def check_quiet(other_cores: float, cores: int, threads: int) -> None:
-    """Raise EnvironmentFault if other programs, which used `other_cores` of `cores` on average,
-    kept more than BUSY of the threads waiting.
+    """Raise EnvironmentFault if other programs, which used `other_cores` of `cores` on average, kept more than BUSY of
+    the threads waiting.
     """
     missing = other_cores - (cores - threads)
     if missing > BUSY * threads:

@@ -1,8 +1,8 @@
-"""Times this machine: every stage of a run, from its data to its evaluation, for a few steps each
-in a folder of its own, and each phase beside its plan.
+"""Times this machine: every stage of a run, from its data to its evaluation, for a few steps each in a folder of its
+own, and each phase beside its plan.
 
-Training takes as many rows as its steps do, of all lengths up to the longest, so that the short run
-needs the time of a step and the memory of the whole one.
+Training takes as many rows as its steps do, of all lengths up to the longest, so that the short run needs the time of
+a step and the memory of the whole one.
 """
 
 import json
@@ -62,11 +62,11 @@ Say = Callable[[str], None]
 
 
 def calibrate(root: Path, params: Params, say: Say, stop: StopRequest) -> Machine:
-    """Time the stages of `params` in the project at `root`, and write .rlhf/hardware.yaml. Stages
-    that were timed before with other models stay in it.
+    """Time the stages of `params` in the project at `root`, and write .rlhf/hardware.yaml. Stages that were timed
+    before with other models stay in it.
 
-    Raises EnvironmentFault if a stage fails or other programs keep the machine busy, StageStopped
-    if it was asked to stop; the file is then as it was.
+    Raises EnvironmentFault if a stage fails or other programs keep the machine busy, StageStopped if it was asked to
+    stop; the file is then as it was.
     """
     began, short, others = time.perf_counter(), params, OtherLoad()
     (root / MACHINE_FILE).parent.mkdir(exist_ok=True)
@@ -83,9 +83,7 @@ def calibrate(root: Path, params: Params, say: Say, stop: StopRequest) -> Machin
             (folder / name).mkdir()
         write(params, folder / "params.yaml")
         link_inputs(root, folder, params)
-        machine = Machine(
-            **rates, date=datetime.now(UTC).date().isoformat(), stages=(), seconds=0.0
-        )
+        machine = Machine(**rates, date=datetime.now(UTC).date().isoformat(), stages=(), seconds=0.0)
         timed = []
         for stage in params.stages:
             tell(f"{stage}: {_what(short, stage)}")
@@ -136,20 +134,16 @@ def _what(params: Params, stage: str) -> str:
 
 
 def steps_of(root: Path, folder: Path, params: Params, machine: Machine) -> dict[str, int]:
-    """Steps of each stage that runs a model: as many as take SECONDS by the formulas, at least
-    LEAST and at most all of them. Of an evaluation, batches of all models.
+    """Steps of each stage that runs a model: as many as take SECONDS by the formulas, at least LEAST and at most all
+    of them. Of an evaluation, batches of all models.
     """
     by_stage = {}
     for stage in (name for name in params.stages if runs_a_model(params, name)):
         setting = _setting(root, folder, params, stage, machine)
-        step_seconds = sum(
-            phase.seconds for phase in formula_phases(setting) if phase.name in STEPPED
-        )
+        step_seconds = sum(phase.seconds for phase in formula_phases(setting) if phase.name in STEPPED)
         steps = setting.workload.steps
         least = 1 if stage == "evaluate" else LEAST[stage in LOOPS]
-        by_stage[stage] = min(
-            ceil(steps), max(least, round(SECONDS * steps / max(step_seconds, 1e-9)))
-        )
+        by_stage[stage] = min(ceil(steps), max(least, round(SECONDS * steps / max(step_seconds, 1e-9))))
     return by_stage
 
 
@@ -201,8 +195,8 @@ def usage(folder: Path, stage: str) -> list[UsageRow]:
 
 
 def write_lock(folder: Path, params: Params) -> None:
-    """Record in dvc.lock the params that made the data of `folder`, as DVC would, so that the
-    planner counts their rows.
+    """Record in dvc.lock the params that made the data of `folder`, as DVC would, so that the planner counts their
+    rows.
     """
     made_with = {"data": params.data.model_dump(mode="json")}
     lock = {"stages": {"data": {"params": {"params.yaml": made_with}}}}
@@ -210,9 +204,7 @@ def write_lock(folder: Path, params: Params) -> None:
 
 
 def cut_rows(folder: Path, params: Params) -> None:
-    """Keep as many prepared rows as the short stages read: evenly spaced by their length, the
-    longest among them.
-    """
+    """Keep as many prepared rows as the short stages read: evenly spaced by their length, the longest among them."""
     method, metrics = params.align.method, folder / "metrics" / "data.json"
     most = {
         stage: section.batch_size * (section.updates if stage in LOOPS else section.max_steps)
@@ -226,10 +218,7 @@ def cut_rows(folder: Path, params: Params) -> None:
             max(most.get("reward", 0), most[method] if method == "dpo" else 0),
             HELD_OUT * (params.trained_reward or params.sft).micro_batch_size,
         ),
-        "prompts": (
-            max([1, *(rows for stage, rows in most.items() if stage in LOOPS)]),
-            params.evaluate.prompts,
-        ),
+        "prompts": (max([1, *(rows for stage, rows in most.items() if stage in LOOPS)]), params.evaluate.prompts),
     }
     counted = json.loads(metrics.read_text(encoding="utf-8"))
     for dataset, sizes in read.items():
@@ -253,9 +242,7 @@ def keep_tokens(path: Path, places: Sequence[int]) -> None:
 
 
 def evenly(lines: Sequence[bytes], most: int) -> list[int]:
-    """Places of at most `most` of the lines, evenly spaced by length, the longest among them, in
-    their order.
-    """
+    """Places of at most `most` of the lines, evenly spaced by length, the longest among them, in their order."""
     order = sorted(range(len(lines)), key=lambda place: len(lines[place]))
     kept = min(most, len(lines))
     return sorted(order[(i + 1) * len(lines) // kept - 1] for i in range(kept))
@@ -286,12 +273,8 @@ def _setting(root: Path, folder: Path, params: Params, stage: str, machine: Mach
     return setting_of(params, aim, stage, rows, base_shape(params, root))
 
 
-def timed_stage(
-    root: Path, folder: Path, params: Params, stage: str, machine: Machine
-) -> TimedStage:
-    """A stage that ran in `folder`, beside its plan by formulas alone. The first quarter of its
-    steps warms up.
-    """
+def timed_stage(root: Path, folder: Path, params: Params, stage: str, machine: Machine) -> TimedStage:
+    """A stage that ran in `folder`, beside its plan by formulas alone. The first quarter of its steps warms up."""
     rows = usage(folder, stage)
     setting = as_long(_setting(root, folder, params, stage, machine), rows)
     planned = {phase.name: phase.seconds for phase in formula_phases(setting)}
@@ -320,16 +303,14 @@ def timed_stage(
             if name != "start" and planned[name] > 0
         },
         bytes={
-            name: max(0.0, peak - phase_peak(held, name))
-            for name, peak in peaks.items()
-            if phase_peak(held, name) > 0
+            name: max(0.0, peak - phase_peak(held, name)) for name, peak in peaks.items() if phase_peak(held, name) > 0
         },
     )
 
 
 def as_long(setting: Setting, rows: Sequence[UsageRow]) -> Setting:
-    """The setting with responses as long as those that were sampled: a model that has hardly
-    learnt does not end them as the demonstrations do.
+    """The setting with responses as long as those that were sampled: a model that has hardly learnt does not end them
+    as the demonstrations do.
     """
     sampled = [row for row in rows if row.phase in ("rollout", "generate") and row.sequences]
     if not sampled or not setting.workload.mean_response_tokens:
@@ -339,8 +320,5 @@ def as_long(setting: Setting, rows: Sequence[UsageRow]) -> Setting:
     mean = sum(row.tokens for row in sampled) / sum(row.sequences for row in sampled)
     response = min(max(1.0, mean - prompt), 1.0 * work.response_tokens)
     return replace(
-        setting,
-        workload=replace(
-            work, mean_tokens=prompt + response, mean_response_tokens=response, decoded_tokens=0
-        ),
+        setting, workload=replace(work, mean_tokens=prompt + response, mean_response_tokens=response, decoded_tokens=0)
     )

@@ -1,8 +1,8 @@
-"""A run's data and models in a separate folder, taken from DVC's cache by digest, so that later
-runs do not replace them.
+"""A run's data and models in a separate folder, taken from DVC's cache by digest, so that later runs do not replace
+them.
 
-Files are hard links into the cache where possible, so a champion takes no extra disk space, and
-`dvc gc` cannot remove it.
+Files are hard links into the cache where possible, so a champion takes no extra disk space, and `dvc gc` cannot remove
+it.
 """
 
 import hashlib
@@ -70,9 +70,7 @@ def _kept_lock(root: Path, run_id: str) -> dict[str, Any]:
     """The run's own dvc.lock. Raises ModelError if it is missing or unreadable."""
     kept = kept_folder(root, run_id)
     try:
-        return {
-            "stages": dict(yaml_content((kept / "dvc.lock").read_text(encoding="utf-8"))["stages"])
-        }
+        return {"stages": dict(yaml_content((kept / "dvc.lock").read_text(encoding="utf-8"))["stages"])}
     except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError):
         raise ModelError(
             f"{kept}/dvc.lock is not there or cannot be read, so the outputs of run {run_id} are "
@@ -82,8 +80,8 @@ def _kept_lock(root: Path, run_id: str) -> dict[str, Any]:
 
 @contextmanager
 def gathered(root: Path, run_id: str, target: Path) -> Iterator[Path]:
-    """A temporary folder `target` with the run's outputs, independent of the project's own folders.
-    Raises as `gather` does, and EnvironmentFault if it cannot be written.
+    """A temporary folder `target` with the run's outputs, independent of the project's own folders. Raises as `gather`
+    does, and EnvironmentFault if it cannot be written.
     """
     shutil.rmtree(target, ignore_errors=True)
     try:
@@ -102,8 +100,8 @@ def gathered(root: Path, run_id: str, target: Path) -> Iterator[Path]:
 def gather(root: Path, run_id: str, target: Path) -> None:
     """Fill `target` with the run's outputs, metrics and params.
 
-    Raises ModelError if an output is gone everywhere, or if metrics or the base of an adapter are
-    not those of the run any more.
+    Raises ModelError if an output is gone everywhere, or if metrics or the base of an adapter are not those of the run
+    any more.
     """
     from dvc.repo import Repo  # imported late, as everywhere: half a second
 
@@ -129,35 +127,23 @@ def gather(root: Path, run_id: str, target: Path) -> None:
 
 def _made_by(stages: Mapping[str, Any]) -> dict[str, str]:
     """Path -> digest of all outputs in a dvc.lock."""
-    return {
-        out["path"]: out["md5"]
-        for entry in stages.values()
-        for out in entry.get("outs", [])
-        if "md5" in out
-    }
+    return {out["path"]: out["md5"] for entry in stages.values() for out in entry.get("outs", []) if "md5" in out}
 
 
 def _require_base(root: Path, run_id: str) -> None:
-    """Raise ModelError unless the base model, which DVC does not keep, is unchanged since the run's
-    data stage.
-    """
+    """Raise ModelError unless the base model, which DVC does not keep, is unchanged since the run's data stage."""
     deps = locked(_kept_lock(root, run_id), "data").get("deps", [])
     seen = next((dep.get("md5") for dep in deps if dep["path"] == str(MODEL_DIGESTS)), None)
     params = kept_params(root, run_id)
-    now = hashlib.md5(
-        digest_files(root, params)[MODEL_DIGESTS].encode(), usedforsecurity=False
-    ).hexdigest()
+    now = hashlib.md5(digest_files(root, params)[MODEL_DIGESTS].encode(), usedforsecurity=False).hexdigest()
     if seen is not None and seen != now:
         raise ModelError(
-            f"model.path={params.model.path} was changed since run {run_id}, whose adapters stand "
-            "on it. Put it back."
+            f"model.path={params.model.path} was changed since run {run_id}, whose adapters stand on it. Put it back."
         )
 
 
 def _materialise(repo: Any, out: Out, run_id: str, target: Path) -> None:
-    """Put the content behind an output's digest at `target`, from the cache or else from the
-    remote.
-    """
+    """Put the content behind an output's digest at `target`, from the cache or else from the remote."""
     stores = [repo.cache.local]
     if repo.config["core"].get("remote"):
         stores.append(repo.cloud.get_remote().odb)
@@ -168,17 +154,13 @@ def _materialise(repo: Any, out: Out, run_id: str, target: Path) -> None:
 
 
 def _content(stores: list[Any], out: Out, run_id: str) -> Iterator[tuple[str, str]]:
-    """(path within the output, digest) of its files; one with an empty path for an output that is a
-    file.
-    """
+    """(path within the output, digest) of its files; one with an empty path for an output that is a file."""
     if not out.digest.endswith(".dir"):
         yield "", out.digest
         return
     store = _holder(stores, out, run_id, out.digest)
     with store.fs.open(store.oid_to_path(out.digest), "r") as listing:
-        yield from (
-            (inside(entry["relpath"], out.digest), entry["md5"]) for entry in json.load(listing)
-        )
+        yield from ((inside(entry["relpath"], out.digest), entry["md5"]) for entry in json.load(listing))
 
 
 def _fetch(stores: list[Any], out: Out, run_id: str, digest: str, place: Path) -> None:

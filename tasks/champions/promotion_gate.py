@@ -1,5 +1,5 @@
-"""The decision whether the new model replaces the champion: a pure function of the contest's
-figures that reports every condition with its numbers.
+"""The decision whether the new model replaces the champion: a pure function of the contest's figures that reports
+every condition with its numbers.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ class Check(NamedTuple):
 class Verdict(NamedTuple):
     checks: tuple[Check, ...]
     usd_per_point: float | None
-    """Cost of the cycle for each percentage point of win rate above one half; None without a win
-    rate above one half.
+    """Cost of the cycle for each percentage point of win rate above one half; None without a win rate above one
+    half.
     """
 
     @property
@@ -36,8 +36,8 @@ class Verdict(NamedTuple):
 def promotion_verdict(
     contest: Contest, hacked: bool | None, hacked_reason: str, usd: float, settings: Retrain
 ) -> Verdict:
-    """`hacked` is the verdict of the run's own evaluation against its SFT model, None where it
-    could not tell; `usd` is the cost of the cycle.
+    """`hacked` is the verdict of the run's own evaluation against its SFT model, None where it could not tell; `usd`
+    is the cost of the cycle.
     """
     checks = (
         _win_rate(contest),
@@ -66,8 +66,8 @@ def _win_rate(contest: Contest) -> Check:
 
 
 def _hacking(contest: Contest, hacked: bool | None, reason: str) -> Check:
-    """Only evidence of hacking fails: the win rate must be significant anyway, by a judge that the
-    new votes did not train.
+    """Only evidence of hacking fails: the win rate must be significant anyway, by a judge that the new votes did not
+    train.
     """
     name = "no reward hacking"
     if contest.hacking:
@@ -75,9 +75,7 @@ def _hacking(contest: Contest, hacked: bool | None, reason: str) -> Check:
     if hacked:
         return Check(name, False, f"the run's evaluation found reward hacking: {reason}")
     if contest.hacking is None:
-        return Check(
-            name, None, f"not enough evidence against the champion: {contest.hacking_reason}"
-        )
+        return Check(name, None, f"not enough evidence against the champion: {contest.hacking_reason}")
     if hacked is None:
         return Check(name, None, f"not enough evidence against its SFT model: {reason}")
     return Check(name, True, "neither against the champion nor against its SFT model")
@@ -100,10 +98,7 @@ def _kl(contest: Contest, settings: Retrain) -> Check:
 
 def _length(contest: Contest, settings: Retrain) -> Check:
     bound = settings.max_length_ratio
-    passed = (
-        contest.chars <= bound * contest.chars_champion
-        and contest.chars_champion <= bound * contest.chars
-    )
+    passed = contest.chars <= bound * contest.chars_champion and contest.chars_champion <= bound * contest.chars
     reason = (
         f"{contest.chars:.0f} characters per response, the champion {contest.chars_champion:.0f}; "
         f"retrain.max_length_ratio={bound:g} in either "

@@ -39,16 +39,13 @@ def require_champion(root: Path) -> Champion:
     return champion
 
 
-def promote(
-    root: Path, run_id: str, why: str, by: str | None = None, instead_of: str | None = None
-) -> ChampionRecord:
+def promote(root: Path, run_id: str, why: str, by: str | None = None, instead_of: str | None = None) -> ChampionRecord:
     """Make the model of a completed run the champion; the one until now becomes `previous`.
 
-    With `instead_of`, only if that is still the champion. A run that is the champion already gets
-    its folder back if files are missing.
-    Raises UserError for a run that is unknown or did not complete, ModelError if an output of it is
-    gone, EnvironmentFault if another promotion is running, the champion is another one by now, or
-    the disk refuses.
+    With `instead_of`, only if that is still the champion. A run that is the champion already gets its folder back if
+    files are missing.
+    Raises UserError for a run that is unknown or did not complete, ModelError if an output of it is gone,
+    EnvironmentFault if another promotion is running, the champion is another one by now, or the disk refuses.
     """
     with _deciding(root):
         record = read_record(root)
@@ -73,30 +70,22 @@ def promote(
             why=why,
         )
         lineage = (*(entry for entry in record.lineage if entry.run_id != run_id), challenger)
-        return _decide(
-            root, ChampionRecord(lineage=lineage[-KEPT:], events=(*record.events, event))
-        )
+        return _decide(root, ChampionRecord(lineage=lineage[-KEPT:], events=(*record.events, event)))
 
 
 def rollback(root: Path, why: str, by: str | None = None) -> ChampionRecord:
-    """Make the previous champion the champion again; the current one leaves the lineage and can be
-    promoted again.
+    """Make the previous champion the champion again; the current one leaves the lineage and can be promoted again.
 
-    Raises UserError if there is no previous one, EnvironmentFault if its files are incomplete or
-    another decision is running.
+    Raises UserError if there is no previous one, EnvironmentFault if its files are incomplete or another decision is
+    running.
     """
     with _deciding(root):
         record = read_record(root)
         before, previous = record.champion, record.previous
         if before is None or previous is None:
-            only = (
-                f"{before.run_id} is the only champion so far"
-                if before
-                else "there is no champion yet"
-            )
+            only = f"{before.run_id} is the only champion so far" if before else "there is no champion yet"
             raise UserError(
-                f"{only}, so there is nothing to go back to. Promote another run instead: rlhf "
-                "promote RUN."
+                f"{only}, so there is nothing to go back to. Promote another run instead: rlhf promote RUN."
             )
         if not is_complete(champion_folder(root, previous.run_id)):
             _keep(root, previous.run_id)
@@ -108,9 +97,7 @@ def rollback(root: Path, why: str, by: str | None = None) -> ChampionRecord:
             by=by or _who(),
             why=why,
         )
-        return _decide(
-            root, ChampionRecord(lineage=record.lineage[:-1], events=(*record.events, event))
-        )
+        return _decide(root, ChampionRecord(lineage=record.lineage[:-1], events=(*record.events, event)))
 
 
 def update_mlflow(root: Path, params: Params) -> str | None:
@@ -164,8 +151,7 @@ def _keep(root: Path, run_id: str) -> None:
         temporary.rename(target)
     except OSError as error:
         raise EnvironmentFault(
-            f"{target} cannot be written ({error.strerror}). Nothing was promoted; free some space "
-            "and try again."
+            f"{target} cannot be written ({error.strerror}). Nothing was promoted; free some space and try again."
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -174,15 +160,11 @@ def _keep(root: Path, run_id: str) -> None:
 def _require_completed(root: Path, run_id: str) -> None:
     rows = [row for row in pipeline_rows(root) if row.run_id == run_id]
     if not rows:
-        raise UserError(
-            f"run {run_id} is not in runs/pipeline.jsonl. Name one that is there: rlhf promote "
-            "last."
-        )
+        raise UserError(f"run {run_id} is not in runs/pipeline.jsonl. Name one that is there: rlhf promote last.")
     state = next((row.state for row in reversed(rows) if row.event == "end"), "unfinished")
     if state != "completed":
         raise ModelError(
-            f"run {run_id} is {state}, and only a completed one can be promoted. Run rlhf run to "
-            "complete it."
+            f"run {run_id} is {state}, and only a completed one can be promoted. Run rlhf run to complete it."
         )
 
 
@@ -194,8 +176,8 @@ def _who() -> str:
 
 @contextmanager
 def _deciding(root: Path) -> Iterator[None]:
-    """Hold the champion's lock. Raises EnvironmentFault if another decision is running, or the
-    folder is not writable.
+    """Hold the champion's lock. Raises EnvironmentFault if another decision is running, or the folder is not
+    writable.
     """
     with lock_file(root / CHAMPIONS / ".lock") as holder:
         if holder is not None:

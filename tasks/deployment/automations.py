@@ -1,5 +1,5 @@
-"""Automations of the Prefect server: they end runs whose process is gone, and notify a webhook
-about runs and models.
+"""Automations of the Prefect server: they end runs whose process is gone, and notify a webhook about runs and
+models.
 """
 
 from datetime import timedelta
@@ -25,18 +25,7 @@ HEARTBEAT = "prefect.flow-run.heartbeat"
 RUNS = ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]})
 SILENCE_SECONDS = 4 * HEARTBEAT_SECONDS
 """Seconds after which a run counts as dead: three missed heartbeats."""
-FINAL = (
-    "Completed",
-    "Failed",
-    "Crashed",
-    "Cancelled",
-    "Stopped",
-    "OverBudget",
-    "Kept",
-    "Promoted",
-    "Skipped",
-    ZOMBIE,
-)
+FINAL = ("Completed", "Failed", "Crashed", "Cancelled", "Stopped", "OverBudget", "Kept", "Promoted", "Skipped", ZOMBIE)
 """Names of the states a run ends in; Prefect names the event of a state after it."""
 BODY = (
     '{"event": {{ event.event | tojson }}, "run": {{ event.resource.name | tojson }}, '
@@ -92,19 +81,14 @@ NOTICES = (
 def automate(client: SyncPrefectClient, webhook_url: str | None) -> None:
     """Create or update the automations; whether they are enabled does not change.
 
-    `webhook_url` becomes the address of the notices and switches them on; None leaves both as they
-    are.
+    `webhook_url` becomes the address of the notices and switches them on; None leaves both as they are.
     """
     if webhook_url is not None:
         Webhook(url=webhook_url).save(WEBHOOK, overwrite=True)
     block = _webhook_id(client)
     follow_lives(client)
     for notice in NOTICES:
-        _put(
-            client,
-            _notice_automation(notice, block),
-            switch=True if webhook_url is not None else None,
-        )
+        _put(client, _notice_automation(notice, block), switch=True if webhook_url is not None else None)
 
 
 def follow_lives(client: SyncPrefectClient) -> None:
@@ -117,16 +101,15 @@ def silent_automation() -> AutomationCore:
     """Ends a run whose heartbeats have stopped, without anybody watching."""
     return AutomationCore(
         name="rlhf: zombie runs",
-        description=f"Ends a run that sends no heartbeat for {SILENCE_SECONDS} s, so that the "
-        "next one gets its slot.",
+        description=f"Ends a run that sends no heartbeat for {SILENCE_SECONDS} s, so that the next one gets its slot.",
         trigger=_silence({HEARTBEAT}, {HEARTBEAT}),
         actions=[_to_zombie(f"No heartbeat for {SILENCE_SECONDS} s: its process is gone.")],
     )
 
 
 def unstarted_automation() -> AutomationCore:
-    """Ends a run that a worker of processes took and never started: the worker is gone. Workers
-    of containers need longer, to pull an image.
+    """Ends a run that a worker of processes took and never started: the worker is gone. Workers of containers need
+    longer, to pull an image.
     """
     trigger = _silence({"prefect.flow-run.Pending"}, {"prefect.flow-run.Running"})
     pool: dict[str, str | list[str]] = {
@@ -143,8 +126,8 @@ def unstarted_automation() -> AutomationCore:
 
 
 def living_automation() -> AutomationCore:
-    """Sets a run back to Running that was ended for its silence, and sends heartbeats again: the
-    server was away, or the machine slept.
+    """Sets a run back to Running that was ended for its silence, and sends heartbeats again: the server was away, or
+    the machine slept.
     """
     trigger = EventTrigger(
         match=RUNS,
@@ -189,11 +172,7 @@ def _notice_automation(notice: Notice, block: object) -> AutomationCore:
         posture=Posture.Reactive,
         threshold=1,
     )
-    action = (
-        CallWebhook.model_validate({"block_document_id": block, "payload": BODY})
-        if block
-        else DoNothing()
-    )
+    action = CallWebhook.model_validate({"block_document_id": block, "payload": BODY}) if block else DoNothing()
     hint = "" if block else " Off until there is an address: rlhf up --notify URL."
     return AutomationCore(
         name=notice.name,

@@ -1,5 +1,4 @@
-"""Sets up the stack of docker/compose.yaml once its servers answer: buckets, credentials, work
-pools, deployments.
+"""Sets up the stack of docker/compose.yaml once its servers answer: buckets, credentials, work pools, deployments.
 
 The service `setup` runs it at every start; existing objects are kept or updated.
 """
@@ -14,11 +13,7 @@ from typing import Any
 
 import fsspec  # type: ignore[import-untyped]
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import (
-    DeploymentScheduleCreate,
-    WorkPoolCreate,
-    WorkPoolUpdate,
-)
+from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.objects import ConcurrencyOptions
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import ObjectNotFound
@@ -44,14 +39,12 @@ CONTAINERS, GPU_CONTAINERS = "docker", "docker-gpu"
 COMMAND = "python -m prefect.engine"
 TEMPLATE = HOME / "docker" / "pools" / "docker.json"
 CREDENTIALS = Path("/run/rlhf/aws")
-"""A file in a read-only volume of workers and stages; no secret is in a work pool, a parameter or a
-log.
-"""
+"""A file in a read-only volume of workers and stages; no secret is in a work pool, a parameter or a log."""
 
 
 def set_up(environment: Mapping[str, str]) -> None:
-    """Buckets, credentials, pools, deployments and the end of silent runs, of the stack that
-    `environment` describes. Raises EnvironmentFault, ParamsError.
+    """Buckets, credentials, pools, deployments and the end of silent runs, of the stack that `environment` describes.
+    Raises EnvironmentFault, ParamsError.
     """
     _write_credentials(environment)
     for name in ("RLHF_REMOTE", "MLFLOW_ARTIFACTS_DESTINATION"):  # a role each, a bucket each
@@ -66,9 +59,7 @@ def set_up(environment: Mapping[str, str]) -> None:
 
 
 def pipeline_template() -> dict[str, Any]:
-    """The job template of the pipelines' pool: Prefect's own for processes, with a fixed command
-    and folder.
-    """
+    """The job template of the pipelines' pool: Prefect's own for processes, with a fixed command and folder."""
     template = ProcessWorker.get_default_base_job_template()
     template["job_configuration"] |= {"command": COMMAND, "working_dir": str(HOME)}
     for name in ("command", "working_dir"):
@@ -77,8 +68,8 @@ def pipeline_template() -> dict[str, Any]:
 
 
 def container_template(environment: Mapping[str, str], gpus: bool) -> dict[str, Any]:
-    """The job template of a pool of stage containers: image, network, memory as fields; volumes,
-    and GPUs as device requests, in no field.
+    """The job template of a pool of stage containers: image, network, memory as fields; volumes, and GPUs as device
+    requests, in no field.
     """
     template: dict[str, Any] = json.loads(TEMPLATE.read_text(encoding="utf-8"))
     job = template["job_configuration"]
@@ -111,11 +102,9 @@ def container_template(environment: Mapping[str, str], gpus: bool) -> dict[str, 
     return template
 
 
-def placed(
-    params: Params, pool: str, tracking_uri: str, here: Collection[str] = ()
-) -> dict[str, Any]:
-    """`params` with every stage but those of `here` on `pool`, remembered by the stack's MLflow:
-    what a form is prefilled with.
+def placed(params: Params, pool: str, tracking_uri: str, here: Collection[str] = ()) -> dict[str, Any]:
+    """`params` with every stage but those of `here` on `pool`, remembered by the stack's MLflow: what a form is
+    prefilled with.
     """
     content = params.model_dump(mode="json")
     where = {stage: {**place} for stage, place in content["where"].items()}
@@ -131,9 +120,7 @@ def placed(
 
 def _write_credentials(environment: Mapping[str, str]) -> None:
     """The keys of pipelines and stages, readable by the images' user alone."""
-    missing = [
-        name for name in ("S3_STAGE_ACCESS_KEY", "S3_STAGE_SECRET_KEY") if not environment.get(name)
-    ]
+    missing = [name for name in ("S3_STAGE_ACCESS_KEY", "S3_STAGE_SECRET_KEY") if not environment.get(name)]
     if missing:
         raise EnvironmentFault(
             f"{' and '.join(missing)} not set: pipelines and stages have keys of their own, not "
@@ -159,15 +146,11 @@ def _make_bucket(remote: str) -> None:
         files = fsspec.filesystem("s3", skip_instance_cache=True)
         if not files.exists(bucket):
             files.mkdir(bucket)
-        files.pipe_file(
-            f"{bucket}/.rlhf", b"written by the stack at its start, to see that it can be\n"
-        )
+        files.pipe_file(f"{bucket}/.rlhf", b"written by the stack at its start, to see that it can be\n")
 
 
 def _pool(client: Any, name: str, kind: str, template: dict[str, Any]) -> None:
-    """Update templates from the code and .env at every start; other settings made in the UI are
-    kept.
-    """
+    """Update templates from the code and .env at every start; other settings made in the UI are kept."""
     try:
         client.read_work_pool(name)
     except ObjectNotFound:
@@ -194,17 +177,13 @@ def _deploy(client: SyncPrefectClient, environment: Mapping[str, str]) -> None:
         keep_schedule_switches(client, deployments.get(name))
 
 
-def deployment(
-    described: Mapping[str, Any], params: Params, environment: Mapping[str, str]
-) -> dict[str, Any]:
+def deployment(described: Mapping[str, Any], params: Params, environment: Mapping[str, str]) -> dict[str, Any]:
     """Fields of an entry of prefect.yaml for Prefect, beside pool and workspace."""
     uri = environment["MLFLOW_TRACKING_URI"]
     # the project's own votes and files are where its worker is, and in no container of a stage
     here = ("data",) if described["name"] != PIPELINE else ()
     forms = {"{{ project.params }}": placed(params, CONTAINERS, uri, here)}
-    parameters = {
-        name: forms.get(str(value), value) for name, value in described["parameters"].items()
-    }
+    parameters = {name: forms.get(str(value), value) for name, value in described["parameters"].items()}
     limit = described.get("concurrency_limit")
     fields: dict[str, Any] = {
         "name": described["name"],
@@ -222,9 +201,7 @@ def deployment(
     if limit:
         fields |= {
             "concurrency_limit": limit["limit"],
-            "concurrency_options": ConcurrencyOptions(
-                collision_strategy=limit["collision_strategy"]
-            ),
+            "concurrency_options": ConcurrencyOptions(collision_strategy=limit["collision_strategy"]),
         }
     return fields
 
@@ -241,11 +218,7 @@ def pull_steps(workspace: str, remote: str) -> list[dict[str, Any]]:
     """Where a run works: `own`, new for each, or `project`, which remembers."""
     return [
         {f"tasks.run.workspace.{workspace}": {"id": "workspace", "remote": remote}},
-        {
-            "prefect.deployments.steps.set_working_directory": {
-                "directory": "{{ workspace.directory }}"
-            }
-        },
+        {"prefect.deployments.steps.set_working_directory": {"directory": "{{ workspace.directory }}"}},
     ]
 
 

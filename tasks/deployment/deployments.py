@@ -1,9 +1,7 @@
-"""Deploys prefect.yaml to a running server: the work pool with its queues, and a deployment of each
-flow.
+"""Deploys prefect.yaml to a running server: the work pool with its queues, and a deployment of each flow.
 
-A deployed run works in the checkout that `rlhf up` was started in. Training runs share the queue
-`training`, which lets as many run at once as there are slots; the others wait in the order they
-came.
+A deployed run works in the checkout that `rlhf up` was started in. Training runs share the queue `training`, which
+lets as many run at once as there are slots; the others wait in the order they came.
 """
 
 import hashlib
@@ -48,8 +46,7 @@ class Deployed(NamedTuple):
 
 
 def project(recipe: str) -> dict[str, Any]:
-    """A build step of prefect.yaml: what its templates say about this checkout, and the params that
-    prefill the forms.
+    """A build step of prefect.yaml: what its templates say about this checkout, and the params that prefill the forms.
 
     Raises ParamsError if the recipe is not valid.
     """
@@ -64,8 +61,8 @@ def project(recipe: str) -> dict[str, Any]:
 
 
 def version(root: Path, params: dict[str, Any]) -> str:
-    """A digest that changes with everything in a deployment: prefect.yaml, the recipe, the schema,
-    the flows, the place of checkout and interpreter.
+    """A digest that changes with everything in a deployment: prefect.yaml, the recipe, the schema, the flows, the
+    place of checkout and interpreter.
     """
     parts = [
         str(root.resolve()),
@@ -81,18 +78,15 @@ def version(root: Path, params: dict[str, Any]) -> str:
 def deploy(root: Path, webhook_url: str | None = None) -> list[Deployed]:
     """Create or update the pool, its queues, every deployment and the automations.
 
-    Schedules enabled or disabled in the UI stay so. The Prefect settings of this process name the
-    server. Raises EnvironmentFault if Prefect refuses prefect.yaml, ParamsError if its recipe is
-    not valid.
+    Schedules enabled or disabled in the UI stay so. The Prefect settings of this process name the server. Raises
+    EnvironmentFault if Prefect refuses prefect.yaml, ParamsError if its recipe is not valid.
     """
     content = prefect_file(root)
     with get_client(sync_client=True) as client:
         _pool(client)
         before = _existing(client, content)
         wanted = version(root, load(root / _recipe(content)).model_dump(mode="json"))
-        if any(
-            deployment is None or deployment.version != wanted for deployment in before.values()
-        ):
+        if any(deployment is None or deployment.version != wanted for deployment in before.values()):
             _prefect_deploy(root)
             for old in before.values():
                 keep_schedule_switches(client, old)
@@ -124,8 +118,7 @@ def prefect_file(root: Path) -> dict[str, Any]:
         return dict(yaml_content(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
         raise EnvironmentFault(
-            f"{path} cannot be read: {' '.join(str(error).split())}. Fix it, or take it back from "
-            "git."
+            f"{path} cannot be read: {' '.join(str(error).split())}. Fix it, or take it back from git."
         ) from None
 
 
@@ -153,9 +146,7 @@ def _pool(client: SyncPrefectClient) -> None:
     except ObjectNotFound:
         template = ProcessWorker.get_default_base_job_template()
         client.create_work_pool(
-            WorkPoolCreate(
-                name=POOL, type="process", description=description, base_job_template=template
-            )
+            WorkPoolCreate(name=POOL, type="process", description=description, base_job_template=template)
         )
     try:
         client.read_work_queue_by_name(TRAINING_QUEUE, work_pool_name=POOL)
@@ -168,14 +159,10 @@ def _pool(client: SyncPrefectClient) -> None:
         )
 
 
-def _existing(
-    client: SyncPrefectClient, content: dict[str, Any]
-) -> dict[str, DeploymentResponse | None]:
+def _existing(client: SyncPrefectClient, content: dict[str, Any]) -> dict[str, DeploymentResponse | None]:
     """Deployment of prefect.yaml -> what the server has of that name."""
     deployments = {deployment.name: deployment for deployment in client.read_deployments()}
-    return {
-        str(entry["name"]): deployments.get(str(entry["name"])) for entry in content["deployments"]
-    }
+    return {str(entry["name"]): deployments.get(str(entry["name"])) for entry in content["deployments"]}
 
 
 def _prefect_deploy(root: Path) -> None:
@@ -196,20 +183,15 @@ def _prefect_deploy(root: Path) -> None:
             "overloaded? Try rlhf up again."
         ) from None
     if done.returncode:
-        lines = [
-            line.strip()
-            for line in (done.stdout + done.stderr).splitlines()
-            if line.strip(" ╭╮╰╯─│")
-        ]
+        lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip(" ╭╮╰╯─│")]
         raise EnvironmentFault(
-            f"Prefect does not take {root / PREFECT_FILE}: "
-            f"{lines[-1] if lines else f'exit code {done.returncode}'}"
+            f"Prefect does not take {root / PREFECT_FILE}: {lines[-1] if lines else f'exit code {done.returncode}'}"
         )
 
 
 def keep_schedule_switches(client: SyncPrefectClient, old: DeploymentResponse | None) -> None:
-    """A deployment that was made anew starts with the schedules of prefect.yaml; those that were
-    there before, `old`, stay on or off as they were.
+    """A deployment that was made anew starts with the schedules of prefect.yaml; those that were there before, `old`,
+    stay on or off as they were.
     """
     if old is None:
         return

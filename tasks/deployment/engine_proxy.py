@@ -1,10 +1,10 @@
 """A proxy for the part of the Docker engine's API that a worker of stages needs.
 
-Whoever reaches the engine's socket is root on its machine: a container may mount / and be
-privileged. So the workers of docker/compose.yaml do not have it. They ask this proxy, which makes
-containers of one image, with one command, the two volumes and the network of the stack, and lets
-only those be looked at, started, stopped and removed. What a request asks for beyond that is not
-passed on: the engine gets a new one. `python -m tasks.deployment.engine_proxy PORT`.
+Whoever reaches the engine's socket is root on its machine: a container may mount / and be privileged. So the workers
+of docker/compose.yaml do not have it. They ask this proxy, which makes containers of one image, with one command, the
+two volumes and the network of the stack, and lets only those be looked at, started, stopped and removed. What a
+request asks for beyond that is not passed on: the engine gets a new one. `python -m tasks.deployment.engine_proxy
+PORT`.
 """
 
 import argparse
@@ -47,16 +47,13 @@ class Stage(NamedTuple):
         return cls(
             environment["RLHF_TRAIN_IMAGE"],
             environment["RLHF_NETWORK"],
-            (
-                f"{environment['RLHF_CACHE_VOLUME']}:/cache",
-                f"{environment['RLHF_CREDENTIALS_VOLUME']}:/run/rlhf:ro",
-            ),
+            (f"{environment['RLHF_CACHE_VOLUME']}:/cache", f"{environment['RLHF_CREDENTIALS_VOLUME']}:/run/rlhf:ro"),
         )
 
 
 def container(stage: Stage, body: Any) -> dict[str, Any]:
-    """The body of POST /containers/create that the engine gets for `asked`. Raises Refused for
-    another image, ValueError and TypeError for what is no request.
+    """The body of POST /containers/create that the engine gets for `asked`. Raises Refused for another image,
+    ValueError and TypeError for what is no request.
     """
     if body.get("Image") != stage.image:
         raise Refused(f"{body.get('Image')} is not the image of stages, {stage.image}")

@@ -43,8 +43,8 @@ def wanted_params(
 ) -> Params:
     """The recipe's params with what the form says laid over them.
 
-    Placement and tracking belong to the server: they come from `prefilled`, the parameters of the
-    complete form, unless its stages run locally.
+    Placement and tracking belong to the server: they come from `prefilled`, the parameters of the complete form,
+    unless its stages run locally.
 
     Raises ParamsError in the words of the command line.
     """
@@ -76,9 +76,7 @@ def prefilled() -> dict[str, Any]:
     with get_client(sync_client=True) as client:
         deployment = client.read_deployment_by_name(PIPELINE)
     if not isinstance(params := deployment.parameters.get("params"), dict):
-        raise EnvironmentFault(
-            f"the deployment {PIPELINE} has no params to start from. rlhf up deploys it again."
-        )
+        raise EnvironmentFault(f"the deployment {PIPELINE} has no params to start from. rlhf up deploys it again.")
     return params
 
 

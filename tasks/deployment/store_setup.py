@@ -1,8 +1,8 @@
-"""Prepares the store of docker/compose.yaml: a folder owned by its user, and a certificate for
-calls between its parts.
+"""Prepares the store of docker/compose.yaml: a folder owned by its user, and a certificate for calls between its
+parts.
 
-SeaweedFS has a port for its own parts beside the S3 port, which would take new users from anybody
-who reaches it. With this certificate it answers only whoever has it too: the store itself.
+SeaweedFS has a port for its own parts beside the S3 port, which would take new users from anybody who reaches it. With
+this certificate it answers only whoever has it too: the store itself.
 """
 
 import os
@@ -22,8 +22,8 @@ RENEWED_BEFORE = timedelta(days=365)
 
 
 def set_up(data: Path, private: Path, owner: int, now: datetime) -> None:
-    """Give `data` and `private` to `owner`, and leave cert.pem and key.pem in `private`; those that
-    are there stay until the year before they end.
+    """Give `data` and `private` to `owner`, and leave cert.pem and key.pem in `private`; those that are there stay
+    until the year before they end.
     """
     certificate, key = private / "cert.pem", private / "key.pem"
     if not (key.exists() and _is_good(certificate, now)):
@@ -61,9 +61,7 @@ def _write(certificate: Path, key: Path, now: datetime) -> None:
         path.touch(mode=0o600)
     key.write_bytes(
         secret.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
     )
     certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))

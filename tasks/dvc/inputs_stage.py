@@ -1,8 +1,8 @@
-"""The DVC stage `inputs`, in inputs/dvc.yaml: it depends on the files that params.yaml names, and
-writes their digests, on which the other stages depend.
+"""The DVC stage `inputs`, in inputs/dvc.yaml: it depends on the files that params.yaml names, and writes their
+digests, on which the other stages depend.
 
-dvc.yaml cannot name a path that stands in params.yaml and may not be there. So this file is
-rewritten from the params, by a run and by the stage itself: its deps are the named files, or
+dvc.yaml cannot name a path that stands in params.yaml and may not be there. So this file is rewritten from the params,
+by a run and by the stage itself: its deps are the named files, or
 the folder of one that is not there yet. What DVC cannot depend on is looked at each time.
 """
 
@@ -28,9 +28,7 @@ from tasks.dvc.status import repo_about
 
 STAGE = "inputs"
 PIPELINE = Path("inputs/dvc.yaml")
-HEAD = (
-    "# What params.yaml names outside of the project. Written by a run from the params it used.\n"
-)
+HEAD = "# What params.yaml names outside of the project. Written by a run from the params it used.\n"
 
 
 def write_pipeline(root: Path, params: Params) -> None:
@@ -47,9 +45,7 @@ def write_pipeline(root: Path, params: Params) -> None:
 
 
 def _place(root: Path, path: str) -> str | None:
-    """Path for DVC to watch for a named file: the file, or the folder it will be in; None without a
-    folder.
-    """
+    """Path for DVC to watch for a named file: the file, or the folder it will be in; None without a folder."""
     return next((at for at in (path, str(Path(path).parent)) if (root / at).exists()), None)
 
 
@@ -70,18 +66,13 @@ OUTS = (DATA_DIGESTS, MODEL_DIGESTS, REWARD_DIGESTS, STUDENT_DIGESTS, JUDGE_DIGE
 
 
 def _within_reach(root: Path, places: set[str]) -> set[str]:
-    """Paths that DVC can depend on: not ignored, and not outputs of the pipeline, which would
-    depend on itself. Raises EnvironmentFault if DVC cannot tell.
+    """Paths that DVC can depend on: not ignored, and not outputs of the pipeline, which would depend on itself. Raises
+    EnvironmentFault if DVC cannot tell.
     """
     if not places:
         return set()
     with repo_about(root, STAGE) as repo:
-        makes = [
-            Path(out.fs_path)
-            for stage in repo.index.stages
-            for out in stage.outs
-            if stage.name != STAGE
-        ]
+        makes = [Path(out.fs_path) for stage in repo.index.stages for out in stage.outs if stage.name != STAGE]
         return {at for at in places if _can_be_watched(repo, makes, root, (root / at).resolve())}
 
 

@@ -1,6 +1,5 @@
-"""The DVC stages that a run executes in its own process, as they take no time: `inputs`,
-`key_metrics`, and `distill` where there is no student to make. They are recorded in DVC, so that
-`dvc status` is clean after a run.
+"""The DVC stages that a run executes in its own process, as they take no time: `inputs`, `key_metrics`, and `distill`
+where there is no student to make. They are recorded in DVC, so that `dvc status` is clean after a run.
 """
 
 import logging
@@ -19,8 +18,8 @@ from tasks.dvc.status import repo_about, status_of
 def do_light_stages(root: Path, params: Params) -> None:
     """Run both and record them in DVC's lock files; the stages before them are done.
 
-    Where another process holds DVC's files, or a stage left no metrics, they stay unrecorded: `dvc
-    repro` then does them.
+    Where another process holds DVC's files, or a stage left no metrics, they stay unrecorded: `dvc repro` then does
+    them.
     """
     try:
         for path in params.data.local_paths().values():  # votes may come later: the place to watch
@@ -34,8 +33,8 @@ def do_light_stages(root: Path, params: Params) -> None:
 
 
 def record_no_student(root: Path) -> None:
-    """Have the outputs of `distill` in a run that makes no student: `evaluate` depends on them.
-    Where another process holds DVC's files they stay unrecorded.
+    """Have the outputs of `distill` in a run that makes no student: `evaluate` depends on them. Where another process
+    holds DVC's files they stay unrecorded.
     """
     write_no_student(root)
     with suppress(EnvironmentFault):
@@ -43,8 +42,8 @@ def record_no_student(root: Path) -> None:
 
 
 def _record(root: Path, file: Path, name: str, cached: bool = False) -> None:
-    """Write what DVC finds of the stage's inputs, params and outputs into its lock file; `cached`
-    outputs go to its cache, from which another machine gets them.
+    """Write what DVC finds of the stage's inputs, params and outputs into its lock file; `cached` outputs go to its
+    cache, from which another machine gets them.
     """
     with repo_about(root, name) as repo:
         from dvc.dvcfile import load_file

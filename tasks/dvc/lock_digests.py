@@ -1,8 +1,6 @@
-"""Outputs by their digest in dvc.lock, whatever is on disk, which may be missing or left from an
-earlier run.
+"""Outputs by their digest in dvc.lock, whatever is on disk, which may be missing or left from an earlier run.
 
-If stages run on other machines, only dvc.lock tells what a stage has made; files of the checkout
-are copies.
+If stages run on other machines, only dvc.lock tells what a stage has made; files of the checkout are copies.
 """
 
 import json
@@ -14,31 +12,26 @@ from config.dvc_stages import dvc_name
 from config.methods.registry import METHODS
 
 OUTSIDE = "inputs"
-"""The stage whose outputs are digests of what is outside of the project; they travel with the
-request.
-"""
+"""The stage whose outputs are digests of what is outside of the project; they travel with the request."""
 OF_COPIES = ("deleted", "not in cache", "modified")
 """DVC's words for a copy that is missing or differs from dvc.lock."""
 
 
 def changes_by_lock(repo: Any, root: Path, stage: str, status: list[Any]) -> list[Any]:
-    """Of what DVC found changed about `stage`, all but its copies of outputs; and inputs that
-    dvc.lock has with another digest than when the stage was done, whether or not DVC could see
-    that.
+    """Of what DVC found changed about `stage`, all but its copies of outputs; and inputs that dvc.lock has with
+    another digest than when the stage was done, whether or not DVC could see that.
     """
     outs, entry = outs_by_path(repo), dvc_stage(repo, root, stage)
     ours = {_name(root, out) for out in entry.outs if out.hash_info}
     theirs = {_name(root, dep): dep for dep in entry.deps if is_copy(outs, dep)}
-    counted = [
-        change for change in (_without(change, ours | set(theirs)) for change in status) if change
-    ]
+    counted = [change for change in (_without(change, ours | set(theirs)) for change in status) if change]
     other = [name for name, dep in theirs.items() if _reads_another(repo, outs, dep)]
     return counted + ([{"changed deps": dict.fromkeys(other, "modified")}] if other else [])
 
 
 def _reads_another(repo: Any, outs: dict[str, Any], dep: Any) -> bool:
-    """Whether dvc.lock has an input with other content than when the stage was done: of single
-    values of a file, other values. A stage that was never done has read nothing.
+    """Whether dvc.lock has an input with other content than when the stage was done: of single values of a file, other
+    values. A stage that was never done has read nothing.
     """
     from dvc.dependency.param import ParamsDependency
 
@@ -51,8 +44,8 @@ def _reads_another(repo: Any, outs: dict[str, Any], dep: Any) -> bool:
 
 
 def _locked_values(repo: Any, out: Any) -> Any:
-    """The content of a JSON file by its digest in dvc.lock, brought from the remote if need be;
-    nothing if dvc.lock has none, or the file is missing.
+    """The content of a JSON file by its digest in dvc.lock, brought from the remote if need be; nothing if dvc.lock
+    has none, or the file is missing.
     """
     if not out.hash_info:
         return {}
@@ -79,8 +72,8 @@ def is_locked_content(repo: Any, path: str) -> bool:
 
 
 def locked_digest(outs: dict[str, Any], path: str) -> str | None:
-    """Digest in dvc.lock of an output or of a part of one, None if it has none. The list of a
-    folder's files, not the files, is brought from the remote if need be.
+    """Digest in dvc.lock of an output or of a part of one, None if it has none. The list of a folder's files, not the
+    files, is brought from the remote if need be.
     """
     out = owner_of(outs, path)
     if out is None or not out.hash_info:
@@ -101,10 +94,7 @@ def outs_by_path(repo: Any) -> dict[str, Any]:
 
 def owner_of(outs: dict[str, Any], path: str) -> Any:
     """The output that is at `path`, or that it is a part of; None for code and parameters."""
-    return next(
-        (outs[str(place)] for place in (Path(path), *Path(path).parents) if str(place) in outs),
-        None,
-    )
+    return next((outs[str(place)] for place in (Path(path), *Path(path).parents) if str(place) in outs), None)
 
 
 def is_copy(outs: dict[str, Any], dep: Any) -> bool:
@@ -114,9 +104,7 @@ def is_copy(outs: dict[str, Any], dep: Any) -> bool:
 
 
 def dvc_stage(repo: Any, root: Path, stage: str) -> Any:
-    """DVC's own object of a stage; of an alignment method also where params.yaml names another one
-    for now.
-    """
+    """DVC's own object of a stage; of an alignment method also where params.yaml names another one for now."""
     from dvc.dvcfile import load_file
     from dvc.parsing.context import Context
 
@@ -132,8 +120,8 @@ def _digest(dep: Any) -> str | None:
 
 
 def _without(change: Any, names: set[str]) -> Any:
-    """A change without what it says of copies at `names`, or of single values in them; empty if it
-    says nothing else.
+    """A change without what it says of copies at `names`, or of single values in them; empty if it says nothing
+    else.
     """
     if not isinstance(change, dict):
         return change

@@ -4,27 +4,18 @@ from pathlib import Path
 from typing import Any
 
 from config.errors import EnvironmentFault
-from tasks.dvc.lock_digests import (
-    changes_by_lock,
-    dvc_stage,
-    is_copy,
-    outs_by_path,
-)
+from tasks.dvc.lock_digests import changes_by_lock, dvc_stage, is_copy, outs_by_path
 from tasks.dvc.status import changes, repo_about
 from tasks.dvc.transfers import default_remote
 
 LARGE = ("data/", "models/")
-"""Outputs that stay in the store until they are read; the others are numbers and texts for
-reports.
-"""
+"""Outputs that stay in the store until they are read; the others are numbers and texts for reports."""
 PUBLIC_OPTIONS = ("endpointurl", "region")
 """Public settings of a remote; a container finds credentials by itself."""
 
 
 def remote_of(root: Path) -> dict[str, str]:
-    """Name, URL and public settings of the default remote. Raises EnvironmentFault if there is
-    none.
-    """
+    """Name, URL and public settings of the default remote. Raises EnvironmentFault if there is none."""
     from dvc.config import Config
 
     config = Config(str(root / ".dvc"))
@@ -37,16 +28,12 @@ def remote_of(root: Path) -> dict[str, str]:
         )
     _require_common(url)
     options = config["remote"][name]
-    return {
-        "name": name,
-        "url": url,
-        **{key: str(options[key]) for key in PUBLIC_OPTIONS if key in options},
-    }
+    return {"name": name, "url": url, **{key: str(options[key]) for key in PUBLIC_OPTIONS if key in options}}
 
 
 def _require_common(url: str) -> None:
-    """Raise EnvironmentFault unless containers reach the address too: they have no credentials but
-    those of S3, and its text is kept and shown.
+    """Raise EnvironmentFault unless containers reach the address too: they have no credentials but those of S3, and
+    its text is kept and shown.
     """
     scheme, _, rest = url.rpartition("://")
     if "@" in rest.split("/")[0]:
@@ -65,16 +52,12 @@ def _require_common(url: str) -> None:
 
 
 def inputs_of(root: Path, stage: str) -> list[str]:
-    """Outputs of other stages that `stage` reads, or parts of them, by their place in the
-    project.
-    """
+    """Outputs of other stages that `stage` reads, or parts of them, by their place in the project."""
     from dvc.repo import Repo
 
     with Repo(str(root)) as repo:
         outs = outs_by_path(repo)
-        return [
-            _place(root, dep) for dep in dvc_stage(repo, root, stage).deps if is_copy(outs, dep)
-        ]
+        return [_place(root, dep) for dep in dvc_stage(repo, root, stage).deps if is_copy(outs, dep)]
 
 
 def small_outputs(root: Path, stage: str) -> list[str]:
@@ -82,16 +65,12 @@ def small_outputs(root: Path, stage: str) -> list[str]:
     from dvc.repo import Repo
 
     with Repo(str(root)) as repo:
-        return [
-            path
-            for out in dvc_stage(repo, root, stage).outs
-            if not (path := _place(root, out)).startswith(LARGE)
-        ]
+        return [path for out in dvc_stage(repo, root, stage).outs if not (path := _place(root, out)).startswith(LARGE)]
 
 
 def is_unchanged_elsewhere(root: Path, stage: str) -> bool:
-    """As `tasks.dvc.status.is_unchanged`, where outputs may be in the remote alone: they are what
-    dvc.lock says, here and in what read them.
+    """As `tasks.dvc.status.is_unchanged`, where outputs may be in the remote alone: they are what dvc.lock says, here
+    and in what read them.
     """
     with repo_about(root, stage) as repo:
         return not changes_by_lock(repo, root, stage, changes(repo, root, stage))

@@ -18,12 +18,10 @@ PARAMS = "params.yaml"
 
 
 def record_outputs(root: Path, stage: str, params: Params) -> None:
-    """Write the digests of inputs, params and outputs of `stage` into dvc.lock, and the outputs
-    into DVC's cache.
+    """Write the digests of inputs, params and outputs of `stage` into dvc.lock, and the outputs into DVC's cache.
 
-    Raises EnvironmentFault where DVC cannot keep them, ParamsError where params.yaml is not
-    `params` any more: DVC would record values that did not make the outputs. Nothing is recorded
-    then.
+    Raises EnvironmentFault where DVC cannot keep them, ParamsError where params.yaml is not `params` any more: DVC
+    would record values that did not make the outputs. Nothing is recorded then.
     """
     from dvc.exceptions import DvcException
     from dvc.repo import lock_repo
@@ -39,8 +37,7 @@ def record_outputs(root: Path, stage: str, params: Params) -> None:
                 out.commit()
         except DvcException as error:
             raise EnvironmentFault(
-                f"{stage} is done, but DVC could not keep its outputs: "
-                f"{' '.join(str(error).split())}."
+                f"{stage} is done, but DVC could not keep its outputs: {' '.join(str(error).split())}."
             ) from None
         write_entry(root / "dvc.lock", entry)
 
@@ -61,8 +58,8 @@ def _require_params(entry: Any, stage: str, params: Params) -> None:
 
 
 def write_entry(lock: Path, entry: Any) -> None:
-    """Put the entry of a stage into a lock file, which DVC itself would write in place: half of it
-    would stay where the process is killed.
+    """Put the entry of a stage into a lock file, which DVC itself would write in place: half of it would stay where
+    the process is killed.
     """
     from dvc.stage.serialize import to_lockfile
 
@@ -79,9 +76,8 @@ def _plain(value: Any) -> Any:
 
 
 def restore_outputs(root: Path, stage: str) -> bool:
-    """Take the outputs of `stage` from DVC's run cache, if it has them for these inputs, params and
-    command; returns whether it has. They are still to be recorded. Outputs that are not persistent
-    are removed before.
+    """Take the outputs of `stage` from DVC's run cache, if it has them for these inputs, params and command; returns
+    whether it has. They are still to be recorded. Outputs that are not persistent are removed before.
 
     Raises EnvironmentFault if an input is missing.
     """

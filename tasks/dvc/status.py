@@ -28,16 +28,16 @@ class StageAtWork(EnvironmentFault):
 def is_unchanged(root: Path, stage: str) -> bool:
     """Whether DVC finds inputs, parameters, code and outputs of `stage` as dvc.lock has them.
 
-    Asked in process: the library takes 0.05 s where the command takes 0.7 s. Raises
-    EnvironmentFault if DVC cannot tell.
+    Asked in process: the library takes 0.05 s where the command takes 0.7 s. Raises EnvironmentFault if DVC cannot
+    tell.
     """
     with repo_about(root, stage) as repo:
         return not changes(repo, root, stage)
 
 
 def changes(repo: Any, root: Path, stage: str) -> list[Any]:
-    """DVC's account of what changed, as in [{'changed outs': {'models/sft': 'deleted'}}, 'changed
-    command']; empty if nothing did.
+    """DVC's account of what changed, as in [{'changed outs': {'models/sft': 'deleted'}}, 'changed command']; empty if
+    nothing did.
     """
     from dvc.repo import lock_repo
 
@@ -46,9 +46,8 @@ def changes(repo: Any, root: Path, stage: str) -> list[Any]:
 
 
 def status_of(entry: Any) -> list[Any]:
-    """As DVC's own `Stage.status`, without its table of readers and writers (.dvc/tmp/rwlock),
-    where a process that is killed stays until nobody has its id. What trains holds the lock of the
-    workspace.
+    """As DVC's own `Stage.status`, without its table of readers and writers (.dvc/tmp/rwlock), where a process that is
+    killed stays until nobody has its id. What trains holds the lock of the workspace.
     """
     changed: list[Any] = []
     for kind, items in (("changed deps", entry.deps), ("changed outs", entry.outs)):
@@ -66,9 +65,7 @@ def status_of(entry: Any) -> list[Any]:
 
 @contextmanager
 def repo_about(root: Path, stage: str) -> Iterator[Any]:
-    """DVC's Repo, to ask it about `stage`. Raises StageAtWork or EnvironmentFault for what it
-    cannot tell.
-    """
+    """DVC's Repo, to ask it about `stage`. Raises StageAtWork or EnvironmentFault for what it cannot tell."""
     from dvc.exceptions import (
         DvcException,  # imported late: half a second that a stopped or refused run should not pay
     )
@@ -80,8 +77,7 @@ def repo_about(root: Path, stage: str) -> Iterator[Any]:
             yield repo
     except LockError as error:
         raise StageAtWork(
-            f"another process works on the files of {stage}: {one_line(error)} Wait for its end, "
-            "or stop it."
+            f"another process works on the files of {stage}: {one_line(error)} Wait for its end, or stop it."
         ) from None
     except DvcException as error:
         raise EnvironmentFault(
@@ -90,11 +86,10 @@ def repo_about(root: Path, stage: str) -> Iterator[Any]:
 
 
 def stale_stages(root: Path, params: Params, stages: Sequence[str]) -> list[str]:
-    """Which of `stages`, in their order, a run with `params` would do again; nothing is written,
-    not even params.yaml.
+    """Which of `stages`, in their order, a run with `params` would do again; nothing is written, not even params.yaml.
 
-    A stage counts as stale if it reads outputs of a stale one, which may turn out the same. So does
-    one that a killed run left running. Raises EnvironmentFault if DVC cannot tell.
+    A stage counts as stale if it reads outputs of a stale one, which may turn out the same. So does one that a killed
+    run left running. Raises EnvironmentFault if DVC cannot tell.
     """
     pipeline, lock = defined(root), yaml_of(root / "dvc.lock")
     wanted = params.model_dump(mode="json")
@@ -124,8 +119,8 @@ def stale_stages(root: Path, params: Params, stages: Sequence[str]) -> list[str]
 
 
 def _changed_files(root: Path, stage: str, by_lock: bool = False) -> bool:
-    """Whether DVC finds anything changed but parameters; `by_lock`: outputs are what dvc.lock says,
-    wherever they lie.
+    """Whether DVC finds anything changed but parameters; `by_lock`: outputs are what dvc.lock says, wherever they
+    lie.
     """
     try:
         with repo_about(root, stage) as repo:
@@ -145,8 +140,8 @@ def _changed_files(root: Path, stage: str, by_lock: bool = False) -> bool:
 
 
 def forget(root: Path, stage: str) -> None:
-    """Take a stage out of dvc.lock, so that it is run again whatever DVC knows: for a source whose
-    content only reading tells.
+    """Take a stage out of dvc.lock, so that it is run again whatever DVC knows: for a source whose content only
+    reading tells.
 
     What reads its outputs stays as it is if they come out the same.
     """
@@ -160,8 +155,8 @@ KEYS = ("PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """Environment of child processes: this interpreter's folder comes first on PATH, so that
-    `python` in dvc.yaml is this one.
+    """Environment of child processes: this interpreter's folder comes first on PATH, so that `python` in dvc.yaml is
+    this one.
 
     It has no keys of the servers: a stage reads data and models of others and needs no server.
     """
@@ -175,17 +170,14 @@ class Digests(NamedTuple):
 
     outs: dict[str, str]
     deps: dict[str, str]
-    """Data and models the stage read; its code, and the digests of what is outside of the project,
-    are left out.
-    """
+    """Data and models the stage read; its code, and the digests of what is outside of the project, are left out."""
 
 
 def digests(root: Path, stage: str) -> Digests:
     """A stage's entry in dvc.lock; empty if it never ran."""
     entry = locked(yaml_of(root / "dvc.lock"), stage)
     outs, deps = (
-        {item["path"]: item["md5"] for item in entry.get(kind, []) if "md5" in item}
-        for kind in ("outs", "deps")
+        {item["path"]: item["md5"] for item in entry.get(kind, []) if "md5" in item} for kind in ("outs", "deps")
     )
     read = {
         path: digest

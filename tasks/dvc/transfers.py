@@ -23,8 +23,7 @@ BARS = ("dvc.progress", "dvc_data.callbacks")
 
 
 def transfer(root: Path, action: Callable[[Any], object]) -> list[Exception]:
-    """Have DVC's Repo at `root` do `action`; returns the errors that it met, empty if all went
-    well.
+    """Have DVC's Repo at `root` do `action`; returns the errors that it met, empty if all went well.
 
     DVC logs what stopped each file, and raises only that some failed.
     """
@@ -81,9 +80,7 @@ def is_absent(errors: Sequence[Exception]) -> bool:
 
 
 def push(root: Path, stage: str | None = None) -> str | None:
-    """As `send_outputs`; returns in one line why it could not, None if all is there or there is no
-    remote.
-    """
+    """As `send_outputs`; returns in one line why it could not, None if all is there or there is no remote."""
     try:
         send_outputs(root, stage)
     except EnvironmentFault as met:
@@ -92,12 +89,10 @@ def push(root: Path, stage: str | None = None) -> str | None:
 
 
 def send_outputs(root: Path, stage: str | None = None) -> None:
-    """Push new outputs (of `stage`, or all) to the default remote, if there is one, without a time
-    limit.
+    """Push new outputs (of `stage`, or all) to the default remote, if there is one, without a time limit.
 
-    Pushes are remembered by the digest of dvc.lock and by the remote, so that an unchanged run
-    makes no request. Raises TransientFault, EnvironmentFault or UnknownFault: see
-    tasks/run/transient.py.
+    Pushes are remembered by the digest of dvc.lock and by the remote, so that an unchanged run makes no request.
+    Raises TransientFault, EnvironmentFault or UnknownFault: see tasks/run/transient.py.
     """
     lock, marker = root / "dvc.lock", root / STATE_FOLDER / "pushed"
     if not lock.exists() or default_remote(root) is None:
@@ -123,26 +118,20 @@ def note_pushed(root: Path) -> None:
 
 
 def _pushed(root: Path) -> str:
-    """Names a dvc.lock and the remote that has its outputs: its address, and the store that this
-    address is of.
-    """
+    """Names a dvc.lock and the remote that has its outputs: its address, and the store that this address is of."""
     from dvc.config import Config
 
     config = Config(str(root / ".dvc"))
     remote = config["remote"][config["core"]["remote"]]
-    where = [
-        str(remote["url"]),
-        str(remote.get("endpointurl") or os.environ.get("AWS_ENDPOINT_URL", "")),
-    ]
+    where = [str(remote["url"]), str(remote.get("endpointurl") or os.environ.get("AWS_ENDPOINT_URL", ""))]
     return hashlib.sha256(json.dumps(where).encode() + (root / "dvc.lock").read_bytes()).hexdigest()
 
 
 def fetch(root: Path, paths: Sequence[str]) -> None:
-    """Bring what is not there, or is another than dvc.lock has; what a stage made before is
-    replaced, as the stage itself would have done here.
+    """Bring what is not there, or is another than dvc.lock has; what a stage made before is replaced, as the stage
+    itself would have done here.
 
-    Raises TransientFault, EnvironmentFault or UnknownFault if the remote does not give it: see
-    tasks/run/transient.py.
+    Raises TransientFault, EnvironmentFault or UnknownFault if the remote does not give it: see tasks/run/transient.py.
     """
     missing = _not_as_locked(root, paths)
     if not missing:
@@ -153,8 +142,8 @@ def fetch(root: Path, paths: Sequence[str]) -> None:
 
     errors = transfer(root, pull)
     if errors and is_absent(errors):
-        # another container that shares the cache may have been writing there: DVC removes a file
-        # for a moment to test whether the disk can clone it
+        # another container that shares the cache may have been writing there: DVC removes a file for a moment to test
+        # whether the disk can clone it
         errors = transfer(root, pull)
     if errors:
         raise fault(

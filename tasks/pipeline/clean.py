@@ -1,7 +1,7 @@
 """Removes leftovers by age and size: workspaces of runs and stages, checkpoints, and studies.
 
-The champion's and those of a running run are kept. A run's rows, reports and kept copies stay;
-DVC's cache is `dvc gc`'s.
+The champion's and those of a running run are kept. A run's rows, reports and kept copies stay; DVC's cache is `dvc
+gc`'s.
 """
 
 import os
@@ -48,15 +48,14 @@ class Leftover:
 
 
 def leftovers(root: Path, workspaces: Path, now: float | None = None) -> list[Leftover]:
-    """All there are: below the folder of the workspaces, and the checkpoints of the project at
-    `root`. Nothing is changed.
+    """All there are: below the folder of the workspaces, and the checkpoints of the project at `root`. Nothing is
+    changed.
     """
     now = time.time() if now is None else now
     champions = {entry.run_id for entry in read_record(root).lineage}
     folders = [path for path in _folders(workspaces) if path.resolve() != root.resolve()]
     candidates = [
-        _leftover("workspace", path, path, now, _why_workspace_stays(path, champions, now))
-        for path in folders
+        _leftover("workspace", path, path, now, _why_workspace_stays(path, champions, now)) for path in folders
     ]
     for stage in STAGES:
         in_use = _fingerprints_in_use(root, stage, champions)
@@ -69,18 +68,15 @@ def leftovers(root: Path, workspaces: Path, now: float | None = None) -> list[Le
     return candidates
 
 
-def chosen(
-    candidates: Sequence[Leftover], older_than_seconds: float, max_bytes: int | None
-) -> list[Leftover]:
-    """`found`, with what goes: all above the age, then the oldest until `max_bytes` suffice for
-    what is left; oldest first.
+def chosen(candidates: Sequence[Leftover], older_than_seconds: float, max_bytes: int | None) -> list[Leftover]:
+    """`found`, with what goes: all above the age, then the oldest until `max_bytes` suffice for what is left; oldest
+    first.
     """
     oldest_first = sorted(candidates, key=lambda leftover: -leftover.age_seconds)
     total_bytes, judged = sum(leftover.size_bytes for leftover in candidates), []
     for leftover in oldest_first:
         goes = not leftover.kept_because and (
-            leftover.age_seconds > older_than_seconds
-            or (max_bytes is not None and total_bytes > max_bytes)
+            leftover.age_seconds > older_than_seconds or (max_bytes is not None and total_bytes > max_bytes)
         )
         total_bytes -= leftover.size_bytes if goes else 0
         judged.append(replace(leftover, goes=goes))
@@ -88,9 +84,7 @@ def chosen(
 
 
 def remove(leftover: Leftover) -> bool:
-    """Remove it while holding its workspace's lock; False if a run has begun there since. Raises
-    EnvironmentFault.
-    """
+    """Remove it while holding its workspace's lock; False if a run has begun there since. Raises EnvironmentFault."""
     with lock_file(leftover.workspace / RUN_LOCK) as holder:
         if holder is not None:
             return False
@@ -107,9 +101,7 @@ def remove(leftover: Leftover) -> bool:
 def _folders(parent: Path) -> list[Path]:
     """Its direct subfolders, links excluded."""
     return (
-        sorted(path for path in parent.iterdir() if path.is_dir() and not path.is_symlink())
-        if parent.is_dir()
-        else []
+        sorted(path for path in parent.iterdir() if path.is_dir() and not path.is_symlink()) if parent.is_dir() else []
     )
 
 
@@ -139,12 +131,7 @@ def _leftover(kind: str, path: Path, workspace: Path, now: float, kept_because: 
     statuses = list(_statuses(path))
     newest = max((status.st_mtime for status in statuses), default=now)
     return Leftover(
-        kind,
-        path,
-        workspace,
-        sum(status.st_size for status in statuses),
-        max(0.0, now - newest),
-        kept_because,
+        kind, path, workspace, sum(status.st_size for status in statuses), max(0.0, now - newest), kept_because
     )
 
 

@@ -1,5 +1,5 @@
-"""The context that every task of a run works in: it holds the workspace, ships rows, and always
-records the end of the run.
+"""The context that every task of a run works in: it holds the workspace, ships rows, and always records the end of the
+run.
 """
 
 import logging
@@ -29,16 +29,7 @@ from tasks.pipeline.run_progress import RunProgress
 from tasks.planning.prepared import ELSEWHERE, Planned, Prepared, keep, spent_by_runs
 from tasks.remote.client import fetch_aligned
 from tasks.run.month import PURPOSE
-from tasks.run.run import (
-    STUDY,
-    Run,
-    begin,
-    end_left_open,
-    keep_copies,
-    keep_edits,
-    new_run_id,
-    put_params_back,
-)
+from tasks.run.run import STUDY, Run, begin, end_left_open, keep_copies, keep_edits, new_run_id, put_params_back
 from tasks.run.stop import OVER_BUDGET, STOPPED, StopRequest, on_signals
 from tasks.run.workspace import Unfinished, is_own, keep_lock, keep_unfinished
 from tasks.servers.lost_server import hang_up, is_gone
@@ -54,8 +45,8 @@ from tracking.shipper import Shipper
 logger = logging.getLogger(__name__)
 
 SHIPPING_PERSISTENCE_SECONDS = 1800.0
-"""How long an MLflow that is away at the end of a run is tried again, where the run's workspace is
-not looked at later.
+"""How long an MLflow that is away at the end of a run is tried again, where the run's workspace is not looked at
+later.
 """
 ARTIFACT_PATIENCE_SECONDS = 5.0
 """Seconds to show the last progress."""
@@ -65,12 +56,7 @@ class Pipeline:
     """A running pipeline run."""
 
     def __init__(
-        self,
-        run: Run,
-        stop: StopRequest,
-        shipper: Shipper,
-        run_progress: RunProgress,
-        ahead: Sequence[str],
+        self, run: Run, stop: StopRequest, shipper: Shipper, run_progress: RunProgress, ahead: Sequence[str]
     ) -> None:
         self.run, self.stop, self.shipper, self.run_progress = run, stop, shipper, run_progress
         self.ahead = ahead
@@ -92,11 +78,11 @@ class Pipeline:
 
 @contextmanager
 def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
-    """Hold the workspace (the current folder) for one run, ship its rows meanwhile, and see to it
-    that the run has an end.
+    """Hold the workspace (the current folder) for one run, ship its rows meanwhile, and see to it that the run has an
+    end.
 
-    A stop is not a failure: the block ends there, and `Pipeline.state` says so. A run of a
-    deployment waits for another one that is running here; any other raises EnvironmentFault.
+    A stop is not a failure: the block ends there, and `Pipeline.state` says so. A run of a deployment waits for
+    another one that is running here; any other raises EnvironmentFault.
     """
     root, params = Path.cwd(), prepared.params
     with on_signals() as stop, locked(root, _patience(stop) if deployment.id else None):
@@ -105,14 +91,10 @@ def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
         before = (root / "params.yaml").read_bytes() if (root / "params.yaml").exists() else None
         edited = None if is_own(root) else keep_edits(root, params)
         if edited is not None:
-            Display().say(
-                f"params.yaml held other values, which no run has kept: they are in {edited.name}."
-            )
+            Display().say(f"params.yaml held other values, which no run has kept: they are in {edited.name}.")
         run = begin(root, new_run_id(flow_run.name), params, _detail(root, prepared))
         keep(run.folder, prepared)
-        shipper = Shipper(
-            root, params, run.run_id, SHIPPING_PERSISTENCE_SECONDS if is_own(root) else 0.0
-        )
+        shipper = Shipper(root, params, run.run_id, SHIPPING_PERSISTENCE_SECONDS if is_own(root) else 0.0)
         shipper.start()
         ahead = tuple(prepared.ahead) if isinstance(prepared, Planned) else params.stages
         pipeline = Pipeline(run, stop, shipper, RunProgress(prepared, params.stages), ahead)
@@ -145,32 +127,25 @@ def _put_params_back(pipeline: Pipeline, before: bytes | None, copy: Path | None
         return
     if undone:
         pipeline.display.say(
-            "params.yaml is what it was before this run, which did not get past its data: without "
-            f"{in_a_line(undone)}"
+            f"params.yaml is what it was before this run, which did not get past its data: without {in_a_line(undone)}"
         )
 
 
 def _patience(stop: StopRequest) -> Callable[[str], bool]:
-    """A run that a server started waits for one from the command line, unless it is asked to
-    stop.
-    """
+    """A run that a server started waits for one from the command line, unless it is asked to stop."""
     notified: set[str] = set()
 
     def wait(holder: str) -> bool:
         if holder not in notified:
             notified.add(holder)
-            logger.warning(
-                "process %s is running the pipeline in this checkout: waiting for its end", holder
-            )
+            logger.warning("process %s is running the pipeline in this checkout: waiting for its end", holder)
         return not stop.requested
 
     return wait
 
 
 def _end(pipeline: Pipeline, state: RunEvent, message: str) -> None:
-    """Close an unfinished run with a report of what it did; the current report belongs to an
-    earlier run.
-    """
+    """Close an unfinished run with a report of what it did; the current report belongs to an earlier run."""
     pipeline.end(state, message)
     write_report(pipeline)
     _send(pipeline)
@@ -178,8 +153,8 @@ def _end(pipeline: Pipeline, state: RunEvent, message: str) -> None:
 
 
 def write_report(pipeline: Pipeline) -> None:
-    """Write the report and the summary of a run that has ended, and keep the run's own copies. What
-    goes wrong here neither fails a run nor hides why it failed.
+    """Write the report and the summary of a run that has ended, and keep the run's own copies. What goes wrong here
+    neither fails a run nor hides why it failed.
     """
     run = pipeline.run
     try:
@@ -195,8 +170,8 @@ def write_report(pipeline: Pipeline) -> None:
 
 
 def _announce(pipeline: Pipeline, state: RunEvent, message: str) -> None:
-    """Plan and result as an artifact with links to the pages of the run, and an event; whatever
-    Prefect says to that, the run has ended.
+    """Plan and result as an artifact with links to the pages of the run, and an event; whatever Prefect says to that,
+    the run has ended.
     """
     run = pipeline.run
     if deployment.id is None and is_gone():
@@ -205,17 +180,11 @@ def _announce(pipeline: Pipeline, state: RunEvent, message: str) -> None:
     pipeline.progress_artifacts.close(ARTIFACT_PATIENCE_SECONDS)
     try:
         judged, ledger = verdict_and_ledger(run)
-        run_event(
-            state, run.run_id, message or judged, usd=ledger.total_usd, seconds=ledger.total_seconds
-        )
+        run_event(state, run.run_id, message or judged, usd=ledger.total_usd, seconds=ledger.total_seconds)
         links = pages(run.root, run.params, servers(run.root), run.run_id)
-        content = markdown(
-            run, pipeline.report, {name: url for name, url in links.items() if name != "prefect"}
-        )
+        content = markdown(run, pipeline.report, {name: url for name, url in links.items() if name != "prefect"})
         create_markdown_artifact(
-            content,
-            key="result",
-            description="What the run was planned to cost, what it cost, and what it bought",
+            content, key="result", description="What the run was planned to cost, what it cost, and what it bought"
         )
     except Exception as error:  # noqa: BLE001 -- Prefect's server may be gone, and its client raises what it likes
         logger.warning("the result could not be shown in the Prefect UI: %s", error)
@@ -231,9 +200,7 @@ def _bring_model(pipeline: Pipeline) -> None:
 
 
 def remember_cost(run: Run) -> None:
-    """Keep what was planned beside what was measured, for the planner's error; that cannot fail
-    the run.
-    """
+    """Keep what was planned beside what was measured, for the planner's error; that cannot fail the run."""
     try:
         book = ledger(run.root, run.params, run.run_id)
         remember(run.root, book, reconcile(read_plan(run.folder), book))
@@ -242,8 +209,8 @@ def remember_cost(run: Run) -> None:
 
 
 def _send(pipeline: Pipeline) -> None:
-    """Outputs to the DVC remote, the last rows and the model to MLflow meanwhile; neither can fail
-    the run, and a (further) request to stop ends the waiting.
+    """Outputs to the DVC remote, the last rows and the model to MLflow meanwhile; neither can fail the run, and a
+    (further) request to stop ends the waiting.
     """
     requests = pipeline.stop.requests
 
@@ -251,19 +218,14 @@ def _send(pipeline: Pipeline) -> None:
         return pipeline.stop.requests > requests
 
     pipeline.shipper.end()
-    for fault in (
-        push(pipeline.run.root),
-        _leave_for_next(pipeline.run),
-        pipeline.shipper.finish(give_up),
-    ):
+    for fault in (push(pipeline.run.root), _leave_for_next(pipeline.run), pipeline.shipper.finish(give_up)):
         if fault:
             logger.warning("%s", fault)
             pipeline.display.say(f"warning: {fault}")
 
 
 def _leave_for_next(run: Run) -> str | None:
-    """dvc.lock, and what is spent on results that are not complete, where each run has a workspace
-    of its own.
+    """dvc.lock, and what is spent on results that are not complete, where each run has a workspace of its own.
 
     Returns in one line why it could not.
     """
@@ -271,16 +233,10 @@ def _leave_for_next(run: Run) -> str | None:
     if remote is None or not is_own(run.root):
         return None
     rows = pipeline_rows(run.root)
-    completed = any(
-        (row.run_id, row.event, row.state) == (run.run_id, "end", "completed") for row in rows
-    )
+    completed = any((row.run_id, row.event, row.state) == (run.run_id, "end", "completed") for row in rows)
     try:
         keep_lock(run.root, remote)
-        spent = (
-            None
-            if completed
-            else Unfinished(run.run_id, spent_by_runs(run.root, run.params, rows, run.run_id))
-        )
+        spent = None if completed else Unfinished(run.run_id, spent_by_runs(run.root, run.params, rows, run.run_id))
         keep_unfinished(remote, results_key(run.params), spent)
     except EnvironmentFault as fault:
         return str(fault)
@@ -296,9 +252,7 @@ def _detail(root: Path, prepared: Prepared) -> dict[str, Any]:
         "prefect.flow_run_id": flow_run.id,
         ELSEWHERE: dict(prepared.spent_elsewhere),
         PURPOSE: flow_run.parent_flow_run_id if PURPOSE in (flow_run.tags or []) else None,
-        "study": next(
-            (tag.removeprefix(STUDY) for tag in flow_run.tags or [] if tag.startswith(STUDY)), None
-        ),
+        "study": next((tag.removeprefix(STUDY) for tag in flow_run.tags or [] if tag.startswith(STUDY)), None),
     }
     if detail["git.commit"]:
         detail["git.dirty"] = str(bool(_git(root, "status", "--porcelain", "--untracked-files=no")))
@@ -308,9 +262,7 @@ def _detail(root: Path, prepared: Prepared) -> dict[str, Any]:
 def _git(root: Path, *arguments: str) -> str:
     """git's answer; in an image without git, the commit it was built from."""
     try:
-        done = subprocess.run(
-            ["git", *arguments], cwd=root, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         return os.environ.get("RLHF_COMMIT", "") if arguments[0] == "rev-parse" else ""
     return done.stdout.strip() if done.returncode == 0 else ""

@@ -36,8 +36,8 @@ class Restored(NamedTuple):
 def restore(root: Path, run_id: str) -> Restored:
     """Restore the workspace to its state after `run_id`; nothing is trained.
 
-    Raises UserError for a run that kept too little, EnvironmentFault if a run is running or outputs
-    are nowhere to be had: then nothing has changed.
+    Raises UserError for a run that kept too little, EnvironmentFault if a run is running or outputs are nowhere to be
+    had: then nothing has changed.
     """
     with locked(root):
         params = kept_params(root, run_id)
@@ -75,21 +75,14 @@ def _stages(root: Path, run_id: str, params: Params) -> tuple[str, ...]:
 
 
 def _lock(root: Path, run_id: str, stages: tuple[str, ...]) -> dict[str, Any]:
-    """dvc.lock with the entries of the run; those of stages that are not of it stay. Raises
-    UserError.
-    """
+    """dvc.lock with the entries of the run; those of stages that are not of it stay. Raises UserError."""
     kept = kept_folder(root, run_id) / LOCK
     if not kept.exists():
-        raise UserError(
-            f"run {run_id} cannot be brought back: {kept.relative_to(root)} is gone. Name another."
-        )
+        raise UserError(f"run {run_id} cannot be brought back: {kept.relative_to(root)} is gone. Name another.")
     theirs = yaml_content(kept.read_text(encoding="utf-8"))
     absent = [stage for stage in stages if not entry_of(theirs, stage)]
     if absent:
-        raise UserError(
-            f"run {run_id} cannot be brought back: its dvc.lock has no {', '.join(absent)}. Name "
-            "another."
-        )
+        raise UserError(f"run {run_id} cannot be brought back: its dvc.lock has no {', '.join(absent)}. Name another.")
     ours = yaml_content(content) if (content := _bytes(root / LOCK)) else {}
     return {**theirs, "stages": {**ours.get("stages", {}), **theirs["stages"]}}
 

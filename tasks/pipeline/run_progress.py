@@ -1,6 +1,4 @@
-"""Progress of a run: finished stages, the running one, and those ahead, weighted by planned
-time.
-"""
+"""Progress of a run: finished stages, the running one, and those ahead, weighted by planned time."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -21,9 +19,7 @@ class RunState(NamedTuple):
 
 
 class RunProgress:
-    """Follows a run through its stages. Without a plan all stages count the same, and no time is
-    known.
-    """
+    """Follows a run through its stages. Without a plan all stages count the same, and no time is known."""
 
     def __init__(self, prepared: Prepared, stages: tuple[str, ...]) -> None:
         self._ahead: Mapping[str, Cost] = {}
@@ -37,28 +33,16 @@ class RunProgress:
 
     def look(self, progress: Progress) -> RunState:
         """Progress while the stage of `progress` runs."""
-        share = (
-            progress.fraction if progress.fraction is not None else self._share_by_time(progress)
-        )
+        share = progress.fraction if progress.fraction is not None else self._share_by_time(progress)
         all_of_it = sum(self._weight(stage) for stage in self._stages)
-        done = sum(self._weight(stage) for stage in self._done) + share * self._weight(
-            progress.stage
-        )
+        done = sum(self._weight(stage) for stage in self._done) + share * self._weight(progress.stage)
         ahead = sum(
-            self._seconds(stage)
-            for stage in self._stages
-            if stage not in self._done and stage != progress.stage
+            self._seconds(stage) for stage in self._stages if stage not in self._done and stage != progress.stage
         )
         remaining_seconds = (
-            progress.eta_seconds
-            if progress.eta_seconds is not None
-            else (1 - share) * self._seconds(progress.stage)
+            progress.eta_seconds if progress.eta_seconds is not None else (1 - share) * self._seconds(progress.stage)
         )
-        return RunState(
-            done / all_of_it if all_of_it else 0.0,
-            remaining_seconds + ahead,
-            self._usd + progress.usd,
-        )
+        return RunState(done / all_of_it if all_of_it else 0.0, remaining_seconds + ahead, self._usd + progress.usd)
 
     def close(self, progress: Progress | None, stage: str, done: bool) -> None:
         """A stage ended; one that was reused has no progress."""
@@ -69,11 +53,7 @@ class RunProgress:
     def words(self, run: RunState, stage: str) -> str:
         """`ppo running, about 2 min left, $0.0012 so far of budget.max_usd $0.01`."""
         eta = f", about {duration(round(run.eta_seconds))} left" if self._weighed else ""
-        limit = (
-            f" of budget.max_usd {usd(self._max_usd)}"
-            if self._max_usd is not None
-            else ", no budget.max_usd"
-        )
+        limit = f" of budget.max_usd {usd(self._max_usd)}" if self._max_usd is not None else ", no budget.max_usd"
         return f"{stage} running{eta}, {usd(run.usd)} so far{limit}"
 
     def _weight(self, stage: str) -> float:

@@ -56,16 +56,11 @@ def stage_task(stage: str) -> Callable[[Pipeline], None]:
             outcome = _run_stage(pipeline, stage, observer)
             done = True
         except StageStopped as stopped:
-            return Cancelled(
-                name=OVER_BUDGET if isinstance(stopped, OverBudget) else STOPPED,
-                message=str(stopped),
-            )
+            return Cancelled(name=OVER_BUDGET if isinstance(stopped, OverBudget) else STOPPED, message=str(stopped))
         finally:
             pipeline.run_progress.close(observer.progress, stage, done)
         pipeline.display.say(observer.last_line(stage, outcome))
-        return Completed(
-            name="Cached" if outcome.cached else "Completed", message=_message(stage, outcome)
-        )
+        return Completed(name="Cached" if outcome.cached else "Completed", message=_message(stage, outcome))
 
     def call(pipeline: Pipeline) -> None:
         state = run_stage_task(pipeline)
@@ -84,21 +79,13 @@ def _run_stage(pipeline: Pipeline, stage: str, observer: "_Observer") -> Outcome
 
 
 def _message(stage: str, outcome: Outcome) -> str:
-    made_by = (
-        f"attempt {outcome.attempt}"
-        if outcome.attempt is not None
-        else "an attempt that is not recorded here"
-    )
-    return (
-        f"{stage} is unchanged: outputs of {made_by} reused"
-        if outcome.cached
-        else f"{stage} done by {made_by}"
-    )
+    made_by = f"attempt {outcome.attempt}" if outcome.attempt is not None else "an attempt that is not recorded here"
+    return f"{stage} is unchanged: outputs of {made_by} reused" if outcome.cached else f"{stage} done by {made_by}"
 
 
 class _Observer:
-    """Shows a stage's progress on the terminal, and that of the stage and of the run as
-    artifacts in the Prefect UI.
+    """Shows a stage's progress on the terminal, and that of the stage and of the run as artifacts in the Prefect
+    UI.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -129,9 +116,7 @@ def places(pipeline: Pipeline) -> None:
     EnvironmentFault.
     """
     if any(stage in pipeline.ahead for stage in remote_stages(pipeline.run)):
-        task(name="places", cache_policy=NO_CACHE, persist_result=False)(check_placement)(
-            pipeline.run, pipeline.ahead
-        )
+        task(name="places", cache_policy=NO_CACHE, persist_result=False)(check_placement)(pipeline.run, pipeline.ahead)
 
 
 @task(name="report", cache_policy=NO_CACHE, persist_result=False)

@@ -7,15 +7,7 @@ from typing import TypeGuard
 
 from config.errors import CostError
 from config.records import CONTINUE
-from costs.ledger.budget import (
-    PER_HOUR,
-    PER_MONTH,
-    Excess,
-    Limit,
-    dear_hour,
-    excess,
-    total,
-)
+from costs.ledger.budget import PER_HOUR, PER_MONTH, Excess, Limit, dear_hour, excess, total
 from costs.planning.search import Goal, cheapest
 from tasks.planning.prepared import Planned, Prepared, prepare
 from tasks.run.changed_code import policy
@@ -26,8 +18,8 @@ WORTH_TELLING = 0.01
 
 
 def gate(root: Path, prepared: Prepared) -> str | None:
-    """Refuse a run planned above its budget; returns a warning instead where `budget.gate` is warn,
-    None if all is well.
+    """Refuse a run planned above its budget; returns a warning instead where `budget.gate` is warn, None if all is
+    well.
 
     Raises CostError with the cheapest plan that fits, or with what the cheapest one needs.
     """
@@ -54,11 +46,7 @@ def _dear_month(root: Path, prepared: Planned) -> Excess | None:
     if most is None or not ahead:
         return None
     before = month(root, prepared.params, time.time(), every_run=True).spent_usd
-    return (
-        Excess(Limit(PER_MONTH, most, "USD", None), before, ahead)
-        if before + ahead > most
-        else None
-    )
+    return Excess(Limit(PER_MONTH, most, "USD", None), before, ahead) if before + ahead > most else None
 
 
 def _started_over(prepared: Planned) -> list[str]:
@@ -111,10 +99,7 @@ def _advice(root: Path, prepared: Planned, exceeded: Excess) -> str:
             f"The cheapest plan that fits needs {needed:.4g} {limit.unit}: {options}. Take it, "
             f"raise {limit.key}, {anyway}."
         )
-    return (
-        f"Even the cheapest levers need {needed:.4g} {limit.unit} ({options}). Raise {limit.key}, "
-        f"{less}, {anyway}."
-    )
+    return f"Even the cheapest levers need {needed:.4g} {limit.unit} ({options}). Raise {limit.key}, {less}, {anyway}."
 
 
 def needs_approval(prepared: Prepared) -> TypeGuard[Planned]:

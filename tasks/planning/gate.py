@@ -31,24 +31,22 @@ APPROVAL_POLL_SECONDS = 5
 
 
 def checked(params: Params | Mapping[str, Any]) -> Params:
-    """The params of a form or a call of the API, validated with the messages of the command line.
-    Raises ParamsError.
+    """The params of a form or a call of the API, validated with the messages of the command line. Raises
+    ParamsError.
     """
     return params if isinstance(params, Params) else validate(dict(params), "the form")
 
 
 @task(name="plan", cache_policy=NO_CACHE, persist_result=False)
 def plan(params: Params) -> Planned | Unplannable:
-    """Plan the run, unless whoever started it has, and show the plan in the Prefect UI. Raises
-    CostError if it is planned above its budget.
+    """Plan the run, unless whoever started it has, and show the plan in the Prefect UI. Raises CostError if it is
+    planned above its budget.
     """
     root = Path.cwd()
     if differs := differs_from_recipe(root, params, None):
         logger.info("%s", differs)
     prepared = planned_before() or prepare(root, params)
-    create_markdown_artifact(
-        markdown(prepared), key="plan", description="What the run will cost from here on"
-    )
+    create_markdown_artifact(markdown(prepared), key="plan", description="What the run will cost from here on")
     warning = gate(root, prepared)
     if warning:
         logger.warning("%s", warning)
@@ -72,13 +70,9 @@ def approval(prepared: Prepared) -> None:
 
 
 def refused(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """Hook of a flow that failed: the event of a run that did not get as far as having an id of its
-    own; the others have sent theirs.
+    """Hook of a flow that failed: the event of a run that did not get as far as having an id of its own; the others
+    have sent theirs.
     """
-    error = (
-        state.data
-        if isinstance(state.data, BaseException)
-        else state.result(raise_on_failure=False)
-    )
+    error = state.data if isinstance(state.data, BaseException) else state.result(raise_on_failure=False)
     if isinstance(error, ParamsError | CostError):
         run_event("failed", flow_run.name, str(error))

@@ -25,19 +25,14 @@ class Outside(NamedTuple):
 
 
 def require_reachable(root: Path, params: Params, stages: Sequence[str]) -> None:
-    """Raise ParamsError if one of `stages`, placed on a work pool, reads what is in a folder of
-    this machine.
+    """Raise ParamsError if one of `stages`, placed on a work pool, reads what is in a folder of this machine.
 
-    An absolute path may be on a volume that is mounted there and here: the first container of the
-    pool checks, see `on_volumes`.
+    An absolute path may be on a volume that is mounted there and here: the first container of the pool checks, see
+    `on_volumes`.
     """
     pipeline = defined(root)
     for item in _outside(root, params):
-        readers = [
-            stage
-            for stage in _readers(pipeline, item.stands, stages)
-            if params.where.of(stage).pool != LOCAL
-        ]
+        readers = [stage for stage in _readers(pipeline, item.stands, stages) if params.where.of(stage).pool != LOCAL]
         if readers and not Path(item.path).is_absolute():
             settings = " and ".join(f"where.{stage}.pool: local" for stage in readers)
             raise ParamsError(
@@ -49,17 +44,13 @@ def require_reachable(root: Path, params: Params, stages: Sequence[str]) -> None
 
 
 def on_volumes(root: Path, params: Params, pool: str, stages: Sequence[str]) -> dict[str, str]:
-    """Key -> absolute path, of what `stages` on `pool` read from volumes that have to be mounted in
-    its containers.
-    """
+    """Key -> absolute path, of what `stages` on `pool` read from volumes that have to be mounted in its containers."""
     pipeline = defined(root)
     return {
         item.key: item.path
         for item in _outside(root, params)
         if Path(item.path).is_absolute()
-        and any(
-            params.where.of(stage).pool == pool for stage in _readers(pipeline, item.stands, stages)
-        )
+        and any(params.where.of(stage).pool == pool for stage in _readers(pipeline, item.stands, stages))
     }
 
 
@@ -72,6 +63,4 @@ def _outside(root: Path, params: Params) -> Iterator[Outside]:
 
 
 def _readers(pipeline: Mapping[str, Any], stands: Path, stages: Sequence[str]) -> list[str]:
-    return [
-        stage for stage in stages if stands.as_posix() in pipeline.get(stage, {}).get("deps", [])
-    ]
+    return [stage for stage in stages if stands.as_posix() in pipeline.get(stage, {}).get("deps", [])]

@@ -1,16 +1,10 @@
 """A plan as text: a line or two for the terminal, a page for the Prefect UI."""
 
 from config.records import CONTINUE, STAGES
-from costs.ledger.budget import (
-    Cost,
-    all_limits,
-    total,
-)
+from costs.ledger.budget import Cost, all_limits, total
 from reporting.numbers import duration, usd
 from tasks.planning.prepared import Planned, Unplannable
-from tasks.run.changed_code import (
-    policy,
-)
+from tasks.run.changed_code import policy
 
 
 def summary(prepared: Planned | Unplannable) -> list[str]:
@@ -22,14 +16,11 @@ def summary(prepared: Planned | Unplannable) -> list[str]:
     cost = prepared.ahead_total
     command = "rlhf plan" if prepared.ahead.keys() <= set(STAGES) else "rlhf plan --retrain"
     stages = ", ".join(f"{name} {duration(part.seconds)}" for name, part in prepared.ahead.items())
-    lines = [
-        f"Planned: {usd(cost.usd)} and {duration(cost.seconds)} ({stages}). Details: {command}"
-    ]
+    lines = [f"Planned: {usd(cost.usd)} and {duration(cost.seconds)} ({stages}). Details: {command}"]
     before = total(prepared.spent)
     if prepared.continues and before.seconds:
         lines.append(
-            f"Goes on from run {prepared.continues}, which spent {usd(before.usd)} and "
-            f"{duration(before.seconds)}."
+            f"Goes on from run {prepared.continues}, which spent {usd(before.usd)} and {duration(before.seconds)}."
         )
     done = "Going on from it." if policy() == CONTINUE else "Starting over."
     lines += [f"warning: {change} {done}" for change in prepared.changed]
@@ -61,9 +52,7 @@ def markdown(prepared: Planned | Unplannable) -> str:
     bounds = [f"- `{limit.key}`: {limit.value:g} {limit.unit}" for limit in all_limits(budget)]
     if budget.approval_usd is not None:
         bounds.append(f"- `budget.approval_usd`: {budget.approval_usd:g} USD")
-    spent_line = (
-        f"Spent by the runs it goes on from: {usd(before.usd)}.\n\n" if before.seconds else ""
-    )
+    spent_line = f"Spent by the runs it goes on from: {usd(before.usd)}.\n\n" if before.seconds else ""
     spent_line += "".join(f"{change} Decided: {policy()}.\n\n" for change in prepared.changed)
     assumed = "\n".join(f"- {line}" for line in prepared.plan.assumptions)
     return (

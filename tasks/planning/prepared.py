@@ -18,16 +18,7 @@ from config.vocabulary import require_students_vocabulary
 from config.workspace.kept import kept_params
 from config.workspace.rows import pipeline_rows
 from costs.ledger.attempts import read_attempts
-from costs.ledger.budget import (
-    Cost,
-    added,
-    all_limits,
-    chain,
-    predecessor,
-    results_key,
-    spent,
-    total,
-)
+from costs.ledger.budget import Cost, added, all_limits, chain, predecessor, results_key, spent, total
 from costs.ledger.reconcile import PLAN_FILE
 from costs.planning.planner import plan as make_plan
 from costs.planning.plans import Plan, StagePlan
@@ -37,12 +28,7 @@ from tasks.dvc.status import stale_stages
 from tasks.dvc.transfers import default_remote
 from tasks.planning.placement_check import require_reachable
 from tasks.planning.steps import planned_steps
-from tasks.run.changed_code import (
-    ChangedCode,
-    changed_since_checkpoint,
-    newest_checkpoint,
-    policy,
-)
+from tasks.run.changed_code import ChangedCode, changed_since_checkpoint, newest_checkpoint, policy
 from tasks.run.workspace import Unfinished, is_own, read_unfinished
 
 ELSEWHERE = "spent_elsewhere"
@@ -51,9 +37,7 @@ ELSEWHERE = "spent_elsewhere"
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """Facts known before a run starts: of `Planned` what it will cost, of `Unplannable` why nobody
-    knows.
-    """
+    """Facts known before a run starts: of `Planned` what it will cost, of `Unplannable` why nobody knows."""
 
     params: Params
     continues: str | None
@@ -78,9 +62,7 @@ class Planned(Prepared):
     fixed: Cost
     """The part of that which no lever changes: starting processes, reading data."""
     changed: tuple[ChangedCode, ...]
-    """Checkpoints that other code made. Where the policy is to start over, `ahead` counts that
-    in.
-    """
+    """Checkpoints that other code made. Where the policy is to start over, `ahead` counts that in."""
 
     @property
     def ahead_total(self) -> Cost:
@@ -92,8 +74,8 @@ _KNOWN: ContextVar[Planned | Unplannable | None] = ContextVar("known", default=N
 
 @contextmanager
 def known_plan(prepared: Planned | Unplannable | None) -> Iterator[None]:
-    """Have the flow that is called in the block start with this plan: parameters of a flow are what
-    a form can say, and a plan is not.
+    """Have the flow that is called in the block start with this plan: parameters of a flow are what a form can say,
+    and a plan is not.
     """
     token = _KNOWN.set(prepared)
     try:
@@ -108,17 +90,14 @@ def planned_before() -> Planned | Unplannable | None:
 
 
 def prepare(
-    root: Path,
-    params: Params,
-    decide: Callable[[Sequence[ChangedCode]], str] = lambda _: policy(),
+    root: Path, params: Params, decide: Callable[[Sequence[ChangedCode]], str] = lambda _: policy()
 ) -> Planned | Unplannable:
     """Plan the run that `params` ask for in the project at `root`.
 
-    `decide` is asked what to do with the checkpoints that other code made, if there are any.
-    Raises CostError if there is a budget or an approval threshold and no plan can be made; without
-    one, `fault` says why there is none.
-    Raises ParamsError if a stage is placed where a file that it reads is not, and ModelError for a
-    student of another tokenizer than its teacher.
+    `decide` is asked what to do with the checkpoints that other code made, if there are any. Raises CostError if there
+    is a budget or an approval threshold and no plan can be made; without one, `fault` says why there is none.
+    Raises ParamsError if a stage is placed where a file that it reads is not, and ModelError for a student of another
+    tokenizer than its teacher.
     """
     require_students_vocabulary(root, params)
     require_judge(root, params)
@@ -130,10 +109,7 @@ def prepare(
     if elsewhere is not None:
         before, so_far = elsewhere.run_id, added(so_far, elsewhere.spent)
     facts = Prepared(
-        params=params,
-        continues=before,
-        spent=so_far,
-        spent_elsewhere=elsewhere.spent if elsewhere is not None else {},
+        params=params, continues=before, spent=so_far, spent_elsewhere=elsewhere.spent if elsewhere is not None else {}
     )
     try:
         aim = target(params, None, None, None, root)
@@ -148,10 +124,7 @@ def prepare(
     candidates = [changed_since_checkpoint(root, params, stage) for stage in stale if before]
     changed = tuple(change for change in candidates if change is not None)
     anew = {change.stage for change in changed} if changed and decide(changed) == RESTART else set()
-    shares = {
-        stage: done_share(root, params, stage) if before and stage not in anew else 0.0
-        for stage in stale
-    }
+    shares = {stage: done_share(root, params, stage) if before and stage not in anew else 0.0 for stage in stale}
     planned = {stage.stage: stage for stage in plan.stages if stage.stage in stale}
     return Planned(
         **vars(facts),
@@ -180,26 +153,17 @@ def _kept_params(root: Path, run_id: str) -> Params | None:
 def spent_by_stage(root: Path, params: Params, run_ids: list[str]) -> dict[str, Cost]:
     """What each stage of the named runs cost, at the prices of `params`."""
     return {
-        stage: spent(
-            read_attempts(root / "runs" / stage)[0],
-            run_ids,
-            stage_price(params, stage),
-        )
-        for stage in STAGES
+        stage: spent(read_attempts(root / "runs" / stage)[0], run_ids, stage_price(params, stage)) for stage in STAGES
     }
 
 
-def spent_by_runs(
-    root: Path, params: Params, rows: list[PipelineRow], run_id: str
-) -> dict[str, Cost]:
+def spent_by_runs(root: Path, params: Params, rows: list[PipelineRow], run_id: str) -> dict[str, Cost]:
     """What each stage cost in a run and those that it goes on from, in earlier workspaces too."""
     runs = chain(rows, run_id)
     here = spent_by_stage(root, params, runs)
     for row in rows:
         if row.event == "start" and row.run_id in runs:
-            here = added(
-                here, {stage: Cost(*cost) for stage, cost in row.detail.get(ELSEWHERE, {}).items()}
-            )
+            here = added(here, {stage: Cost(*cost) for stage, cost in row.detail.get(ELSEWHERE, {}).items()})
     return here
 
 
@@ -229,8 +193,8 @@ def _fixed(stage: StagePlan) -> Cost:
 
 
 def keep(folder: Path, prepared: Prepared) -> None:
-    """Write plan.json beside the run's params: the plan of every stage, what was spent before and
-    what was still ahead.
+    """Write plan.json beside the run's params: the plan of every stage, what was spent before and what was still
+    ahead.
     """
     if not isinstance(prepared, Planned):
         return

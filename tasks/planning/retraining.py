@@ -1,5 +1,5 @@
-"""What a retrain cycle's own processes will cost, beside the plan of its run: `retrain.monthly_usd`
-and `budget.approval_usd` count them, the run's own `budget` does not.
+"""What a retrain cycle's own processes will cost, beside the plan of its run: `retrain.monthly_usd` and
+`budget.approval_usd` count them, the run's own `budget` does not.
 """
 
 from dataclasses import fields, replace
@@ -11,8 +11,8 @@ from tasks.planning.prepared import Planned, Prepared, Unplannable
 
 
 def with_cycle(prepared: Planned | Unplannable, examined: bool = False) -> Planned | Unplannable:
-    """The run with the contest that follows it, and unless that has been done the examination
-    before it; where these cannot be planned, `fault` says why and there is no plan of either.
+    """The run with the contest that follows it, and unless that has been done the examination before it; where these
+    cannot be planned, `fault` says why and there is no plan of either.
 
     Raises CostError instead where there is an approval threshold.
     """

@@ -1,5 +1,5 @@
-"""Checkpoints of remote stages in the store: another container can resume from them, even in a
-workspace without earlier attempts.
+"""Checkpoints of remote stages in the store: another container can resume from them, even in a workspace without
+earlier attempts.
 
 checkpoints/<stage>/<fingerprint>/<run>/step-*/   the newest two of each run, each complete once its
 manifest is there
@@ -59,11 +59,7 @@ class CheckpointStore:
             if (fingerprint, step) in self._in_store:
                 continue
             try:
-                self._store.upload(
-                    manifest.parent,
-                    f"{self._prefix(fingerprint, self._run_id)}/{step}",
-                    last=MANIFEST,
-                )
+                self._store.upload(manifest.parent, f"{self._prefix(fingerprint, self._run_id)}/{step}", last=MANIFEST)
             except (EnvironmentFault, FileNotFoundError):
                 if manifest.parent.exists():
                     raise
@@ -76,9 +72,8 @@ class CheckpointStore:
                 self._store.remove(f"{self._prefix(fingerprint, self._run_id)}/{sent.pop(0)}")
 
     def restore(self) -> None:
-        """Bring the newest checkpoints that a run made from these parameters and inputs, else those
-        of the stage's last attempt; whether they fit, and which of them are undamaged, the stage
-        decides.
+        """Bring the newest checkpoints that a run made from these parameters and inputs, else those of the stage's
+        last attempt; whether they fit, and which of them are undamaged, the stage decides.
         """
         newest = self._newest()
         if newest is None:
@@ -86,9 +81,7 @@ class CheckpointStore:
         for step in newest.steps[-KEPT:]:
             step = inner_name(step, "checkpoint")
             target = self._root / self._place / newest.fingerprint / step
-            self._store.download(
-                f"{self._prefix(newest.fingerprint, newest.run_id)}/{step}", target
-            )
+            self._store.download(f"{self._prefix(newest.fingerprint, newest.run_id)}/{step}", target)
             self._in_store.add((newest.fingerprint, step))
         if newest.run_id == self._run_id:
             self._own[newest.fingerprint] = list(newest.steps)
@@ -96,23 +89,17 @@ class CheckpointStore:
             self._adopted, self._heartbeats_of_adopted = newest, self._heartbeats(newest.run_id)
 
     def remove(self) -> None:
-        """The stage is done: its checkpoints have done their work, also those of earlier runs of
-        its checkout, and of one that it went on from unless that is still running.
+        """The stage is done: its checkpoints have done their work, also those of earlier runs of its checkout, and of
+        one that it went on from unless that is still running.
         """
-        done = {
-            (row.fingerprint, row.run_id)
-            for row in attempts(self._root, self._stage)
-            if row.fingerprint
-        }
+        done = {(row.fingerprint, row.run_id) for row in attempts(self._root, self._stage) if row.fingerprint}
         done |= {(fingerprint, self._run_id) for fingerprint in self._own}
         if self._adopted is not None and not self._is_at_work(self._adopted.run_id):
             done.add((self._adopted.fingerprint, self._adopted.run_id))
         there = {tuple(name.split("/")[:2]) for name in self._store.below(self._place).names()}
         for fingerprint, run_id in done & there:
             self._store.remove(self._prefix(fingerprint, run_id))
-        for run_id in set(self._store.below(self._by_inputs).names()) & {
-            run_id for _, run_id in done
-        }:
+        for run_id in set(self._store.below(self._by_inputs).names()) & {run_id for _, run_id in done}:
             self._store.remove(f"{self._by_inputs}/{run_id}")
 
     def _prefix(self, fingerprint: str, run_id: str) -> str:
@@ -120,22 +107,14 @@ class CheckpointStore:
         return f"{self._place}/{fingerprint}/{inner_name(run_id, 'run id')}"
 
     def _newest(self) -> Found | None:
-        """Of all runs with these inputs, that which came furthest; its own one where it came as
-        far.
-        """
+        """Of all runs with these inputs, that which came furthest; its own one where it came as far."""
         named = self._store.below(self._by_inputs)
-        owners = {
-            (content.decode(), run_id)
-            for run_id in named.names()
-            if (content := named.read(run_id))
-        }
+        owners = {(content.decode(), run_id) for run_id in named.names() if (content := named.read(run_id))}
         rows = [row for row in attempts(self._root, self._stage) if row.fingerprint]
         last = {(rows[-1].fingerprint, rows[-1].run_id)} if rows else set()
         complete = self._complete(owners) or self._complete(last)
         return max(
-            complete,
-            key=lambda checkpoint: (checkpoint.steps[-1], checkpoint.run_id == self._run_id),
-            default=None,
+            complete, key=lambda checkpoint: (checkpoint.steps[-1], checkpoint.run_id == self._run_id), default=None
         )
 
     def _complete(self, owners: set[tuple[str, str]]) -> list[Found]:
@@ -143,9 +122,7 @@ class CheckpointStore:
         checkpoints = []
         for fingerprint, run_id in sorted(owners):
             names = self._store.below(self._prefix(fingerprint, run_id)).names()
-            steps = tuple(
-                sorted(name.split("/")[0] for name in names if name.endswith(f"/{MANIFEST}"))
-            )
+            steps = tuple(sorted(name.split("/")[0] for name in names if name.endswith(f"/{MANIFEST}")))
             if steps:
                 checkpoints.append(Found(steps, fingerprint, run_id))
         return checkpoints
@@ -155,34 +132,25 @@ class CheckpointStore:
         exchanges = self._store.below(f"exchange/{run_id}")
         names = exchanges.names()
         requests = {name.rpartition("/")[0] for name in names if name.endswith(f"/{REQUEST}")}
-        return {
-            name: exchanges.read(f"{name}/{CONTAINER}")
-            for name in requests
-            if f"{name}/{REPLY}" not in names
-        }
+        return {name: exchanges.read(f"{name}/{CONTAINER}") for name in requests if f"{name}/{REPLY}" not in names}
 
     def _is_at_work(self, run_id: str) -> bool:
         """Whether a container of another run has sent a heartbeat since this one began."""
         return any(
-            heartbeat != self._heartbeats_of_adopted.get(name)
-            for name, heartbeat in self._heartbeats(run_id).items()
+            heartbeat != self._heartbeats_of_adopted.get(name) for name, heartbeat in self._heartbeats(run_id).items()
         )
 
 
 def inputs_digest(root: Path, stage: str) -> str:
-    """Digest (16 hex digits) of the parameters that dvc.yaml names for `stage`, and of what it
-    reads: outputs by dvc.lock, other data as it is.
+    """Digest (16 hex digits) of the parameters that dvc.yaml names for `stage`, and of what it reads: outputs by
+    dvc.lock, other data as it is.
 
-    Not the fingerprint itself: a pipeline that places a stage has not pulled what the stage reads,
-    and knows it by DVC's digests alone. Two attempts with one digest have one fingerprint, unless
-    the sections that make it differ; a checkpoint that does not fit is passed over.
+    Not the fingerprint itself: a pipeline that places a stage has not pulled what the stage reads, and knows it by
+    DVC's digests alone. Two attempts with one digest have one fingerprint, unless the sections that make it differ; a
+    checkpoint that does not fit is passed over.
     """
     lock, params = (yaml_of(root / name) for name in ("dvc.lock", "params.yaml"))
-    entries = {
-        name: entry.get("outs", [])
-        for name, entry in lock.get("stages", {}).items()
-        if name != OUTSIDE
-    }
+    entries = {name: entry.get("outs", []) for name, entry in lock.get("stages", {}).items() if name != OUTSIDE}
     outs = {out["path"]: out.get("md5") for entry in entries.values() for out in entry}
     entry = defined(root)[stage]
     read: dict[str, Any] = {}
@@ -191,14 +159,6 @@ def inputs_digest(root: Path, stage: str) -> str:
             continue
         owner = next((path for path in outs if dep == path or dep.startswith(f"{path}/")), None)
         file = root / dep
-        read[dep] = (
-            outs[owner]
-            if owner
-            else hashlib.sha256(file.read_bytes()).hexdigest()
-            if file.is_file()
-            else None
-        )
+        read[dep] = outs[owner] if owner else hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
     named = {key: value_at(params, key) for key in entry.get("params", []) if isinstance(key, str)}
-    return hashlib.sha256(
-        json.dumps([named, read], sort_keys=True, default=str).encode()
-    ).hexdigest()[:16]
+    return hashlib.sha256(json.dumps([named, read], sort_keys=True, default=str).encode()).hexdigest()[:16]

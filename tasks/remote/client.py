@@ -1,6 +1,4 @@
-"""The pipeline's side of a stage on a work pool: submit it, follow its rows, stop it, take the new
-dvc.lock.
-"""
+"""The pipeline's side of a stage on a work pool: submit it, follow its rows, stop it, take the new dvc.lock."""
 
 import logging
 import time
@@ -53,8 +51,8 @@ def place_of(run: Run, stage: str) -> str:
 
 
 def run_remote(run: Run, stage: str, pool: str, stop: StopRequest, observe: Observer) -> Outcome:
-    """Bring the outputs of `stage` up to date in a container of `pool`; as
-    `tasks.stage.runner.run_stage`, which does it here.
+    """Bring the outputs of `stage` up to date in a container of `pool`; as `tasks.stage.runner.run_stage`, which does
+    it here.
 
     Raises UserError, StageStopped, OverBudget, StageCrashed.
     """
@@ -62,8 +60,7 @@ def run_remote(run: Run, stage: str, pool: str, stop: StopRequest, observe: Obse
     _patiently(lambda: recover_abandoned(run, stage, stop), stop)
     if stop.requested:
         raise StageStopped(
-            f"Stopped before {stage}, as asked. Everything before it is kept: run again to resume "
-            "there."
+            f"Stopped before {stage}, as asked. Everything before it is kept: run again to resume there."
         )
     if is_unchanged_elsewhere(run.root, stage):
         outcome = Outcome(cached=True, attempt=None)
@@ -74,28 +71,19 @@ def run_remote(run: Run, stage: str, pool: str, stop: StopRequest, observe: Obse
 
 
 def _patiently(action: Callable[[], Result], stop: StopRequest) -> Result:
-    """Retry an operation on the store before or after a stage; a temporary outage is not an
-    error.
-    """
+    """Retry an operation on the store before or after a stage; a temporary outage is not an error."""
     return persist(action, lambda: stop.requested, STORE_PATIENCE_SECONDS)
 
 
-def run_here(
-    run: Run,
-    stage: str,
-    stop: StopRequest,
-    observe: Observer,
-) -> Outcome:
-    """As `tasks.stage.runner.run_stage`, where other stages may be placed elsewhere: what they made
-    is then in the remote alone.
+def run_here(run: Run, stage: str, stop: StopRequest, observe: Observer) -> Outcome:
+    """As `tasks.stage.runner.run_stage`, where other stages may be placed elsewhere: what they made is then in the
+    remote alone.
     """
     require_same_params(run, stage)
     try:
         recover_abandoned(run, stage, stop)  # an earlier run may have placed it
     except EnvironmentFault as fault:
-        logger.warning(
-            "whether an earlier run has left %s running cannot be seen: %s", stage, fault
-        )
+        logger.warning("whether an earlier run has left %s running cannot be seen: %s", stage, fault)
     if not remote_stages(run):
         return run_stage(run, stage, stop, observe)
     if not stop.requested and is_unchanged_elsewhere(run.root, stage):
@@ -111,8 +99,8 @@ def remote_stages(run: Run) -> list[str]:
 
 
 def fetch_aligned(run: Run) -> None:
-    """Bring the model that the run is about, to be registered; of an adapter also its base, where
-    that is the SFT model.
+    """Bring the model that the run is about, to be registered; of an adapter also its base, where that is the SFT
+    model.
 
     Raises EnvironmentFault if the remote does not give it.
     """
@@ -122,16 +110,12 @@ def fetch_aligned(run: Run) -> None:
         fetch(run.root, [f"models/{method}", *(["models/sft"] if on_sft else [])])
 
 
-def _in_containers(
-    run: Run, stage: str, pool: str, stop: StopRequest, observe: Observer
-) -> Outcome:
+def _in_containers(run: Run, stage: str, pool: str, stop: StopRequest, observe: Observer) -> Outcome:
     """Run in one container, or in several if they are taken away."""
     try:
         _patiently(lambda: send_outputs(run.root), stop)
     except EnvironmentFault as fault:
-        raise EnvironmentFault(
-            f"{stage} is placed on {pool} and cannot get its inputs: {fault}"
-        ) from None
+        raise EnvironmentFault(f"{stage} is placed on {pool} and cannot get its inputs: {fault}") from None
     for _ in range(PREEMPTIONS):
         BudgetWatch(run, stage, local=False).refuse_without_room()
         # what fails is the request: it comes before the hand-over
@@ -139,9 +123,7 @@ def _in_containers(
         reply = placed.follow(stop, observe)
         if reply.kind != "stopped" or stop.requested or placed.budget.reached is not None:
             break
-        logger.warning(
-            "%s was taken away from its container: %s Going on in a new one.", stage, reply.message
-        )
+        logger.warning("%s was taken away from its container: %s Going on in a new one.", stage, reply.message)
         placed.close()
     try:
         return _judge(stage, placed, reply, stop)
@@ -167,19 +149,15 @@ def _judge(stage: str, placed: "RemoteStage", reply: Reply, stop: StopRequest) -
 class RemoteStage:
     """A stage in its own container, from the request to the reply."""
 
-    def __init__(
-        self, run: Run, stage: str | None, pool: str, volumes: dict[str, str] | None = None
-    ) -> None:
-        """Write the request and hand it to the pool. Stage None only checks the pool's container,
-        and what is mounted there.
+    def __init__(self, run: Run, stage: str | None, pool: str, volumes: dict[str, str] | None = None) -> None:
+        """Write the request and hand it to the pool. Stage None only checks the pool's container, and what is mounted
+        there.
         """
         self.run, self._stage, self._pool = run, stage, pool
         self._name = f"{stage or 'check'}-{uuid.uuid4().hex[:8]}"
         remote = remote_of(run.root)
         self._exchange = Exchange(f"{remote['url']}/exchange/{run.run_id}/{self._name}")
-        self._exchange.write(
-            REQUEST, dump(request_of(run, stage, pool, self._name, remote, volumes))
-        )
+        self._exchange.write(REQUEST, dump(request_of(run, stage, pool, self._name, remote, volumes)))
         self._receiver = Receiver(run.root / "runs" / (stage or "check"), self._exchange)
         self._flow_run = submit(pool, self._exchange.url, f"{self._name} of {run.run_id}")
         self._state: Any = None
@@ -189,8 +167,8 @@ class RemoteStage:
         self._heard_at = time.monotonic()
 
     def follow(self, stop: StopRequest, observe: Observer) -> Reply:
-        """Until the stage has ended: its rows to runs/<stage>/, requests to stop to it. What it
-        leaves without a reply is a crash.
+        """Until the stage has ended: its rows to runs/<stage>/, requests to stop to it. What it leaves without a reply
+        is a crash.
         """
         assert self._stage is not None
         self.budget = BudgetWatch(self.run, self._stage, local=False)
@@ -223,15 +201,13 @@ class RemoteStage:
         jsonl.append(self.run.root / "runs" / str(self._stage) / "attempts.jsonl", row)
 
     def close(self) -> None:
-        """Remove what was exchanged, once the reply has been acted upon: a run that is killed
-        before finds it again.
+        """Remove what was exchanged, once the reply has been acted upon: a run that is killed before finds it
+        again.
         """
         clear(self._exchange)
 
     def _is_waiting(self) -> bool:
-        """Whether nothing is running yet: no worker has taken it, or its machine or image is still
-        awaited.
-        """
+        """Whether nothing is running yet: no worker has taken it, or its machine or image is still awaited."""
         return self._state is not None and (self._state.is_scheduled() or self._state.is_pending())
 
     def _withdrawn(self) -> Reply:
@@ -239,14 +215,12 @@ class RemoteStage:
         withdraw(self._flow_run.id)
         self._exchange.remove("")
         return Reply(
-            "stopped",
-            f"{self._stage} was asked to stop before its container began: run again to go on from "
-            "there.",
+            "stopped", f"{self._stage} was asked to stop before its container began: run again to go on from there."
         )
 
     def _exchange_news(self, stop: StopRequest, watch: Watch) -> None:
-        """Take its rows, show that we are there, pass on a request to stop. A store that is away
-        for a while is no end.
+        """Take its rows, show that we are there, pass on a request to stop. A store that is away for a while is no
+        end.
         """
         try:
             self._receiver.receive()
@@ -262,9 +236,7 @@ class RemoteStage:
             logger.warning("%s Asking again.", fault)
 
     def check(self) -> str:
-        """What the pool's container says of itself. Raises EnvironmentFault if it cannot do a
-        stage.
-        """
+        """What the pool's container says of itself. Raises EnvironmentFault if it cannot do a stage."""
         began = time.monotonic()
         while not self._ended():
             if time.monotonic() - began > CHECK_PATIENCE_SECONDS:
@@ -285,9 +257,7 @@ class RemoteStage:
             except httpx.HTTPError as error:
                 if kind_of(error) != "transient":
                     raise
-                logger.warning(
-                    "the Prefect server does not answer (%s): asking again", type(error).__name__
-                )
+                logger.warning("the Prefect server does not answer (%s): asking again", type(error).__name__)
         return self._state is not None and self._state.is_final()
 
     def _reply(self) -> Reply:
@@ -313,8 +283,7 @@ class RemoteStage:
 def check_placement(run: Run, stages: Sequence[str]) -> None:
     """See that every pool that one of `stages` is placed on can do it, before anything is paid for.
 
-    Raises EnvironmentFault with the first one that cannot: no pool, no worker, no image, no GPU,
-    no store, other code.
+    Raises EnvironmentFault with the first one that cannot: no pool, no worker, no image, no GPU, no store, other code.
     """
     places = {
         place_of(run, stage): run.params.where.key(stage, "pool")
@@ -324,9 +293,6 @@ def check_placement(run: Run, stages: Sequence[str]) -> None:
     for pool, key in places.items():
         require_served(pool, key)
     ask_to_stop(run)
-    checks = {
-        pool: RemoteStage(run, None, pool, on_volumes(run.root, run.params, pool, stages))
-        for pool in places
-    }
+    checks = {pool: RemoteStage(run, None, pool, on_volumes(run.root, run.params, pool, stages)) for pool in places}
     for pool, check in checks.items():
         logger.info("work pool %s: %s", pool, check.check())

@@ -1,5 +1,5 @@
-"""Heartbeats over an exchange: each side writes a growing count, the other checks that it grows. No
-clocks are compared.
+"""Heartbeats over an exchange: each side writes a growing count, the other checks that it grows. No clocks are
+compared.
 """
 
 import itertools
@@ -14,9 +14,7 @@ from tasks.run.exchange import Exchange
 PIPELINE, CONTAINER = "pipeline.alive", "container.alive"
 EVERY_SECONDS = 10.0
 SILENCE_SECONDS = 300.0
-"""Seconds after which a container considers its pipeline gone. A pipeline that comes back continues
-in a new one.
-"""
+"""Seconds after which a container considers its pipeline gone. A pipeline that comes back continues in a new one."""
 GONE_SECONDS = 90.0
 """Seconds after which a new pipeline considers the container of an earlier one gone."""
 
@@ -30,9 +28,7 @@ class Heartbeat:
         self._due = 0.0
 
     def show(self) -> None:
-        """Write the next count if it is time to. Raises EnvironmentFault if the store cannot be
-        reached.
-        """
+        """Write the next count if it is time to. Raises EnvironmentFault if the store cannot be reached."""
         if time.monotonic() >= self._due:
             self._exchange.write(self._name, str(next(self._count)).encode())
             self._due = time.monotonic() + self._every_seconds
@@ -47,8 +43,8 @@ class HeartbeatMonitor:
         self._since = time.monotonic()
 
     def seconds(self) -> float:
-        """Look, and say how long it lasts. Raises EnvironmentFault if the store cannot be reached:
-        no heartbeat can arrive then, and the count starts over.
+        """Look, and say how long it lasts. Raises EnvironmentFault if the store cannot be reached: no heartbeat can
+        arrive then, and the count starts over.
         """
         try:
             seen = self._exchange.read(self._name)
@@ -64,8 +60,8 @@ class HeartbeatMonitor:
 def heartbeats(
     exchange: Exchange, every_seconds: float, silence_seconds: float, on_silence: Callable[[], None]
 ) -> Iterator[None]:
-    """Show the container's sign while the block runs, and call `on_silence` once the pipeline's has
-    not changed for so long.
+    """Show the container's sign while the block runs, and call `on_silence` once the pipeline's has not changed for so
+    long.
     """
     sign, silence, ended = (
         Heartbeat(exchange, CONTAINER, every_seconds),

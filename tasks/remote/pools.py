@@ -29,8 +29,8 @@ PARAMETERS = {
 
 
 def require_served(pool: str, placed: str) -> None:
-    """Raise EnvironmentFault unless work pool `pool` is running, and a worker serves it;
-    `placed` is the key that names it.
+    """Raise EnvironmentFault unless work pool `pool` is running, and a worker serves it; `placed` is the key that
+    names it.
     """
     with get_client(sync_client=True) as client:
         try:
@@ -43,8 +43,7 @@ def require_served(pool: str, placed: str) -> None:
             ) from None
         if work_pool.is_paused:
             raise EnvironmentFault(
-                f"{placed}={pool}: the work pool is paused. Resume it: prefect work-pool resume "
-                f"{pool}."
+                f"{placed}={pool}: the work pool is paused. Resume it: prefect work-pool resume {pool}."
             )
         if work_pool.type == "process":
             raise EnvironmentFault(
@@ -62,8 +61,8 @@ def require_served(pool: str, placed: str) -> None:
 
 
 def _require_image(pool: Any, placed: str) -> None:
-    """A worker that starts before its pool is made makes the pool itself, with containers that have
-    Prefect and nothing of this project.
+    """A worker that starts before its pool is made makes the pool itself, with containers that have Prefect and
+    nothing of this project.
     """
     image = pool.base_job_template.get("variables", {}).get("properties", {}).get("image")
     if image is not None and not image.get("default"):
@@ -76,8 +75,8 @@ def _require_image(pool: Any, placed: str) -> None:
 
 
 def submit(pool: str, request: str, name: str) -> FlowRun:
-    """Create the flow run of a request on a pool, a child of the current run; the pool's worker
-    starts its container.
+    """Create the flow run of a request on a pool, a child of the current run; the pool's worker starts its
+    container.
     """
     with get_client(sync_client=True) as client:
         flow_id = client.create_flow_from_name(FLOW)
@@ -100,9 +99,7 @@ def submit(pool: str, request: str, name: str) -> FlowRun:
 def withdraw(flow_run: UUID) -> None:
     """Cancel a flow run that was handed over; its worker removes what it has begun to start."""
     with get_client(sync_client=True) as client:
-        client.set_flow_run_state(
-            flow_run, Cancelling(message="The pipeline was asked to stop before this began.")
-        )
+        client.set_flow_run_state(flow_run, Cancelling(message="The pipeline was asked to stop before this began."))
 
 
 def state_of(flow_run: UUID) -> Any:

@@ -1,8 +1,7 @@
-"""Recovery of stages that a killed run of this checkout left in containers: they are stopped with a
-checkpoint before the stage resumes.
+"""Recovery of stages that a killed run of this checkout left in containers: they are stopped with a checkpoint before
+the stage resumes.
 
-Two containers would else do the same stage, and rows that were not taken would be missing in the
-ledger.
+Two containers would else do the same stage, and rows that were not taken would be missing in the ledger.
 """
 
 import json
@@ -28,8 +27,8 @@ POLL_SECONDS = 1.0
 
 
 def ask_to_stop(run: Run) -> None:
-    """Ask whatever earlier runs have left running, of any stage, to stop, and do not wait: its
-    machines may be the ones that are needed.
+    """Ask whatever earlier runs have left running, of any stage, to stop, and do not wait: its machines may be the
+    ones that are needed.
 
     Raises EnvironmentFault if the store cannot be reached.
     """
@@ -41,8 +40,8 @@ def ask_to_stop(run: Run) -> None:
 def recover_abandoned(run: Run, stage: str, stop: StopRequest) -> str | None:
     """Ask what is left of `stage` to stop, wait for that, and take its rows.
 
-    Takes and returns the dvc.lock of one that came to its end meanwhile, if nothing has changed the
-    lock here since; None otherwise.
+    Takes and returns the dvc.lock of one that came to its end meanwhile, if nothing has changed the lock here since;
+    None otherwise.
     Raises EnvironmentFault if the store cannot be reached.
     """
     lock = None
@@ -63,8 +62,7 @@ def take_lock(root: Path, lock: str) -> None:
     write_atomically(root / "dvc.lock", lock)
     note_pushed(
         root
-        # what was here was pushed before the stage was handed over, and its container has pushed
-        # the rest
+        # what was here was pushed before the stage was handed over, and its container has pushed the rest
     )
 
 
@@ -84,30 +82,19 @@ def _exchanges(run: Run) -> list[tuple[Exchange, str]]:
     exchanges, pairs = Exchange(f"{remote_of(run.root)['url']}/exchange"), []
     for name in exchanges.names():
         run_id, _, request = name.partition("/")
-        if (
-            run_id in earlier
-            and request.endswith(f"/{REQUEST}")
-            and not request.startswith("check-")
-        ):
-            pairs.append(
-                (exchanges.below(name.removesuffix(f"/{REQUEST}")), request.partition("-")[0])
-            )
+        if run_id in earlier and request.endswith(f"/{REQUEST}") and not request.startswith("check-"):
+            pairs.append((exchanges.below(name.removesuffix(f"/{REQUEST}")), request.partition("-")[0]))
     return pairs
 
 
 def _earlier_runs(run: Run) -> set[str]:
     rows = pipeline_rows(run.root)
-    return {
-        row.run_id for row in rows if row.event == "end" and row.state in ("killed", "failed")
-    } - {run.run_id}
+    return {row.run_id for row in rows if row.event == "end" and row.state in ("killed", "failed")} - {run.run_id}
 
 
 def _end(root: Path, stage: str, exchange: Exchange, stop: StopRequest) -> Reply | None:
     """Its reply; None if nothing is heard of it any more, or the run is asked to stop meanwhile."""
-    receiver, silence = (
-        Receiver(root / "runs" / stage, exchange, again=True),
-        HeartbeatMonitor(exchange, CONTAINER),
-    )
+    receiver, silence = (Receiver(root / "runs" / stage, exchange, again=True), HeartbeatMonitor(exchange, CONTAINER))
     if exchange.read(REPLY) is None:
         message = (
             f"{stage} may still be running in a container of a run that was killed: letting it "
@@ -116,11 +103,7 @@ def _end(root: Path, stage: str, exchange: Exchange, stop: StopRequest) -> Reply
         logger.warning("%s", message)
         Display().say(message)
         exchange.write(STOP, b"1")
-    while (
-        (content := exchange.read(REPLY)) is None
-        and silence.seconds() < GONE_SECONDS
-        and not stop.requested
-    ):
+    while (content := exchange.read(REPLY)) is None and silence.seconds() < GONE_SECONDS and not stop.requested:
         receiver.receive()
         time.sleep(POLL_SECONDS)
     receiver.receive()
@@ -133,8 +116,4 @@ def _usable_lock(root: Path, exchange: Exchange, reply: Reply | None) -> str | N
         return None
     started_from = json.loads(exchange.read(REQUEST) or b"{}").get("files", {}).get("dvc.lock")
     here = root / "dvc.lock"
-    return (
-        reply.lock
-        if started_from == (here.read_text(encoding="utf-8") if here.exists() else None)
-        else None
-    )
+    return reply.lock if started_from == (here.read_text(encoding="utf-8") if here.exists() else None) else None

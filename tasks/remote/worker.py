@@ -1,8 +1,8 @@
 """The container's side of a remote stage, from the request to the reply.
 
-The container has the code and nothing else. It makes a workspace, fetches the stage's inputs and
-checkpoint from the store, does the stage as `tasks.stage.runner` does it anywhere, sends its rows
-while it works, and pushes its outputs. The new dvc.lock goes back with the reply.
+The container has the code and nothing else. It makes a workspace, fetches the stage's inputs and checkpoint from the
+store, does the stage as `tasks.stage.runner` does it anywhere, sends its rows while it works, and pushes its outputs.
+The new dvc.lock goes back with the reply.
 """
 
 import errno
@@ -43,14 +43,7 @@ from tasks.stage.runner import run_stage
 logger = logging.getLogger(__name__)
 
 STOP = "stop"
-ROWS = (
-    "attempts.jsonl",
-    "usage.jsonl",
-    "metrics.jsonl",
-    "samples.jsonl",
-    "diverged.jsonl",
-    "log.txt",
-)
+ROWS = ("attempts.jsonl", "usage.jsonl", "metrics.jsonl", "samples.jsonl", "diverged.jsonl", "log.txt")
 """Files of runs/<stage>/ that the pipeline follows."""
 ROWS_EVERY_SECONDS = 1.0
 CHECKPOINTS_EVERY_SECONDS = 2.0
@@ -75,25 +68,21 @@ class Reply(NamedTuple):
     @classmethod
     def of(cls, content: bytes) -> "Reply":
         """As it was written; another version's may hold more."""
-        return cls(
-            **{key: value for key, value in json.loads(content).items() if key in cls._fields}
-        )
+        return cls(**{key: value for key, value in json.loads(content).items() if key in cls._fields})
 
 
 def work(url: str, stop: StopRequest) -> Reply:
-    """Do what the request at `url` asks for, and put the reply beside it; of a store that cannot
-    be used only the flow's state can tell.
+    """Do what the request at `url` asks for, and put the reply beside it; of a store that cannot be used only the
+    flow's state can tell.
 
-    What the stage leaves is cleared away after its reply is in the store, so that none that is done
-    can be lost.
+    What the stage leaves is cleared away after its reply is in the store, so that none that is done can be lost.
     """
     try:
         exchange = Exchange(url)
         content = exchange.read(REQUEST)
         if content is None:
             raise EnvironmentFault(
-                f"{url}/{REQUEST} does not exist: the pipeline and this container do not see the "
-                "same store."
+                f"{url}/{REQUEST} does not exist: the pipeline and this container do not see the same store."
             )
         with ExitStack() as afterwards:
             reply = _answer(json.loads(content), exchange, stop, afterwards)
@@ -103,9 +92,7 @@ def work(url: str, stop: StopRequest) -> Reply:
     return reply
 
 
-def _answer(
-    request: dict[str, Any], exchange: Exchange, stop: StopRequest, afterwards: ExitStack
-) -> Reply:
+def _answer(request: dict[str, Any], exchange: Exchange, stop: StopRequest, afterwards: ExitStack) -> Reply:
     try:
         _same_code(request)
         if request["stage"] is None:
@@ -122,9 +109,7 @@ def _answer(
     except StageCrashed as crash:
         return Reply("crashed", str(crash), hopeless=crash.hopeless)
     except (RlhfError, OSError, subprocess.SubprocessError) as error:
-        if isinstance(error, OSError) and _says_full(
-            error
-        ):  # otherwise another container would find the disk full
+        if isinstance(error, OSError) and _says_full(error):  # otherwise another container would find the disk full
             return Reply(
                 "bad_input",
                 f"the volume of {error.filename or workspaces()} in work pool {request['pool']} is "
@@ -136,8 +121,7 @@ def _answer(
 def _says_full(error: OSError) -> bool:
     """Of a folder that is copied, shutil collects the errors as texts."""
     return error.errno in DISK_FULL or (
-        isinstance(error, shutil.Error)
-        and any(os.strerror(code) in str(error) for code in DISK_FULL)
+        isinstance(error, shutil.Error) and any(os.strerror(code) in str(error) for code in DISK_FULL)
     )
 
 
@@ -152,8 +136,8 @@ def _same_code(request: dict[str, Any]) -> None:
 
 
 def _check(request: dict[str, Any]) -> Reply:
-    """Whether this container could run a stage: a GPU if one is asked for, the volumes that params
-    name, and disk space.
+    """Whether this container could run a stage: a GPU if one is asked for, the volumes that params name, and disk
+    space.
     """
     if request["gpus"] and not _gpus():
         raise EnvironmentFault(
@@ -173,9 +157,7 @@ def _check(request: dict[str, Any]) -> Reply:
 
 
 def _room(folder: Path, pool: str) -> int:
-    """Bytes free on the volume at `folder`. Raises EnvironmentFault if they are too few, or none
-    may be used.
-    """
+    """Bytes free on the volume at `folder`. Raises EnvironmentFault if they are too few, or none may be used."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -196,21 +178,15 @@ def _room(folder: Path, pool: str) -> int:
 
 
 def _gpus() -> int:
-    """GPUs of this container, by the driver's own tool: torch takes seconds to import, and this
-    half does without.
-    """
+    """GPUs of this container, by the driver's own tool: torch takes seconds to import, and this half does without."""
     try:
-        listed = subprocess.run(
-            ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=30, check=False
-        )
+        listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return 0
     return len(listed.stdout.splitlines()) if listed.returncode == 0 else 0
 
 
-def _stage(
-    request: dict[str, Any], exchange: Exchange, stop: StopRequest, afterwards: ExitStack
-) -> Reply:
+def _stage(request: dict[str, Any], exchange: Exchange, stop: StopRequest, afterwards: ExitStack) -> Reply:
     stage = inner_name(request["stage"], "stage of a request")
     os.environ[CHANGED_CODE_VARIABLE] = request["changed_code"]
 
@@ -222,9 +198,7 @@ def _stage(
         )
         stop.requests = max(stop.requests, 1)
 
-    afterwards.enter_context(
-        heartbeats(exchange, request["sign_seconds"], request["silence_seconds"], on_silence)
-    )
+    afterwards.enter_context(heartbeats(exchange, request["sign_seconds"], request["silence_seconds"], on_silence))
     root = afterwards.enter_context(_workspace(request))
     run = Run(root, request["run_id"], load(root / "params.yaml"))
     store = Exchange(request["remote"]["url"])
@@ -245,9 +219,7 @@ def _done(
     stop: StopRequest,
     afterwards: ExitStack,
 ) -> Reply:
-    """The outputs to the remote, however long that takes; then the checkpoints have done their
-    work.
-    """
+    """The outputs to the remote, however long that takes; then the checkpoints have done their work."""
 
     def give_up() -> bool:
         return stop.requested or _asked(exchange) > 0
@@ -256,8 +228,7 @@ def _done(
         persist(lambda: send_outputs(run.root, stage), give_up)
     except EnvironmentFault as met:
         raise type(met)(
-            f"{stage} is done, but its outputs could not be sent: {met} It resumes from its last "
-            "checkpoint."
+            f"{stage} is done, but its outputs could not be sent: {met} It resumes from its last checkpoint."
         ) from None
     afterwards.callback(_clear, mirror)
     return Reply(
@@ -285,9 +256,7 @@ def _asked(exchange: Exchange) -> int:
 
 @contextmanager
 def _workspace(request: dict[str, Any]) -> Iterator[Path]:
-    """A folder with the code, the files of the request and the store as DVC remote; gone
-    afterwards.
-    """
+    """A folder with the code, the files of the request and the store as DVC remote; gone afterwards."""
     root = workspaces() / inner_name(request["id"], "id of a request")
     shutil.rmtree(root, ignore_errors=True)
     lay_out(root, request["remote"])
@@ -306,8 +275,8 @@ def _workspace(request: dict[str, Any]) -> Iterator[Path]:
 def _transfers(
     root: Path, stage: str, exchange: Exchange, mirror: CheckpointStore, stop: StopRequest
 ) -> Iterator[None]:
-    """Send rows and checkpoints, and hear whether the pipeline asks to stop, while the block runs;
-    the last rows go at its end.
+    """Send rows and checkpoints, and hear whether the pipeline asks to stop, while the block runs; the last rows go at
+    its end.
     """
     sender = Sender(root / "runs" / stage, exchange, ROWS)
     ended = threading.Event()
@@ -338,9 +307,7 @@ def _transfers(
 
 
 def _every(seconds: float, ended: threading.Event, task: Callable[[], None]) -> None:
-    """A store that is away for a while does not stop the stage: what was not sent goes the next
-    time.
-    """
+    """A store that is away for a while does not stop the stage: what was not sent goes the next time."""
     warned = False
     while not ended.wait(seconds):
         try:
@@ -360,8 +327,8 @@ def request_of(
     remote: dict[str, str],
     volumes: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """What the pipeline asks a container of `pool` for; stage None only checks it, and whether
-    `volumes` (key -> path) are there.
+    """What the pipeline asks a container of `pool` for; stage None only checks it, and whether `volumes` (key -> path)
+    are there.
     """
     device = run.params.prices.device_by_pool.get(pool)
     files = [
@@ -387,7 +354,5 @@ def request_of(
         "sign_seconds": heartbeat.EVERY_SECONDS,
         "silence_seconds": heartbeat.SILENCE_SECONDS,
         "gpus": device is not None and device != "cpu",
-        "files": files_of(run.root, files) | {"params.yaml": dump_params(run.params)}
-        if stage
-        else {},
+        "files": files_of(run.root, files) | {"params.yaml": dump_params(run.params)} if stage else {},
     }

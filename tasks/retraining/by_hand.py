@@ -16,8 +16,8 @@ from tasks.ui.events import model_event
 
 @task(name="promote", cache_policy=NO_CACHE, persist_result=False)
 def promote_by_hand(params: Params, pipeline_flow_run: str, why: str) -> str:
-    """Make the model of the run that was Prefect's `pipeline_flow_run` the champion; returns that
-    in a line. Raises as `promote` does.
+    """Make the model of the run that was Prefect's `pipeline_flow_run` the champion; returns that in a line. Raises as
+    `promote` does.
     """
     root = Path.cwd()
     run_id = _run_of(root, pipeline_flow_run)
@@ -39,7 +39,6 @@ def _run_of(root: Path, pipeline_flow_run: str) -> str:
     run_id = next(run_ids, None)
     if run_id is None:
         raise EnvironmentFault(
-            "runs/pipeline.jsonl does not know the run that was to be promoted. Start the "
-            "promotion again."
+            "runs/pipeline.jsonl does not know the run that was to be promoted. Start the promotion again."
         )
     return run_id

@@ -1,5 +1,4 @@
-"""The Prefect side of a retrain cycle: check for new data, decide, train, hold the contest,
-promote.
+"""The Prefect side of a retrain cycle: check for new data, decide, train, hold the contest, promote.
 
 runs/retrain.jsonl         how each cycle went, and what its own processes cost
 runs/retrain/<cycle>/      examination.json, contest.json, replies.jsonl, cycle.md, log.txt
@@ -30,13 +29,7 @@ from config.locks import lock_file
 from config.schema import Params
 from config.workspace.at_work import locked
 from config.workspace.champions import Champion
-from config.workspace.retraining import (
-    RETRAIN_FOLDER,
-    RETRAIN_ROWS,
-    Contest,
-    Examination,
-    RetrainRow,
-)
+from config.workspace.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, Contest, Examination, RetrainRow
 from config.workspace.rows import pipeline_rows
 from costs.planning.retraining import CONTEST
 from costs.tables.price import stage_price
@@ -99,9 +92,7 @@ class Cycle:
         return self.root / RETRAIN_FOLDER / self.id
 
     def record(self, event: str, **fields: Any) -> None:
-        row = RetrainRow.model_validate(
-            {"time": time.time(), "cycle": self.id, "event": event, **fields}
-        )
+        row = RetrainRow.model_validate({"time": time.time(), "cycle": self.id, "event": event, **fields})
         jsonl.append(self.root / RETRAIN_ROWS, row)
 
     def helper(self, name: str, *arguments: str) -> None:
@@ -158,16 +149,13 @@ def alone(cycle: Cycle) -> Iterator[str | None]:
         yield (
             None
             if holder is None
-            else f"a cycle is running already (process {holder}), and this one has nothing to add "
-            "to it"
+            else f"a cycle is running already (process {holder}), and this one has nothing to add to it"
         )
 
 
 @task(name="decide", cache_policy=NO_CACHE, persist_result=False)
 def due(cycle: Cycle, busy: str | None, force: bool) -> Due | None:
-    """Whether to train now; if not, the cycle has ended as skipped. Raises UserError without a
-    usable champion.
-    """
+    """Whether to train now; if not, the cycle has ended as skipped. Raises UserError without a usable champion."""
     root, params = cycle.root, cycle.params
     reason = busy or _workspace_is_taken(root)
     if reason is None:
@@ -187,9 +175,7 @@ def due(cycle: Cycle, busy: str | None, force: bool) -> Due | None:
     prepared = prepare(root, params)
     whole = with_cycle(prepared, examined=True)
     planned_usd = whole.ahead_total.usd if isinstance(whole, Planned) else None
-    decision = decide(
-        examination, planned_usd, month(root, params, time.time()), params.retrain, force
-    )
+    decision = decide(examination, planned_usd, month(root, params, time.time()), params.retrain, force)
     cycle.sections.append(decision_section(decision))
     if not decision.train:
         cycle.end("skipped", decision.reasons[0])
@@ -211,24 +197,21 @@ def _examined(cycle: Cycle, champion_folder: Path) -> Examination:
 
 
 def wait_for_approval(reason: Due) -> None:
-    """Where a server started the cycle: pause above `budget.approval_usd`, as the flow rlhf does
-    when it is started by itself.
+    """Where a server started the cycle: pause above `budget.approval_usd`, as the flow rlhf does when it is started by
+    itself.
     """
     approval(with_cycle(reason.prepared, examined=True))
 
 
 def trained(cycle: Cycle, state: State[Any]) -> str | None:
-    """The pipeline run in `state` if it completed; if it was stopped, the cycle has ended as
-    stopped. Raises what made the run fail.
+    """The pipeline run in `state` if it completed; if it was stopped, the cycle has ended as stopped. Raises what made
+    the run fail.
     """
     run_id = _run_of(cycle)
     cycle.known["run_id"] = run_id
     cycle.usd += run_usd(cycle.root, cycle.params, run_id) if run_id else 0.0
     if state.is_cancelled():
-        said = (
-            f"{state.message or 'the run was stopped'} The champion stays; the next cycle goes on "
-            "from there."
-        )
+        said = f"{state.message or 'the run was stopped'} The champion stays; the next cycle goes on from there."
         cycle.end("stopped", said, Cancelled(name=state.name, message=said))
         return None
     state.result()  # raises what made it fail
@@ -237,11 +220,10 @@ def trained(cycle: Cycle, state: State[Any]) -> str | None:
 
 @task(name="contest", cache_policy=NO_CACHE, persist_result=False)
 def winner(cycle: Cycle, champion: Champion, run_id: str) -> Winner | None:
-    """Compare the model of a run with the champion; if it does not pass the gate, the cycle has
-    ended with the champion kept.
+    """Compare the model of a run with the champion; if it does not pass the gate, the cycle has ended with the
+    champion kept.
 
-    Both are folders of their own, by the digests of their runs: the checkout may be another run's
-    by now.
+    Both are folders of their own, by the digests of their runs: the checkout may be another run's by now.
     """
     folder, target = check_champion(cycle.root, champion.run_id), cycle.folder / CONTEST_FILE
     with gathered(cycle.root, run_id, cycle.folder / "challenger") as challenger:
@@ -286,9 +268,7 @@ def nothing_new(root: Path, champion: Champion, key: str | None) -> str | None:
             "changed, so nothing was read and it cost nothing"
         )
     rows: list[RetrainRow] = jsonl.read(root / RETRAIN_ROWS, RetrainRow).rows
-    last = next(
-        (row for row in reversed(rows) if row.event == "end" and row.outcome in FINISHED), None
-    )
+    last = next((row for row in reversed(rows) if row.event == "end" and row.outcome in FINISHED), None)
     if last is not None and last.data_key == key:
         return (
             f"nothing is new since the cycle {last.cycle}, which ended as {last.outcome} "
@@ -309,16 +289,14 @@ def _run_of(cycle: Cycle) -> str | None:
     """The pipeline run that this cycle started."""
     rows = pipeline_rows(cycle.root)
     run_ids = (
-        row.run_id
-        for row in reversed(rows)
-        if row.event == "start" and row.detail.get(PURPOSE) == cycle.flow_run_id
+        row.run_id for row in reversed(rows) if row.event == "start" and row.detail.get(PURPOSE) == cycle.flow_run_id
     )
     return next(run_ids, None)
 
 
 def _evaluation(challenger: Path) -> tuple[bool | None, str]:
-    """Whether the run's own evaluation found reward hacking, against its SFT model, None where it
-    could not tell, and why it says so.
+    """Whether the run's own evaluation found reward hacking, against its SFT model, None where it could not tell, and
+    why it says so.
     """
     metrics = json.loads((challenger / "metrics" / "evaluate.json").read_text(encoding="utf-8"))
     return metrics["reward_hacking"], str(metrics.get("reward_hacking_reason", ""))

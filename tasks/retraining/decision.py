@@ -1,6 +1,4 @@
-"""The decision whether to train again: a pure function of data and money, with its reasons in
-words.
-"""
+"""The decision whether to train again: a pure function of data and money, with its reasons in words."""
 
 from typing import NamedTuple
 
@@ -13,22 +11,16 @@ from tasks.run.month import Month
 class Decision(NamedTuple):
     train: bool
     reasons: tuple[str, ...]
-    """What speaks for it where it is done, what speaks against it where it is not; the first says
-    it in a line.
-    """
+    """What speaks for it where it is done, what speaks against it where it is not; the first says it in a line."""
 
 
 def decide(
-    examination: Examination,
-    planned_usd: float | None,
-    month: Month,
-    settings: Retrain,
-    forced: bool = False,
+    examination: Examination, planned_usd: float | None, month: Month, settings: Retrain, forced: bool = False
 ) -> Decision:
     """Train if there is a reason and the month's money suffices.
 
-    `planned_usd` is None where no plan can be made: with a monthly limit that is a reason not to.
-    `forced` stands for a reason to train, never for money.
+    `planned_usd` is None where no plan can be made: with a monthly limit that is a reason not to. `forced` stands for
+    a reason to train, never for money.
     """
     speaking = list(reasons_to_train(examination, settings))
     if forced:
@@ -72,11 +64,7 @@ def reasons_to_train(examination: Examination, settings: Retrain) -> list[str]:
             f"{percent(settings.max_new_words)} are allowed"
         )
     accuracy, before = examination.accuracy, examination.accuracy_before
-    if (
-        accuracy is not None
-        and before is not None
-        and accuracy.high < before - settings.max_accuracy_drop
-    ):
+    if accuracy is not None and before is not None and accuracy.high < before - settings.max_accuracy_drop:
         reasons.append(
             f"the champion's reward model agrees with {percent(accuracy.value)} of {accuracy.of} "
             f"new pairs, {percent(before)} of its own "

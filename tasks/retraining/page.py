@@ -80,12 +80,11 @@ def _contest(contest: Contest) -> str:
         f"| gold score | {gold} |\n"
         f"| score of the champion's reward model | {by_champion.mean:+.3f} ({by_champion.low:+.3f} "
         f"to {by_champion.high:+.3f}) |\n"
-        f"| score of its own reward model | {by_challenger.mean:+.3f} ({by_challenger.low:+.3f} to {by_challenger.high:+.3f}) |"
+        f"| score of its own reward model | {by_challenger.mean:+.3f} ({by_challenger.low:+.3f} "
+        f"to {by_challenger.high:+.3f}) |"
     )
 
 
 def _checks(checks: tuple[Check, ...]) -> str:
-    rows = "\n".join(
-        f"| {check.name} | {MARKS[check.passed]} | {check.reason} |" for check in checks
-    )
+    rows = "\n".join(f"| {check.name} | {MARKS[check.passed]} | {check.reason} |" for check in checks)
     return f"| condition | | |\n|---|---|---|\n{rows}"

@@ -1,8 +1,6 @@
-"""Checkpoints of other code: found before a run starts, so that the user can decide whether to
-resume from them.
+"""Checkpoints of other code: found before a run starts, so that the user can decide whether to resume from them.
 
-RLHF_CHANGED_CODE passes the answer to a stage's process. Without one a run starts over, and its
-plan includes that.
+RLHF_CHANGED_CODE passes the answer to a stage's process. Without one a run starts over, and its plan includes that.
 """
 
 import os
@@ -38,9 +36,7 @@ class ChangedCode(NamedTuple):
 
 
 def policy() -> str:
-    """What a stage is to do with such a checkpoint. Raises ParamsError for an answer that there is
-    not.
-    """
+    """What a stage is to do with such a checkpoint. Raises ParamsError for an answer that there is not."""
     answer = os.environ.get(CHANGED_CODE_VARIABLE) or RESTART
     if answer not in (CONTINUE, RESTART):
         raise ParamsError(f"{CHANGED_CODE_VARIABLE}={answer} must be {CONTINUE} or {RESTART}.")
@@ -52,9 +48,7 @@ def is_answered() -> bool:
 
 
 def newest_checkpoint(root: Path, stage: str, attempts: list[Attempt]) -> tuple[Path, int] | None:
-    """The newest complete checkpoint with the fingerprint of the stage's last attempt, and its
-    step.
-    """
+    """The newest complete checkpoint with the fingerprint of the stage's last attempt, and its step."""
     if not attempts:
         return None
     folder = root / "checkpoints" / stage / (attempts[-1].fingerprint or "none")
@@ -75,10 +69,7 @@ def changed_since_checkpoint(root: Path, params: Params, stage: str) -> ChangedC
         [attempt for attempt in attempts if attempt.fingerprint == attempts[-1].fingerprint],
     )
     rows = {
-        (row.step, row.phase): row
-        for attempt in same_attempts
-        for row in attempt.usage
-        if 1 <= row.step <= step
+        (row.step, row.phase): row for attempt in same_attempts for row in attempt.usage if 1 <= row.step <= step
     }.values()
     usd = stage_price(params, stage).usd_of_rows(rows)
     return ChangedCode(stage, step, files, Cost(usd, sum(row.seconds for row in rows)))

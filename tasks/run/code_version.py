@@ -3,18 +3,7 @@
 import hashlib
 from pathlib import Path
 
-PACKAGES = (
-    "config",
-    "costs",
-    "flows",
-    "labelling",
-    "reporting",
-    "serving",
-    "tasks",
-    "tracking",
-    "training",
-    "cli",
-)
+PACKAGES = ("config", "costs", "flows", "labelling", "reporting", "serving", "tasks", "tracking", "training", "cli")
 FILES = ("dvc.yaml", "constraints.txt")
 HOME = Path(__file__).parents[2]
 """Where the code that runs here lies: a checkout, or the folder of an image."""

@@ -1,5 +1,5 @@
-"""The exchange between the pipeline and a stage in another container: a folder below the DVC
-remote, on S3 or a shared disk.
+"""The exchange between the pipeline and a stage in another container: a folder below the DVC remote, on S3 or a shared
+disk.
 
 exchange/<run>/<stage>-<n>/request.json     what to do, and the files to do it with (params.yaml,
                                             dvc.lock, ...)
@@ -8,9 +8,8 @@ exchange/<run>/<stage>-<n>/<file>.<offset>  what was appended to a file of runs/
 exchange/<run>/<stage>-<n>/stop             how often the pipeline has asked the stage to stop
 exchange/<run>/<stage>-<n>/reply.json       how the stage ended, and the new dvc.lock
 
-Only rows, parameters and locks pass here; data and models go to the DVC remote and come from there.
-Addresses hold no credentials: those are found by the libraries themselves, in files and variables
-of the machine.
+Only rows, parameters and locks pass here; data and models go to the DVC remote and come from there. Addresses hold no
+credentials: those are found by the libraries themselves, in files and variables of the machine.
 """
 
 import json
@@ -32,27 +31,23 @@ PATIENT = {"connect_timeout": 10, "read_timeout": 60}
 
 
 class Exchange:
-    """A folder on S3 or on a disk that both sides reach. Every method raises TransientFault if the
-    store cannot be reached, and EnvironmentFault for what the user has to correct.
+    """A folder on S3 or on a disk that both sides reach. Every method raises TransientFault if the store cannot be
+    reached, and EnvironmentFault for what the user has to correct.
     """
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         on_s3 = self.url.startswith("s3://")
         # listings are asked anew each time: the other side writes
-        options = (
-            {"skip_instance_cache": True, "use_listings_cache": False, "config_kwargs": PATIENT}
-            if on_s3
-            else {}
-        )
+        options = {"skip_instance_cache": True, "use_listings_cache": False, "config_kwargs": PATIENT} if on_s3 else {}
         self._files, self._root = fsspec.core.url_to_fs(self.url, **options)
 
     def below(self, name: str) -> "Exchange":
         return Exchange(f"{self.url}/{name}")
 
     def require(self) -> None:
-        """Raise EnvironmentFault unless the store answers, lets us in, and has the bucket: without
-        it reads look like missing files.
+        """Raise EnvironmentFault unless the store answers, lets us in, and has the bucket: without it reads look like
+        missing files.
         """
         if self.url.startswith("s3://"):
             with StoreFaults(self.url):
@@ -81,14 +76,10 @@ class Exchange:
         with StoreFaults(self.url):
             prefix = f"{self._root.strip('/')}/"
             paths = (str(path).strip("/") for path in self._files.find(self._root))
-            return sorted(
-                path.removeprefix(prefix) for path in paths if not Path(path).name.startswith(".")
-            )
+            return sorted(path.removeprefix(prefix) for path in paths if not Path(path).name.startswith("."))
 
     def upload(self, folder: Path, name: str, last: str) -> None:
-        """Copy a folder here; the file `last` goes last, so that its presence says that all of it
-        is there.
-        """
+        """Copy a folder here; the file `last` goes last, so that its presence says that all of it is there."""
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         for path in sorted(files, key=lambda path: path.name == last):
             with StoreFaults(self.url):
@@ -105,9 +96,7 @@ class Exchange:
                 self._files.get_file(f"{self._root}/{name}/{file}", str(target))
 
     def remove(self, name: str) -> None:
-        """Remove a folder, or with an empty name all of this one; that there is none is no
-        fault.
-        """
+        """Remove a folder, or with an empty name all of this one; that there is none is no fault."""
         with StoreFaults(self.url):
             path = f"{self._root}/{name}".rstrip("/")
             if self._files.exists(path):
@@ -115,18 +104,14 @@ class Exchange:
 
 
 class StoreFaults:
-    """Faults of the store at an address in one line, without what the library was given to sign in
-    with.
-    """
+    """Faults of the store at an address in one line, without what the library was given to sign in with."""
 
     def __init__(self, url: str) -> None:
         self._url = url
 
     def __enter__(self) -> None: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: Any
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         if error is None or isinstance(error, EnvironmentFault) or not isinstance(error, Exception):
             return
         if isinstance(error, OSError) and error.errno == ENOSPC and "://" in self._url:
@@ -144,11 +129,7 @@ def store_fault(url: str, error: Exception) -> str:
             f"the bucket {bucket[1]} of the DVC remote {url} does not exist. Make it, or name "
             "another: dvc remote modify --local."
         )
-    if (
-        isinstance(error, PermissionError)
-        or "NoCredentials" in name
-        or "credentials" in text.lower()
-    ):
+    if isinstance(error, PermissionError) or "NoCredentials" in name or "credentials" in text.lower():
         return (
             f"{url} refuses the credentials that were found ({text[:120] or name}). "
             "They are read from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the file that "
@@ -191,8 +172,8 @@ class Receiver:
     """Appends received content to files of the same names."""
 
     def __init__(self, folder: Path, exchange: Exchange, again: bool = False) -> None:
-        """`again`: another one, which was killed, has taken a part of it; rows hold their time, so
-        the last one that it took is known.
+        """`again`: another one, which was killed, has taken a part of it; rows hold their time, so the last one that
+        it took is known.
         """
         self._folder, self._exchange, self._again = folder, exchange, again
         self._taken: set[str] = set()
@@ -215,21 +196,12 @@ class Receiver:
         return bool(new)
 
     def _taken_before(self, sent: Sequence[str]) -> set[str]:
-        """Of what was sent, what the files hold already: from the newest backwards, as it was taken
-        in order.
-        """
+        """Of what was sent, what the files hold already: from the newest backwards, as it was taken in order."""
         received: set[str] = set()
         for path, names in groupby(sent, self._path):
             held, pieces = path.read_bytes() if path.exists() else b"", list(names)
             last = (
-                next(
-                    (
-                        i
-                        for i in reversed(range(len(pieces)))
-                        if (self._exchange.read(pieces[i]) or b"") in held
-                    ),
-                    -1,
-                )
+                next((i for i in reversed(range(len(pieces))) if (self._exchange.read(pieces[i]) or b"") in held), -1)
                 if held
                 else -1
             )
@@ -253,9 +225,7 @@ def dump(record: dict[str, Any]) -> bytes:
 
 def files_of(root: Path, names: Sequence[str]) -> dict[str, str]:
     """Name -> text of those files that are there."""
-    return {
-        name: (root / name).read_text(encoding="utf-8") for name in names if (root / name).is_file()
-    }
+    return {name: (root / name).read_text(encoding="utf-8") for name in names if (root / name).is_file()}
 
 
 def put_files(root: Path, files: dict[str, str]) -> None:
@@ -266,8 +236,8 @@ def put_files(root: Path, files: dict[str, str]) -> None:
 
 
 def inside(name: str, who: str) -> str:
-    """`name`, a path received from the other side. Raises EnvironmentFault if it leads out of the
-    folder that it is for.
+    """`name`, a path received from the other side. Raises EnvironmentFault if it leads out of the folder that it is
+    for.
     """
     if Path(name).is_absolute() or ".." in Path(name).parts:
         raise EnvironmentFault(

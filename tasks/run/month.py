@@ -1,8 +1,8 @@
 """The cost of a calendar month: of its retrain cycles, or of all runs.
 
-A month is one of UTC, read from seconds since the epoch: neither summer time nor a change of time
-zone moves a run into another month. A run counts in the month in which it began. Rows from the
-future (the clock was put back since) count too: money that was spent is spent.
+A month is one of UTC, read from seconds since the epoch: neither summer time nor a change of time zone moves a run
+into another month. A run counts in the month in which it began. Rows from the future (the clock was put back since)
+count too: money that was spent is spent.
 """
 
 from datetime import UTC, datetime
@@ -33,9 +33,7 @@ class Month(NamedTuple):
 
     @property
     def left_usd(self) -> float | None:
-        return (
-            None if self.limit_usd is None else self.limit_usd - self.spent_usd - self.reserved_usd
-        )
+        return None if self.limit_usd is None else self.limit_usd - self.spent_usd - self.reserved_usd
 
 
 def month_of(time: float) -> str:
@@ -44,17 +42,13 @@ def month_of(time: float) -> str:
 
 
 def month(root: Path, params: Params, now: float, every_run: bool = False) -> Month:
-    """What this month's cycles, or all its runs, have cost so far, and what they may. Every run at
-    its own prices.
-    """
+    """What this month's cycles, or all its runs, have cost so far, and what they may. Every run at its own prices."""
     name = month_of(now)
     rows = pipeline_rows(root)
     runs = {
         row.run_id
         for row in rows
-        if row.event == "start"
-        and (every_run or row.detail.get(PURPOSE))
-        and month_of(row.time) >= name
+        if row.event == "start" and (every_run or row.detail.get(PURPOSE)) and month_of(row.time) >= name
     }
     helpers: list[RetrainRow] = jsonl.read(root / RETRAIN_ROWS, RetrainRow).rows
     spent = sum(run_usd(root, params, run_id) for run_id in runs)
@@ -75,8 +69,8 @@ def _reserved(rows: list[RetrainRow]) -> float:
 
 
 def run_usd(root: Path, params: Params, run_id: str) -> float:
-    """What a pipeline run cost, at the prices of the params it kept; at those of `params` where it
-    kept none that can be read.
+    """What a pipeline run cost, at the prices of the params it kept; at those of `params` where it kept none that can
+    be read.
     """
     try:
         kept = kept_params(root, run_id)

@@ -1,5 +1,5 @@
-"""How params.yaml differs from the recipe it came from: printed at each start, since `--set`
-changes the file permanently.
+"""How params.yaml differs from the recipe it came from: printed at each start, since `--set` changes the file
+permanently.
 """
 
 from pathlib import Path
@@ -13,8 +13,7 @@ MOST_NAMED = 8
 
 
 def differs_from_recipe(root: Path, params: Params, recipe: Path | None) -> str | None:
-    """`params.yaml: seed 1 -> 2`, with the recipe's value first; None if nothing differs or there
-    is no recipe.
+    """`params.yaml: seed 1 -> 2`, with the recipe's value first; None if nothing differs or there is no recipe.
 
     Without `recipe` it is the one of recipes/ with the fewest differences.
     """

@@ -1,5 +1,4 @@
-"""One pipeline run in a workspace: its name, its params, its lock and its rows in
-runs/pipeline.jsonl.
+"""One pipeline run in a workspace: its name, its params, its lock and its rows in runs/pipeline.jsonl.
 
 runs/pipeline.jsonl               a row when the run began, when each stage was done, when it ended
 runs/pipeline/<run_id>/           params.yaml, dvc.lock, metrics, sample replies and report of the
@@ -48,24 +47,20 @@ class Run:
 
     def record(self, event: str, **fields: Any) -> None:
         """Append a row on this run to runs/pipeline.jsonl."""
-        row = PipelineRow.model_validate(
-            {"time": time.time(), "run_id": self.run_id, "event": event, **fields}
-        )
+        row = PipelineRow.model_validate({"time": time.time(), "run_id": self.run_id, "event": event, **fields})
         add_pipeline_row(self.root, row)
 
 
 def new_run_id(name: str | None) -> str:
-    """Time and the name that Prefect or somebody in its form gave the run; other signs than those
-    of a file's name become hyphens.
+    """Time and the name that Prefect or somebody in its form gave the run; other signs than those of a file's name
+    become hyphens.
     """
     words = re.sub(r"[^\w.-]+", "-", name or "").strip("-.")[:MOST_NAME_CHARS]
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{words or 'flow'}"
 
 
 def begin(root: Path, run_id: str, params: Params, detail: dict[str, Any]) -> Run:
-    """Write params.yaml and the digests of what it names outside of the project, and record the
-    start.
-    """
+    """Write params.yaml and the digests of what it names outside of the project, and record the start."""
     run = Run(root, run_id, params)
     write(params, root / "params.yaml")
     write_digests(root, params)
@@ -76,9 +71,9 @@ def begin(root: Path, run_id: str, params: Params, detail: dict[str, Any]) -> Ru
 
 
 def keep_edits(root: Path, params: Params) -> Path | None:
-    """Copy params.yaml if a run of `params` will replace it, and neither a run nor the last commit
-    has kept what it holds: it was written by hand, perhaps while the run was starting. Returns the
-    copy, None if none was needed. Raises OSError.
+    """Copy params.yaml if a run of `params` will replace it, and neither a run nor the last commit has kept what it
+    holds: it was written by hand, perhaps while the run was starting. Returns the copy, None if none was needed.
+    Raises OSError.
     """
     path = root / "params.yaml"
     if not path.exists() or says(path, params):
@@ -101,11 +96,10 @@ def _committed(root: Path) -> bytes | None:
 
 
 def put_params_back(run: Run, before: bytes | None) -> list[Difference]:
-    """Give params.yaml back what it held `before` a run that did not get past its data: what it
-    asked for shall not stick in later runs.
+    """Give params.yaml back what it held `before` a run that did not get past its data: what it asked for shall not
+    stick in later runs.
 
-    Returns what that undoes; nothing is done once the data stage has passed, or if somebody has
-    edited the file since.
+    Returns what that undoes; nothing is done once the data stage has passed, or if somebody has edited the file since.
     """
     path = run.root / "params.yaml"
     rows = pipeline_rows(run.root)
@@ -117,8 +111,8 @@ def put_params_back(run: Run, before: bytes | None) -> list[Difference]:
 
 
 def end_left_open(root: Path) -> None:
-    """Write the end of runs that were killed: the time of their last row. Whoever holds the
-    workspace knows that none of them is alive.
+    """Write the end of runs that were killed: the time of their last row. Whoever holds the workspace knows that none
+    of them is alive.
     """
     rows = pipeline_rows(root)
     ended = {row.run_id for row in rows if row.event == "end"}
@@ -130,16 +124,11 @@ def end_left_open(root: Path) -> None:
 def keep_copies(run: Run, report: Path | None = None) -> None:
     """Keep what a later run will replace, of the stages that this run completed, and its report.
 
-    That is dvc.lock, metrics, data of the plots and sample replies; outputs of other stages in the
-    workspace are of other runs. Each copy is atomic.
+    That is dvc.lock, metrics, data of the plots and sample replies; outputs of other stages in the workspace are of
+    other runs. Each copy is atomic.
     """
     completed = completed_stages(run.root, run.run_id)
-    outs = {
-        path
-        for stage in completed.values()
-        for path in stage
-        if not path.startswith(("data/", "models/"))
-    }
+    outs = {path for stage in completed.values() for path in stage if not path.startswith(("data/", "models/"))}
     for source in [*([report] if report else []), *(run.root / path for path in sorted(outs))]:
         if source.is_file():
             target = run.folder / source.relative_to(run.root)
@@ -147,14 +136,7 @@ def keep_copies(run: Run, report: Path | None = None) -> None:
             temporary = target.with_name(f".{target.name}.new")
             shutil.copyfile(source, temporary)
             temporary.replace(target)
-    _keep_lock(
-        run,
-        {
-            name
-            for stage in set(run.params.stages) - completed.keys()
-            for name in (dvc_name(stage), stage)
-        },
-    )
+    _keep_lock(run, {name for stage in set(run.params.stages) - completed.keys() for name in (dvc_name(stage), stage)})
 
 
 def _keep_lock(run: Run, foreign: set[str]) -> None:
@@ -165,8 +147,6 @@ def _keep_lock(run: Run, foreign: set[str]) -> None:
     text = lock.read_text(encoding="utf-8")
     content = yaml_content(text)
     if foreign & content.get("stages", {}).keys():
-        content["stages"] = {
-            stage: entry for stage, entry in content["stages"].items() if stage not in foreign
-        }
+        content["stages"] = {stage: entry for stage, entry in content["stages"].items() if stage not in foreign}
         text = yaml.safe_dump(content, sort_keys=False)
     write_atomically(run.folder / "dvc.lock", text)

@@ -38,8 +38,7 @@ class StopRequest:
 
 @contextmanager
 def on_signals(interactive: bool = True) -> Iterator[StopRequest]:
-    """A request that SIGINT, SIGTERM and SIGHUP make while the block runs; what nohup ignores stays
-    ignored.
+    """A request that SIGINT, SIGTERM and SIGHUP make while the block runs; what nohup ignores stays ignored.
 
     Blocks within one another share the request. `interactive` False leaves Ctrl-C as it is.
     In a thread other than the main one no signal arrives.
@@ -61,17 +60,11 @@ def on_signals(interactive: bool = True) -> Iterator[StopRequest]:
 
 @contextmanager
 def as_interrupts() -> Iterator[None]:
-    """SIGTERM and SIGHUP are Ctrl-C while the block runs, where they would else end the process at
-    once.
-    """
+    """SIGTERM and SIGHUP are Ctrl-C while the block runs, where they would else end the process at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    unhandled = [
-        number
-        for number in (signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(number) is signal.SIG_DFL
-    ]
+    unhandled = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
     for number in unhandled:
         signal.signal(number, signal.default_int_handler)
     try:

@@ -1,9 +1,8 @@
-"""Classifies faults of stores and servers: transient ones, and mistakes that the user has to
-correct.
+"""Classifies faults of stores and servers: transient ones, and mistakes that the user has to correct.
 
-A TransientFault is tried again, with a growing wait and for as long as it takes; a mistake is
-reported at once. What is known as neither is an UnknownFault: a stage that meets one has crashed,
-and is started again from its checkpoint as often as any that crashes.
+A TransientFault is tried again, with a growing wait and for as long as it takes; a mistake is reported at once. What
+is known as neither is an UnknownFault: a stage that meets one has crashed, and is started again from its checkpoint as
+often as any that crashes.
 """
 
 import errno
@@ -101,28 +100,23 @@ def _kind(error: Exception) -> Kind:
 
 def fault(kind: Kind, message: str) -> EnvironmentFault:
     """The exception for a fault of this kind."""
-    return {"transient": TransientFault, "mistake": EnvironmentFault, "unknown": UnknownFault}[
-        kind
-    ](message)
+    return {"transient": TransientFault, "mistake": EnvironmentFault, "unknown": UnknownFault}[kind](message)
 
 
 def persist(
     action: Callable[[], Result], give_up: Callable[[], bool], patience_seconds: float | None = None
 ) -> Result:
-    """What `action` returns, however long the store at its other end is away; it is tried once at
-    least.
+    """What `action` returns, however long the store at its other end is away; it is tried once at least.
 
-    Raises the TransientFault once `give_up` says so, or after `patience_seconds` if there is such a
-    limit; any other fault at once.
+    Raises the TransientFault once `give_up` says so, or after `patience_seconds` if there is such a limit; any other
+    fault at once.
     """
     began, wait_seconds = time.monotonic(), FIRST_WAIT_SECONDS
     while True:
         try:
             return action()
         except TransientFault as met:
-            if give_up() or (
-                patience_seconds is not None and time.monotonic() - began > patience_seconds
-            ):
+            if give_up() or (patience_seconds is not None and time.monotonic() - began > patience_seconds):
                 raise
             logger.warning("%s Trying again in %.0f s.", met, wait_seconds)
         # so that many clients do not return at once

@@ -17,9 +17,7 @@ from tasks.run.code_version import FILES, HOME, PACKAGES, code_digest
 from tasks.run.exchange import Exchange
 
 NEWEST_LOCK = "locks/{name}/dvc.lock"
-"""Below the DVC remote: what the newest run left, so that a new workspace knows which outputs are
-good.
-"""
+"""Below the DVC remote: what the newest run left, so that a new workspace knows which outputs are good."""
 UNFINISHED = "locks/{name}/unfinished/{key}.json"
 """Beside it: what runs that asked for the same results, and did not complete them, have spent."""
 DEPLOYED = "rlhf"
@@ -36,15 +34,13 @@ def workspaces() -> Path:
 
 
 def cache() -> Path:
-    """The folder that stages of one machine share, for what they fetched and made; it can be
-    lost.
-    """
+    """The folder that stages of one machine share, for what they fetched and made; it can be lost."""
     return Path(os.environ.get("RLHF_CACHE", "/cache"))
 
 
 def lay_out(root: Path, remote: dict[str, str], shared: Path | None = None) -> None:
-    """Copy the code to `root`, and name the remote: its name, URL and public settings. `shared` is
-    DVC's cache, by default that of the machine's containers.
+    """Copy the code to `root`, and name the remote: its name, URL and public settings. `shared` is DVC's cache, by
+    default that of the machine's containers.
     """
     root.mkdir(parents=True)
     # what is compiled goes along: times are kept, so it counts
@@ -69,11 +65,10 @@ def _dvc_config(remote: dict[str, str], shared: Path | None) -> str:
 
 
 def own(remote: str) -> dict[str, Any]:
-    """A pull step of a deployment: a new workspace for the run, with the newest dvc.lock of the
-    store at `remote`.
+    """A pull step of a deployment: a new workspace for the run, with the newest dvc.lock of the store at `remote`.
 
-    Runs side by side then never touch each other; what one has made, the next finds unchanged.
-    Raises EnvironmentFault, which the run then shows as the reason why it failed.
+    Runs side by side then never touch each other; what one has made, the next finds unchanged. Raises
+    EnvironmentFault, which the run then shows as the reason why it failed.
     """
     from prefect.runtime import flow_run  # asks the server, which a stage's container need not
 
@@ -92,8 +87,8 @@ def own(remote: str) -> dict[str, Any]:
 
 
 def project(remote: str) -> dict[str, Any]:
-    """A pull step of a deployment: the one workspace in which champions, votes and the rows of
-    retraining stay from run to run. Its code follows the image's; the rest is never touched.
+    """A pull step of a deployment: the one workspace in which champions, votes and the rows of retraining stay from
+    run to run. Its code follows the image's; the rest is never touched.
 
     Raises EnvironmentFault, which the run then shows as the reason why it failed.
     """
@@ -105,14 +100,10 @@ def project(remote: str) -> dict[str, Any]:
             bring_code(root, {"name": "store", "url": remote})
         store = Exchange(remote)
         store.require()
-        if not (root / "dvc.lock").exists() and (
-            lock := store.read(NEWEST_LOCK.format(name=DEPLOYED))
-        ):
+        if not (root / "dvc.lock").exists() and (lock := store.read(NEWEST_LOCK.format(name=DEPLOYED))):
             (root / "dvc.lock").write_bytes(lock)
     except (EnvironmentFault, OSError) as error:
-        raise _failed(
-            str(flow_run.id), f"the workspace {root} could not be made ready: {error}"
-        ) from None
+        raise _failed(str(flow_run.id), f"the workspace {root} could not be made ready: {error}") from None
     return {"directory": str(root)}
 
 
@@ -170,9 +161,7 @@ def is_own(root: Path) -> bool:
 
 
 def keep_lock(root: Path, remote: str) -> None:
-    """Leave the dvc.lock of a run for the next one. Raises EnvironmentFault if the store cannot be
-    reached.
-    """
+    """Leave the dvc.lock of a run for the next one. Raises EnvironmentFault if the store cannot be reached."""
     lock = root / "dvc.lock"
     if lock.exists():
         Exchange(remote).write(NEWEST_LOCK.format(name=DEPLOYED), lock.read_bytes())
@@ -192,15 +181,11 @@ def read_unfinished(remote: str, key: str) -> Unfinished | None:
     if content is None:
         return None
     unfinished = json.loads(content)
-    return Unfinished(
-        unfinished["run_id"], {stage: Cost(*cost) for stage, cost in unfinished["spent"].items()}
-    )
+    return Unfinished(unfinished["run_id"], {stage: Cost(*cost) for stage, cost in unfinished["spent"].items()})
 
 
 def keep_unfinished(remote: str, key: str, unfinished: Unfinished | None) -> None:
-    """For the next run with the same results `key`; None once they are complete. Raises
-    EnvironmentFault as well.
-    """
+    """For the next run with the same results `key`; None once they are complete. Raises EnvironmentFault as well."""
     store, place = Exchange(remote), UNFINISHED.format(name=DEPLOYED, key=key)
     if unfinished is None:
         store.remove(place)

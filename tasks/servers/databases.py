@@ -1,5 +1,4 @@
-"""Databases of the two servers: SQLite files of the project, or databases of the PostgreSQL that
-`tracking.uri` names.
+"""Databases of the two servers: SQLite files of the project, or databases of the PostgreSQL that `tracking.uri` names.
 
 postgresql://user@host:5432/mlflow    MLflow's; Prefect's is the database `prefect` beside it, on
                                       the same server as the same user
@@ -26,8 +25,7 @@ def prefect_url(uri: str) -> str:
 
 
 def ensure_databases(uri: str) -> list[str]:
-    """Create MLflow's and Prefect's database if they are not there; returns those that were
-    created.
+    """Create MLflow's and Prefect's database if they are not there; returns those that were created.
 
     Raises EnvironmentFault if the server does not answer or does not let this user.
     """

@@ -12,9 +12,7 @@ from config.locks import CHECKPOINT_SECONDS
 
 
 def runs_at_work(root: Path) -> list[psutil.Process]:
-    """The processes of runs in this checkout: of a worker, which they may have outlived, or of a
-    terminal.
-    """
+    """The processes of runs in this checkout: of a worker, which they may have outlived, or of a terminal."""
     flow_runs = []
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
@@ -24,27 +22,16 @@ def runs_at_work(root: Path) -> list[psutil.Process]:
 
 
 def is_run(command: Sequence[str]) -> bool:
-    """Whether a command line is that of a flow run: a worker's, or `rlhf run` and `rlhf
-    retrain`.
-    """
+    """Whether a command line is that of a flow run: a worker's, or `rlhf run` and `rlhf retrain`."""
     if "prefect.engine" in command:
         return True
-    program = next(
-        (
-            i
-            for i, word in enumerate(command[:4])
-            if word == "cli.main" or Path(word).name == "rlhf"
-        ),
-        None,
-    )
-    return program is not None and any(
-        word in ("run", "retrain") for word in command[program + 1 : program + 2]
-    )
+    program = next((i for i, word in enumerate(command[:4]) if word == "cli.main" or Path(word).name == "rlhf"), None)
+    return program is not None and any(word in ("run", "retrain") for word in command[program + 1 : program + 2])
 
 
 def end_runs(root: Path) -> None:
-    """Ask each run once: a second request, which the worker passes on as it ends, would make it end
-    without a checkpoint.
+    """Ask each run once: a second request, which the worker passes on as it ends, would make it end without a
+    checkpoint.
     """
     runs = runs_at_work(root)
     for run in runs:

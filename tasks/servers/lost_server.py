@@ -1,6 +1,4 @@
-"""Prefect's server at the end of a run from the command line: lost or not, it cannot change the
-outcome of the run.
-"""
+"""Prefect's server at the end of a run from the command line: lost or not, it cannot change the outcome of the run."""
 
 import logging
 import urllib.error
@@ -21,9 +19,7 @@ ANSWER_SECONDS = 5.0
 
 
 def is_gone() -> bool:
-    """Whether the server of this process does not answer; a temporary one, which has no address, is
-    our own.
-    """
+    """Whether the server of this process does not answer; a temporary one, which has no address, is our own."""
     api = PREFECT_API_URL.value()
     if api is None:
         return False
@@ -37,9 +33,7 @@ def is_gone() -> bool:
 
 
 def hang_up() -> None:
-    """Close the connection of the flow run: its last state is then refused at once, not repeated
-    for minutes.
-    """
+    """Close the connection of the flow run: its last state is then refused at once, not repeated for minutes."""
     context = FlowRunContext.get()
     if context is not None and isinstance(context.client, SyncPrefectClient):
         context.client._client.close()
@@ -47,8 +41,8 @@ def hang_up() -> None:
 
 
 def recorded_state(root: Path, since: float) -> State | None:
-    """The end that a run begun after `since` recorded here, None if it recorded none. Raises
-    RlhfError if it failed.
+    """The end that a run begun after `since` recorded here, None if it recorded none. Raises RlhfError if it
+    failed.
     """
     rows = pipeline_rows(root)
     end = next((row for row in reversed(rows) if row.event == "end" and row.time >= since), None)

@@ -15,9 +15,7 @@ from tasks.servers.prefect_settings import api_key, home, own_server, settings, 
 POLL_SECONDS = 2
 """Seconds between the worker's polls for runs."""
 POOL, PROJECT_POOL = "cpu", "project"
-"""Work pools of processes: of pipelines, and in the stack of containers of what needs the
-project's own folder.
-"""
+"""Work pools of processes: of pipelines, and in the stack of containers of what needs the project's own folder."""
 WORKER, SERVE = "worker", "serve"
 OWN_TRACKING_URI = "sqlite:///mlflow.db"
 """Where MLflow's server keeps what runs tell it whose tracking.uri is that server."""
@@ -33,15 +31,12 @@ class Plan(NamedTuple):
     environment: dict[str, str]
 
 
-def prefect_plan(
-    root: Path, port: int, tracking: Tracking | None = None, with_key: bool = True
-) -> Plan:
+def prefect_plan(root: Path, port: int, tracking: Tracking | None = None, with_key: bool = True) -> Plan:
     """The Prefect server on the project's database; its pages need the port, or they call
     4200 and stay empty.
 
-    It answers its own pages and whoever has the key: its API starts commands. Without key: every
-    user of this machine, and no other page. Where `tracking.uri` names a PostgreSQL, Prefect's
-    database is there too.
+    It answers its own pages and whoever has the key: its API starts commands. Without key: every user of this machine,
+    and no other page. Where `tracking.uri` names a PostgreSQL, Prefect's database is there too.
     """
     api = f"http://{HOST}:{port}/api"
     environment = {
@@ -71,8 +66,8 @@ def prefect_plan(
 
 
 def mlflow_plan(root: Path, tracking: Tracking, port: int, with_login: bool = False) -> Plan | None:
-    """MLflow's pages on the database of `tracking.uri`; None if that is a server already, other
-    than this very one. With a login it asks for a name and a password.
+    """MLflow's pages on the database of `tracking.uri`; None if that is a server already, other than this very one.
+    With a login it asks for a name and a password.
     """
     uri = (
         OWN_TRACKING_URI
@@ -87,8 +82,8 @@ def mlflow_plan(root: Path, tracking: Tracking, port: int, with_login: bool = Fa
     ]  # fmt: skip
     if with_login:
         command = [sys.executable, "-m", "tracking.mlflow_server", str(port)]
-    # its job runners judge traces of language model applications: four processes that nothing here
-    # asks for the URI may hold a password, which everybody could read in a command
+    # its job runners judge traces of language model applications: four processes that nothing here asks for the URI
+    # may hold a password, which everybody could read in a command
     environment = {
         "MLFLOW_BACKEND_STORE_URI": uri,
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
@@ -115,8 +110,8 @@ def is_postgresql(uri: str) -> bool:
 
 
 def worker_plan(root: Path, api: str) -> Plan:
-    """A worker that starts the runs of POOL as processes in this checkout; its health is asked for
-    on any free port.
+    """A worker that starts the runs of POOL as processes in this checkout; its health is asked for on any free
+    port.
     """
     port = free_port()
     environment = {

@@ -13,9 +13,9 @@ class WaitingWriters(AioSqliteConfiguration):
     """SQLite where a transaction that may write takes its turn as it begins.
 
     Prefect's own begins as a reader. When it writes after another connection has written,
-    SQLite refuses at once, however long it may wait (SQLITE_BUSY_SNAPSHOT), and the server answers
-    503: its clients ask again, its pages do not, and the run that was submitted there is not
-    there. See `BEGIN IMMEDIATE` in https://www.sqlite.org/lang_transaction.html.
+    SQLite refuses at once, however long it may wait (SQLITE_BUSY_SNAPSHOT), and the server answers 503: its clients
+    ask again, its pages do not, and the run that was submitted there is not there. See `BEGIN IMMEDIATE` in
+    https://www.sqlite.org/lang_transaction.html.
     """
 
     @asynccontextmanager

@@ -1,11 +1,10 @@
 """Prefect's server, answering only requests under its own address from its own pages.
 
-Prefect checks a key and a CSRF token, but not under which name it is asked: a page whose name
-resolves to 127.0.0.1 (DNS rebinding) has its origin. `python -m tasks.servers.prefect_server PORT`
-listens on the loopback address; what the server knows else is in its environment, see
-`tasks.servers.plans.prefect_plan`. With `--temporary` it is the temporary server of a command, and
-ends with its input. In a container it listens on every address of the container, and its addresses
-are named (`--listen 0.0.0.0 --address NAME:PORT ...`).
+Prefect checks a key and a CSRF token, but not under which name it is asked: a page whose name resolves to 127.0.0.1
+(DNS rebinding) has its origin. `python -m tasks.servers.prefect_server PORT` listens on the loopback address; what the
+server knows else is in its environment, see `tasks.servers.plans.prefect_plan`. With `--temporary` it is the temporary
+server of a command, and ends with its input. In a container it listens on every address of the container, and its
+addresses are named (`--listen 0.0.0.0 --address NAME:PORT ...`).
 """
 
 import argparse
@@ -21,9 +20,7 @@ from config.ports import HOST
 NAMES = (HOST, "localhost")
 """Names of this machine in a browser."""
 GRACE_SECONDS = 5
-"""For requests that are being answered when the server is asked to stop; pages in a browser would
-hold it forever.
-"""
+"""For requests that are being answered when the server is asked to stop; pages in a browser would hold it forever."""
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -40,11 +37,11 @@ def own_origins(port: int) -> list[str]:
 
 
 class OwnAddressOnly:
-    """An ASGI application that refuses requests for another Host or from another Origin before the
-    application within sees them; `addresses` are the `name:port` under which it is asked.
+    """An ASGI application that refuses requests for another Host or from another Origin before the application within
+    sees them; `addresses` are the `name:port` under which it is asked.
 
-    Answers carry a policy with which a browser loads nothing from elsewhere (Prefect's pages
-    measure their users) and shows no page of this server inside of another site's.
+    Answers carry a policy with which a browser loads nothing from elsewhere (Prefect's pages measure their users) and
+    shows no page of this server inside of another site's.
     """
 
     def __init__(self, within: Application, addresses: Sequence[str]) -> None:
@@ -75,11 +72,7 @@ class OwnAddressOnly:
         """Whether the request names this server, and comes from its own pages or from no page."""
         hosts = [value for name, value in headers if name == b"host"]
         origins = [value for name, value in headers if name == b"origin"]
-        return (
-            len(hosts) == 1
-            and hosts[0] in self._hosts
-            and all(origin in self._origins for origin in origins)
-        )
+        return len(hosts) == 1 and hosts[0] in self._hosts and all(origin in self._origins for origin in origins)
 
     async def _refuse(self, scope: Message, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -108,9 +101,7 @@ class OwnAddressOnly:
 
 
 def end_with_input() -> None:
-    """Stop this process once whoever started it has closed its input, or is gone: also if it was
-    killed.
-    """
+    """Stop this process once whoever started it has closed its input, or is gone: also if it was killed."""
 
     def wait() -> None:
         sys.stdin.buffer.read()
@@ -128,9 +119,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("port", type=int)
-    parser.add_argument(
-        "--temporary", action="store_true", help="end when standard input is closed"
-    )
+    parser.add_argument("--temporary", action="store_true", help="end when standard input is closed")
     parser.add_argument("--listen", default=HOST, help="address of this machine to listen on")
     parser.add_argument("--address", nargs="+", help="name:port under which the server is asked")
     given = parser.parse_args()

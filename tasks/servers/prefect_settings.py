@@ -1,9 +1,8 @@
-"""Settings of the Prefect that this project uses: its own state below .rlhf/, quiet, on the server
-of `rlhf up` if there is one.
+"""Settings of the Prefect that this project uses: its own state below .rlhf/, quiet, on the server of `rlhf up` if
+there is one.
 
-They are environment variables because Prefect reads them when it is imported; set them before
-importing `flows`. So is the key of the server: other users can read the commands of a process, not
-its environment.
+They are environment variables because Prefect reads them when it is imported; set them before importing `flows`. So is
+the key of the server: other users can read the commands of a process, not its environment.
 
 .rlhf/prefect.key    what the server asks for, readable by its user alone; whoever has it may run
                      any command as that user
@@ -17,14 +16,12 @@ from config.workspace.login import key
 from tasks.run.run import STATE_FOLDER
 
 HEARTBEAT_SECONDS = 30
-"""Between two heartbeats of a flow run, by which the server knows that it lives; Prefect takes no
-less.
-"""
+"""Between two heartbeats of a flow run, by which the server knows that it lives; Prefect takes no less."""
 
 
 def home(root: Path) -> Path:
-    """PREFECT_HOME, made if need be: results and the database, shared by the temporary server and
-    the one of `rlhf up`.
+    """PREFECT_HOME, made if need be: results and the database, shared by the temporary server and the one of `rlhf
+    up`.
 
     Raises EnvironmentFault if it cannot be written.
     """
@@ -54,8 +51,8 @@ def own_server(root: Path, api_url: str) -> dict[str, str]:
 
 
 def settings(root: Path, api_url: str | None) -> dict[str, str]:
-    """Environment of a process that runs flows, on our server at `api_url` if there is one. What
-    the user has set stays.
+    """Environment of a process that runs flows, on our server at `api_url` if there is one. What the user has set
+    stays.
 
     A server that the user has named is never sent our key.
     """
@@ -70,11 +67,7 @@ def settings(root: Path, api_url: str | None) -> dict[str, str]:
         **without_telemetry(),
     }
     wanted = {key: value for key, value in wanted.items() if key not in os.environ}
-    return (
-        wanted | own_server(root, api_url)
-        if api_url and "PREFECT_API_URL" not in os.environ
-        else wanted
-    )
+    return wanted | own_server(root, api_url) if api_url and "PREFECT_API_URL" not in os.environ else wanted
 
 
 def without_telemetry() -> dict[str, str]:

@@ -1,5 +1,4 @@
-"""The Prefect and MLflow servers of a project, and its worker, as background processes: start, find
-again, stop.
+"""The Prefect and MLflow servers of a project, and its worker, as background processes: start, find again, stop.
 
 .rlhf/servers.json     process id, start time and port of each that `rlhf up` started
 .rlhf/logs/<name>.log  what it prints
@@ -30,9 +29,7 @@ from tasks.servers.flow_runs import end_runs
 from tasks.servers.plans import WORKER, Plan, prefect_plan
 
 START_TIMEOUT_SECONDS = 300.0
-"""10 s on an idle machine; the first start creates the databases, and a busy machine takes
-minutes.
-"""
+"""10 s on an idle machine; the first start creates the databases, and a busy machine takes minutes."""
 STOP_TIMEOUT_SECONDS = 20.0
 WITHOUT_PAGES = {"PREFECT_UI_ENABLED": "false", "PREFECT__SERVER_EPHEMERAL": "1"}
 
@@ -95,8 +92,7 @@ def servers(root: Path) -> list[Server]:
 
 
 def stop(root: Path) -> list[Server]:
-    """Stop the worker and all servers started here, politely and then not; returns those that were
-    running.
+    """Stop the worker and all servers started here, politely and then not; returns those that were running.
 
     A running run is asked to stop first, and given the time for its checkpoint.
     """
@@ -116,8 +112,7 @@ def prefect_api(root: Path) -> str | None:
 
 
 def start_temporary(root: Path) -> str:
-    """A Prefect server for this process, without pages; returns its API. It ends with this process,
-    however that ends.
+    """A Prefect server for this process, without pages; returns its API. It ends with this process, however that ends.
 
     Raises EnvironmentFault if it does not come up.
     """
@@ -170,9 +165,7 @@ def _state(root: Path) -> Path:
 
 
 def _remember(root: Path, running: Sequence[Server]) -> None:
-    _state(root).write_text(
-        json.dumps([server._asdict() for server in running], indent=1), encoding="utf-8"
-    )
+    _state(root).write_text(json.dumps([server._asdict() for server in running], indent=1), encoding="utf-8")
 
 
 def _require_free(plan: Plan) -> None:

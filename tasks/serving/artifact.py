@@ -36,9 +36,7 @@ def show_benchmark(
     settings = BenchSettings(run_id, loads=loads, seconds=seconds, weights=weights, slots=slots)
 
     def on_load(load: Load, remaining: int) -> None:
-        display.say(
-            f"concurrency {load.concurrency}: {load.tokens_per_second:.0f} tokens/s, {remaining} left"
-        )
+        display.say(f"concurrency {load.concurrency}: {load.tokens_per_second:.0f} tokens/s, {remaining} left")
 
     result = bench(root, params, settings, usd_per_device_hour(params), on_load)
     line = serving_line(result.benchmark) or "no load was measured"

@@ -66,9 +66,7 @@ class BenchResult(NamedTuple):
     model: str
     url: str
     run_id: str | None
-    """The run whose model was served, which keeps the benchmark; None if it is not of this
-    project.
-    """
+    """The run whose model was served, which keeps the benchmark; None if it is not of this project."""
     model_digest: str
     """DVC's, empty without a run."""
     interrupted: bool
@@ -80,9 +78,7 @@ OnLoad = Callable[[Load, int], None]
 """Called with each measured load and the number left."""
 
 
-def bench(
-    root: Path, params: Params, settings: BenchSettings, usd_per_hour: float, on_load: OnLoad
-) -> BenchResult:
+def bench(root: Path, params: Params, settings: BenchSettings, usd_per_hour: float, on_load: OnLoad) -> BenchResult:
     """Measure every load. Results are kept with the run; a complete benchmark goes to MLflow too.
 
     Raises EnvironmentFault, UserError or DataError with one line if there is nothing to measure.
@@ -96,9 +92,7 @@ def bench(
             _require_pace(endpoint, payloads[0], settings)
             for payload in payloads[:WARM_REQUESTS]:
                 endpoint.invoke(payload)
-            loads, peak, paces, interrupted = _measured(
-                endpoint, process, settings, payloads, on_load
-            )
+            loads, peak, paces, interrupted = _measured(endpoint, process, settings, payloads, on_load)
         finally:
             endpoint.stop()
     run_id = model.name if _is_run(root, model.name) else None
@@ -131,18 +125,9 @@ def _plan(root: Path, params: Params, url: str, benchmark: Benchmark) -> Serving
     concurrencies = [load.concurrency for load in benchmark.loads if load.concurrency is not None]
     if benchmark.engine != "llama_cpp" or not is_loopback(url):
         return None
-    aim = Aim(
-        this_device(root),
-        own_price(benchmark.usd_per_hour, "rlhf bench", benchmark.time),
-        root=root,
-    )
+    aim = Aim(this_device(root), own_price(benchmark.usd_per_hour, "rlhf bench", benchmark.time), root=root)
     return plan_serving(
-        params,
-        aim,
-        benchmark.weights,
-        benchmark.slots,
-        concurrencies,
-        pace_seconds=benchmark.pace_seconds,
+        params, aim, benchmark.weights, benchmark.slots, concurrencies, pace_seconds=benchmark.pace_seconds
     )
 
 
@@ -153,21 +138,16 @@ def _measured(
     payloads: Sequence[dict[str, Any]],
     on_load: OnLoad,
 ) -> tuple[list[Load], int | None, list[float], bool]:
-    """The loads, the server's peak memory, the machine's pace between the loads, and whether it was
-    interrupted.
-    """
+    """The loads, the server's peak memory, the machine's pace between the loads, and whether it was interrupted."""
     loads: list[Load] = []
     paces = [pace_seconds()]
     with peak_bytes(process) as peak:
         try:
-            for load in measure(
-                endpoint, settings.loads, payloads, settings.seconds, settings.limits
-            ):
+            for load in measure(endpoint, settings.loads, payloads, settings.seconds, settings.limits):
                 if load.failed == load.requests:
                     if not loads:
                         raise EnvironmentFault(
-                            f"{endpoint.url}: all {load.requests} requests of the first load "
-                            f"failed: {load.fault}."
+                            f"{endpoint.url}: all {load.requests} requests of the first load failed: {load.fault}."
                         )
                     on_load(load, -1)
                     break
@@ -222,12 +202,7 @@ def _payloads(root: Path, params: Params, settings: BenchSettings) -> list[dict[
     prompts = [row["prompt"] for row in islice(jsonl.plain(path), MOST_PROMPTS)]
     settings_of_all = {"max_tokens": most, "temperature": params.evaluate.temperature}
     return [
-        {
-            "messages": [{"role": "user", "content": prompt}]
-            if isinstance(prompt, str)
-            else prompt,
-            **settings_of_all,
-        }
+        {"messages": [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt, **settings_of_all}
         for prompt in prompts
     ]
 

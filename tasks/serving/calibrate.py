@@ -70,9 +70,7 @@ def measured_rates(root: Path, say: Callable[[str], None]) -> ServingRates:
             return _measured(folder / name, weights, loads, pace)
 
         pairs = [(tokens, n) for tokens in (SHORT, LONG) for n in CONCURRENCIES]
-        small_loads = [
-            CalibrationLoad(SHORT_PROMPT, tokens, n, SMALL_SECONDS) for tokens, n in pairs
-        ]
+        small_loads = [CalibrationLoad(SHORT_PROMPT, tokens, n, SMALL_SECONDS) for tokens, n in pairs]
         small, held = points_of("a small model", "small", "f32", small_loads)
         deep_loads = [CalibrationLoad(SHORT_PROMPT, LONG, n, SMALL_SECONDS) for n in CONCURRENCIES]
         deep, _ = points_of("a deep model", "deep", "f32", deep_loads)
@@ -80,9 +78,7 @@ def measured_rates(root: Path, say: Callable[[str], None]) -> ServingRates:
         large_loads.append(CalibrationLoad(LONG_PROMPT, 4, 1, SMALL_SECONDS))
         kinds: tuple[Weights, ...] = ("f32", "q8_0", "q4_0")
         large = [
-            point
-            for kind in kinds
-            for point in points_of(f"a large model in {kind}", "large", kind, large_loads)[0]
+            point for kind in kinds for point in points_of(f"a large model in {kind}", "large", kind, large_loads)[0]
         ]
         again, _ = points_of("the small one again", "small", "f32", small_loads)
         shape = _shape(folder / "small")
@@ -125,8 +121,8 @@ def _shape(folder: Path) -> ModelShape:
 def _measured(
     export: Path, weights: Weights, loads: Sequence[CalibrationLoad], pace: float
 ) -> tuple[list[ServedPoint], int]:
-    """A point for each load on a server of an export, as it would be at `pace` of the machine; and
-    the server's peak memory.
+    """A point for each load on a server of an export, as it would be at `pace` of the machine; and the server's peak
+    memory.
     """
     shape = _shape(export)
     with _served(export, weights) as (endpoint, peak):
@@ -152,9 +148,7 @@ def _measured(
 
 
 @contextmanager
-def _served(
-    export: Path, weights: Weights
-) -> Iterator[tuple[ChatEndpoint, Callable[[], int | None]]]:
+def _served(export: Path, weights: Weights) -> Iterator[tuple[ChatEndpoint, Callable[[], int | None]]]:
     folder = export.parent
     command = [sys.executable, "-m", "serving", str(export), "--home", str(folder)]
     command += ["--weights", weights, "--slots", str(SLOTS)]
@@ -170,9 +164,7 @@ def _served(
 
 
 def _load(endpoint: ChatEndpoint, spec: CalibrationLoad) -> Load:
-    load = next(
-        measure(endpoint, [LoadSpec(spec.concurrency)], payloads(spec), spec.seconds, Limits())
-    )
+    load = next(measure(endpoint, [LoadSpec(spec.concurrency)], payloads(spec), spec.seconds, Limits()))
     if load.failed or load.ttft_ms is None:
         raise EnvironmentFault(
             f"{load.failed} of {load.requests} requests to a server of this machine failed "
@@ -184,16 +176,10 @@ def _load(endpoint: ChatEndpoint, spec: CalibrationLoad) -> Load:
 def payloads(spec: CalibrationLoad) -> list[dict[str, Any]]:
     """Requests whose prompts begin differently, so that no engine has read them before."""
     texts = [
-        " ".join(
-            WORDS[(place + word * (1 + place % 13)) % len(WORDS)] for word in range(spec.words)
-        )
+        " ".join(WORDS[(place + word * (1 + place % 13)) % len(WORDS)] for word in range(spec.words))
         for place in range(PROMPTS)
     ]
     return [
-        {
-            "messages": [{"role": "user", "content": f"{place} {text}"}],
-            "max_tokens": spec.tokens,
-            "temperature": 1.0,
-        }
+        {"messages": [{"role": "user", "content": f"{place} {text}"}], "max_tokens": spec.tokens, "temperature": 1.0}
         for place, text in enumerate(texts)
     ]

@@ -21,9 +21,7 @@ class BudgetWatch:
     """The budget of one stage process, from before it starts until it ends."""
 
     def __init__(self, run: Run, stage: str, local: bool = True) -> None:
-        """`local`: the process is of this machine; a container waits in a queue first, its pids are
-        its own.
-        """
+        """`local`: the process is of this machine; a container waits in a queue first, its pids are its own."""
         self._run, self._stage, self._local = run, stage, local
         self._price = stage_price(run.params, stage)
         rows = pipeline_rows(run.root)
@@ -32,8 +30,8 @@ class BudgetWatch:
         self._began_at = now()
         """Hours count from the allocation: imports and loading are paid for too."""
         self._months: dict[str, Month] = {}
-        """Limit -> what the month's runs have cost before this process; of a run that a retrain
-        cycle started, what its cycles have too.
+        """Limit -> what the month's runs have cost before this process; of a run that a retrain cycle started, what
+        its cycles have too.
         """
         if run.params.budget.monthly_usd is not None:
             self._months[PER_MONTH] = month(run.root, run.params, time.time(), every_run=True)
@@ -56,9 +54,7 @@ class BudgetWatch:
 
     def time_left(self, world_size: int) -> TimeLeft | None:
         """Wall seconds left by the tightest limit: of the run's budget or a month's."""
-        limits = [
-            time_left(self._run.params.budget, self._spent, self._stage, world_size, self._price)
-        ]
+        limits = [time_left(self._run.params.budget, self._spent, self._stage, world_size, self._price)]
         for key, spending in self._months.items():
             if spending.limit_usd is not None and spending.left_usd is not None:
                 limit = Limit(key, spending.limit_usd, "USD", None)
@@ -67,9 +63,7 @@ class BudgetWatch:
         return min((limit for limit in limits if limit is not None), default=None)
 
     def _start_seconds(self) -> float:
-        """What starting took the last time: of this stage, else of the slowest other; 0 if none
-        ever started.
-        """
+        """What starting took the last time: of this stage, else of the slowest other; 0 if none ever started."""
         latest = {}
         for stage in STAGES:
             starts = [
@@ -83,9 +77,8 @@ class BudgetWatch:
         return latest.get(self._stage, max(latest.values(), default=0.0))
 
     def look(self, watch: Watch) -> bool:
-        """Compare what the stage has cost by now with its limits, and note in `reached` the first
-        that it must stop for. Returns whether there is one. Between the stage's rows its cost grows
-        with the wall time.
+        """Compare what the stage has cost by now with its limits, and note in `reached` the first that it must stop
+        for. Returns whether there is one. Between the stage's rows its cost grows with the wall time.
         """
         attempt = watch.attempt
         costs = self._local if attempt is None else attempt.event != "end"
@@ -97,14 +90,9 @@ class BudgetWatch:
         return self.reached is not None
 
     def over(self, message: str) -> OverBudget:
-        """The exception to raise once the stage has stopped at the limit; `message` is the stage's
-        own.
-        """
+        """The exception to raise once the stage has stopped at the limit; `message` is the stage's own."""
         assert self.reached is not None
-        return OverBudget(
-            f"{self.reached.key}={self.reached.value:g} is reached. {message} "
-            f"{_go_on(self.reached)}"
-        )
+        return OverBudget(f"{self.reached.key}={self.reached.value:g} is reached. {message} {_go_on(self.reached)}")
 
 
 def _go_on(limit: Limit) -> str:

@@ -3,15 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from config.errors import (
-    EXIT_BAD_INPUT,
-    EXIT_DIVERGED,
-    EXIT_DONE,
-    EXIT_RESUMABLE,
-    RlhfError,
-    StageStopped,
-    UserError,
-)
+from config.errors import EXIT_BAD_INPUT, EXIT_DIVERGED, EXIT_DONE, EXIT_RESUMABLE, RlhfError, StageStopped, UserError
 from config.records import AttemptRow
 from tasks.stage.process import Ended, last_line
 
@@ -22,8 +14,8 @@ class StageCrashed(RlhfError):
     def __init__(self, message: str, hopeless: bool = False) -> None:
         super().__init__(message)
         self.hopeless = hopeless
-        """It would fail in the same way again: training diverged, or it failed at the same step
-        with the same message as the time before.
+        """It would fail in the same way again: training diverged, or it failed at the same step with the same message
+        as the time before.
         """
 
 
@@ -59,12 +51,10 @@ def judge(stage: str, before: int, rows: Sequence[AttemptRow], ended: Ended) -> 
     if ended.code < 0:
         if end is not None and end.exit_code == EXIT_DONE:
             raise StageCrashed(
-                f"{stage}: the process was killed after the work was done. What it printed is in "
-                f"{log}."
+                f"{stage}: the process was killed after the work was done. What it printed is in {log}."
             )
         raise StageCrashed(
-            f"{stage}: the process was killed without an error message (out of memory?). What it "
-            f"printed is in {log}."
+            f"{stage}: the process was killed without an error message (out of memory?). What it printed is in {log}."
         )
     if end is None:
         reason = f"{message or last_line(ended.output)} The full output is in {log}."
@@ -72,8 +62,7 @@ def judge(stage: str, before: int, rows: Sequence[AttemptRow], ended: Ended) -> 
             raise StageCrashed(f"{stage}: attempt {new_rows[-1].attempt} failed: {reason}")
         raise StageCrashed(f"{stage}: the process failed before it began: {reason}", hopeless=True)
     raise StageCrashed(
-        f"{stage}: attempt {end.attempt} failed after step {end.step}: {message} The full output "
-        f"is in {log}.",
+        f"{stage}: attempt {end.attempt} failed after step {end.step}: {message} The full output is in {log}.",
         hopeless=ended.code == EXIT_DIVERGED or _failed_before(end, rows),
     )
 

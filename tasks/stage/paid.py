@@ -35,12 +35,7 @@ class Lifetime:
         """Keep that the process lives; a full disk must not end a stage."""
         with suppress(OSError):
             if not self.path.exists():
-                record = {
-                    "run_id": self.run_id,
-                    "pid": pid,
-                    "began": self.began,
-                    "before": self.before,
-                }
+                record = {"run_id": self.run_id, "pid": pid, "began": self.began, "before": self.before}
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(self.path, json.dumps(record))
             os.utime(self.path, (now(), now()))
@@ -55,17 +50,9 @@ class Lifetime:
         self.path.unlink(missing_ok=True)
 
 
-def charge(
-    root: Path,
-    stage: str,
-    run_id: str,
-    pid: int,
-    before: int,
-    lived_seconds: float,
-    died: float,
-) -> None:
-    """Append what a process lived beyond its rows: a `lost` row if it was killed, maybe before its
-    first one; otherwise the time that it took to end, as `other`.
+def charge(root: Path, stage: str, run_id: str, pid: int, before: int, lived_seconds: float, died: float) -> None:
+    """Append what a process lived beyond its rows: a `lost` row if it was killed, maybe before its first one;
+    otherwise the time that it took to end, as `other`.
 
     before   the last attempt before the process; it may have made several
     died     seconds since the epoch
@@ -73,9 +60,7 @@ def charge(
     folder = root / "runs" / stage
     attempts = [attempt for attempt in read_attempts(folder)[0] if attempt.number > before]
     newest = attempts[-1] if attempts else None
-    unaccounted = lived_seconds - sum(
-        row.seconds for attempt in attempts[:-1] for row in attempt.usage
-    )
+    unaccounted = lived_seconds - sum(row.seconds for attempt in attempts[:-1] for row in attempt.usage)
     if newest is None or newest.exit_code is None:
         lost = _lost(newest, run_id, pid, before, max(0.0, unaccounted), died)
         jsonl.append(folder / "attempts.jsonl", lost)
@@ -90,9 +75,7 @@ def charge(
         jsonl.append(folder / "usage.jsonl", row)
 
 
-def _lost(
-    newest: Attempt | None, run_id: str, pid: int, before: int, lived_seconds: float, died: float
-) -> AttemptRow:
+def _lost(newest: Attempt | None, run_id: str, pid: int, before: int, lived_seconds: float, died: float) -> AttemptRow:
     return AttemptRow(
         time=died,
         run_id=newest.run_id if newest else run_id,
@@ -112,8 +95,8 @@ def _step(attempt: Attempt) -> int:
 
 
 def charge_killed(root: Path) -> None:
-    """Charge processes that were killed together with their run. Call while holding the workspace:
-    no stage is running then.
+    """Charge processes that were killed together with their run. Call while holding the workspace: no stage is running
+    then.
     """
     for stage in STAGES:
         _charge_left(root, stage)

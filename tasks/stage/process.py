@@ -1,5 +1,5 @@
-"""Child processes of a run: each leads a process group of its own, appends what it prints to a log,
-and is stopped in one way.
+"""Child processes of a run: each leads a process group of its own, appends what it prints to a log, and is stopped in
+one way.
 """
 
 import os
@@ -41,9 +41,9 @@ def run_process(
 ) -> Ended:
     """Run `command` in `folder` to its end; what it prints is appended to `log`.
 
-    `look` is called several times a second with the process id; it returns whether the process must
-    stop. A stop sends SIGTERM once, a second request kills the whole group. If `look` raises, the
-    process may still write its checkpoint. If this process is killed, a stage notices by itself.
+    `look` is called several times a second with the process id; it returns whether the process must stop. A stop sends
+    SIGTERM once, a second request kills the whole group. If `look` raises, the process may still write its checkpoint.
+    If this process is killed, a stage notices by itself.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     added = {PIPELINE_VARIABLE: f"{os.getpid()}:{created(os.getpid())}", **(variables or {})}
@@ -77,21 +77,18 @@ def run_process(
 
 
 def require_done(module: str, ended: Ended, log: Path) -> None:
-    """Raise UserError with the last line of a module that refused its input, and RlhfError for any
-    other end but a good one.
+    """Raise UserError with the last line of a module that refused its input, and RlhfError for any other end but a
+    good one.
     """
     if ended.code == EXIT_BAD_INPUT:
         raise UserError(last_line(ended.output))
     if ended.code:
         raise RlhfError(
-            f"{module} ended with exit code {ended.code}: {last_line(ended.output)} All it printed "
-            f"is in {log}."
+            f"{module} ended with exit code {ended.code}: {last_line(ended.output)} All it printed is in {log}."
         )
 
 
-def _wait(
-    process: "subprocess.Popen[bytes]", stop: StopRequest, look: Callable[[int], bool]
-) -> int:
+def _wait(process: "subprocess.Popen[bytes]", stop: StopRequest, look: Callable[[int], bool]) -> int:
     """Its exit code, once it has ended."""
     stopping = False
     while True:

@@ -40,9 +40,7 @@ class Progress(NamedTuple):
 
 
 def eta_seconds(steps: int, first: tuple[float, int], newest: tuple[float, int]) -> float | None:
-    """Seconds left at the pace between two moments (time, step) of the same attempt; None before
-    there is a pace.
-    """
+    """Seconds left at the pace between two moments (time, step) of the same attempt; None before there is a pace."""
     took, done = newest[0] - first[0], newest[1] - first[1]
     return max(0, steps - newest[1]) * took / done if done > 0 else None
 
@@ -51,9 +49,7 @@ class Watch:
     """Follows the rows that come from now on: those of the attempts to be started."""
 
     PACE_WINDOW_SECONDS = 60.0
-    """The estimate goes by the pace of the last minute: phases differ, and the machine may be
-    shared.
-    """
+    """The estimate goes by the pace of the last minute: phases differ, and the machine may be shared."""
 
     def __init__(self, root: Path, params: Params, stage: str) -> None:
         folder = root / "runs" / stage
@@ -62,11 +58,7 @@ class Watch:
         self._steps = planned_steps(root, params, stage)
         self._attempts, self._usage, self._metrics = (
             Follower(path, path.stat().st_size if path.exists() else 0)
-            for path in (
-                folder / "attempts.jsonl",
-                folder / "usage.jsonl",
-                folder / "metrics.jsonl",
-            )
+            for path in (folder / "attempts.jsonl", folder / "usage.jsonl", folder / "metrics.jsonl")
         )
         self.attempt: AttemptRow | None = None
         """The newest row on the current attempt."""
@@ -107,10 +99,7 @@ class Watch:
                 if self._moments and usage.time < self._moments[-1][0]:
                     self._moments.clear()  # the clock was set back
                 self._moments.append((usage.time, usage.step))
-        while (
-            len(self._moments) > 2
-            and self._moments[-1][0] - self._moments[0][0] > self.PACE_WINDOW_SECONDS
-        ):
+        while len(self._moments) > 2 and self._moments[-1][0] - self._moments[0][0] > self.PACE_WINDOW_SECONDS:
             self._moments.popleft()
         for metric in self._metrics.read(MetricRow):
             self._values = metric.values
@@ -130,8 +119,8 @@ class Watch:
 
 
 def _age(written: float) -> float:
-    """Seconds since a row was written, by the clock that it names; 0 where that was set meanwhile,
-    or is another machine's.
+    """Seconds since a row was written, by the clock that it names; 0 where that was set meanwhile, or is another
+    machine's.
     """
     age = time.time() - written
     return age if 0 <= age <= MOST_AGE_SECONDS else 0.0
@@ -160,17 +149,13 @@ def line(progress: Progress) -> str:
     if progress.eta_seconds is not None:
         parts.append(f"{duration(round(progress.eta_seconds))} left")
     parts += [
-        f"{name} {progress.values[name]:.3g}"
-        for name in SHOWN.get(progress.stage, ())
-        if name in progress.values
+        f"{name} {progress.values[name]:.3g}" for name in SHOWN.get(progress.stage, ()) if name in progress.values
     ]
     return f"{progress.stage:<9} {', '.join(parts)}"
 
 
 class Display:
-    """The progress line on stderr: rewritten in place on a terminal, else a new line now and
-    then.
-    """
+    """The progress line on stderr: rewritten in place on a terminal, else a new line now and then."""
 
     LINE_EVERY_SECONDS = 15.0
 

@@ -1,5 +1,5 @@
-"""Runs one stage: ask DVC, start the process, follow its rows, stop it on request, judge its end,
-have DVC record what it made.
+"""Runs one stage: ask DVC, start the process, follow its rows, stop it on request, judge its end, have DVC record what
+it made.
 """
 
 import logging
@@ -29,22 +29,14 @@ Observer = Callable[[Progress], None]
 PLAIN_WORDS = re.compile(r"[\w./ -]+")
 
 
-def run_stage(
-    run: Run,
-    stage: str,
-    stop: StopRequest,
-    observe: Observer,
-) -> Outcome:
-    """Run `stage` unless its outputs are valid; `observe` is called several times a second
-    meanwhile.
+def run_stage(run: Run, stage: str, stop: StopRequest, observe: Observer) -> Outcome:
+    """Run `stage` unless its outputs are valid; `observe` is called several times a second meanwhile.
 
-    Raises what `tasks.stage.outcome.judge` raises, OverBudget, and EnvironmentFault for what DVC
-    cannot check or keep.
+    Raises what `tasks.stage.outcome.judge` raises, OverBudget, and EnvironmentFault for what DVC cannot check or keep.
     """
     if stop.requested:
         raise StageStopped(
-            f"Stopped before {stage}, as asked. Everything before it is kept: run again to resume "
-            "there."
+            f"Stopped before {stage}, as asked. Everything before it is kept: run again to resume there."
         )
     if is_unchanged(run.root, stage):
         return record(run, stage, Outcome(cached=True, attempt=None))
@@ -57,8 +49,8 @@ def run_stage(
 
 
 def require_same_params(run: Run, stage: str) -> None:
-    """Before `stage` starts or is found unchanged. Raises ParamsError if params.yaml differs from
-    what the run began with.
+    """Before `stage` starts or is found unchanged. Raises ParamsError if params.yaml differs from what the run began
+    with.
     """
     keys = [key for key in defined(run.root)[stage].get("params", []) if isinstance(key, str)]
     if changed := Watched(run.root / "params.yaml", run.params, keys).differences():
@@ -70,9 +62,7 @@ def require_same_params(run: Run, stage: str) -> None:
 
 
 def record(run: Run, stage: str, outcome: Outcome) -> Outcome:
-    """Record which attempt's outputs the run uses: for a cached stage, the one that made these very
-    bytes.
-    """
+    """Record which attempt's outputs the run uses: for a cached stage, the one that made these very bytes."""
     current = digests(run.root, stage)
     if outcome.cached:
         outcome = Outcome(cached=True, attempt=maker(run.root, stage, current.outs))
@@ -88,15 +78,9 @@ def record(run: Run, stage: str, outcome: Outcome) -> Outcome:
 
 
 def maker(root: Path, stage: str, outs: dict[str, str]) -> int | None:
-    """The newest attempt whose outputs had these digests in an earlier pipeline run, None if none
-    is recorded.
-    """
+    """The newest attempt whose outputs had these digests in an earlier pipeline run, None if none is recorded."""
     rows = pipeline_rows(root)
-    makers = [
-        row
-        for row in rows
-        if row.stage == stage and row.attempt is not None and row.detail.get("outs") == outs
-    ]
+    makers = [row for row in rows if row.stage == stage and row.attempt is not None and row.detail.get("outs") == outs]
     return makers[-1].attempt if makers else None
 
 
@@ -106,8 +90,8 @@ def log_path(root: Path, stage: str) -> Path:
 
 
 def command(root: Path, stage: str) -> list[str]:
-    """The command of `stage` in dvc.yaml, as `dvc repro` runs it; a shell is started only for one
-    that may need it, as signals are for the stage.
+    """The command of `stage` in dvc.yaml, as `dvc repro` runs it; a shell is started only for one that may need it, as
+    signals are for the stage.
     """
     text = command_of(root, stage)
     return text.split() if PLAIN_WORDS.fullmatch(text) else ["/bin/sh", "-c", text]
@@ -145,13 +129,12 @@ def _run(run: Run, stage: str, stop: StopRequest, observe: Observer) -> int | No
 
 
 def _require_not_stopped(stage: str, ended: Ended, stop: StopRequest, budget: BudgetWatch) -> None:
-    """Raise StageStopped for a process that a stop has killed: a forced one, or one that had no
-    handler yet and nothing to keep.
+    """Raise StageStopped for a process that a stop has killed: a forced one, or one that had no handler yet and
+    nothing to keep.
     """
     if stop.force:
         raise StageStopped(
-            f"{stage} was ended at once, without a last checkpoint: run again to resume from the "
-            "one before."
+            f"{stage} was ended at once, without a last checkpoint: run again to resume from the one before."
         )
     if ended.code < 0 and (stop.requested or budget.reached is not None):
         raise StageStopped(f"{stage} was asked to stop before it began: run again to resume there.")

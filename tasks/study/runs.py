@@ -1,9 +1,9 @@
-"""The runs of a study, one after another in a workspace of its own: `.rlhf/studies/NAME`, with the
-project's code, its own rows and the project's DVC cache.
+"""The runs of a study, one after another in a workspace of its own: `.rlhf/studies/NAME`, with the project's code, its
+own rows and the project's DVC cache.
 
-A variant is a run of the pipeline with its params: what a run before it made with the same
-parameters is found unchanged, and a run that was stopped goes on from its checkpoint. One runs at a
-time: what it costs is measured, on a machine that does nothing else.
+A variant is a run of the pipeline with its params: what a run before it made with the same parameters is found
+unchanged, and a run that was stopped goes on from its checkpoint. One runs at a time: what it costs is measured, on a
+machine that does nothing else.
 """
 
 import os
@@ -64,8 +64,8 @@ class Study:
         self.display = Display()
 
     def ahead(self) -> Iterator[tuple[Work, Planned | Unplannable]]:
-        """Every run that has not completed, with its plan, when it is its turn. Raises OverBudget
-        when the study's money is spent.
+        """Every run that has not completed, with its plan, when it is its turn. Raises OverBudget when the study's
+        money is spent.
         """
         before = completed(self.place)
         for number, work in enumerate(self.works, start=1):
@@ -78,8 +78,7 @@ class Study:
             make_ready(self.root, self.place, params)
             prepared = prepare(self.place, params)
             planned = (
-                f"planned {usd(prepared.ahead_total.usd)} and "
-                f"{duration(prepared.ahead_total.seconds)}, "
+                f"planned {usd(prepared.ahead_total.usd)} and {duration(prepared.ahead_total.seconds)}, "
                 if isinstance(prepared, Planned)
                 else ""
             )
@@ -113,8 +112,8 @@ class Study:
 
 @contextmanager
 def opened(root: Path, file: Path, content: StudyFile) -> Iterator[Study]:
-    """Hold the workspace of a study, with today's code. Raises ParamsError if another process runs
-    it, or for what params.yaml does not know.
+    """Hold the workspace of a study, with today's code. Raises ParamsError if another process runs it, or for what
+    params.yaml does not know.
     """
     study = Study(root, file, content)
     study.place.parent.mkdir(parents=True, exist_ok=True)
@@ -130,15 +129,13 @@ def opened(root: Path, file: Path, content: StudyFile) -> Iterator[Study]:
 
 
 def works(root: Path, content: StudyFile) -> list[Work]:
-    """All runs, the variants of one seed after another: they share more. Raises ParamsError for
-    what params.yaml does not know.
+    """All runs, the variants of one seed after another: they share more. Raises ParamsError for what params.yaml does
+    not know.
     """
     planned, names = [], dict[str, str]()
     for seed in content.seeds:
         for name, changes in content.variants.items():
-            params = load(
-                in_project(root, content.recipe), [*content.set, *changes, f"seed={seed}"]
-            )
+            params = load(in_project(root, content.recipe), [*content.set, *changes, f"seed={seed}"])
             # every reply is kept, so that variants are compared prompt by prompt
             evaluate = params.evaluate.model_copy(update={"samples": params.evaluate.prompts})
             tracking = params.tracking.model_copy(update={"uri": _tracking_uri(root, params)})
@@ -156,15 +153,13 @@ def works(root: Path, content: StudyFile) -> list[Work]:
 
 
 def in_project(root: Path, file: Path) -> Path:
-    """A study or a recipe: the project's, else that of the code, where a worker's workspace has
-    none.
-    """
+    """A study or a recipe: the project's, else that of the code, where a worker's workspace has none."""
     return root / file if (root / file).exists() else HOME / file
 
 
 def _tracking_uri(root: Path, params: Params) -> str:
-    """The project's MLflow, for a workspace elsewhere. In the stack of containers, whose recipes do
-    not know its server, that of the environment.
+    """The project's MLflow, for a workspace elsewhere. In the stack of containers, whose recipes do not know its
+    server, that of the environment.
     """
     from tracking.client import resolved_uri
 
@@ -183,15 +178,12 @@ def within(params: Params, max_usd: float | None, so_far: float) -> Params:
         )
     limit = params.budget.max_usd
     max_usd_left = max_usd - so_far if limit is None else min(limit, max_usd - so_far)
-    return params.model_copy(
-        update={"budget": params.budget.model_copy(update={"max_usd": max_usd_left})}
-    )
+    return params.model_copy(update={"budget": params.budget.model_copy(update={"max_usd": max_usd_left})})
 
 
 def make_ready(root: Path, place: Path, params: Params) -> None:
-    """Link the files that the params name, and put in place what earlier runs made with the same
-    parameters: of each stage the newest that starts from the outputs chosen before it. DVC then
-    decides, by digests, what is unchanged.
+    """Link the files that the params name, and put in place what earlier runs made with the same parameters: of each
+    stage the newest that starts from the outputs chosen before it. DVC then decides, by digests, what is unchanged.
     """
     link_inputs(root, place, params)
     locks = [
@@ -208,9 +200,7 @@ def make_ready(root: Path, place: Path, params: Params) -> None:
             if (
                 entry
                 and all(value_at(wanted, key) == value for key, value in named.items())
-                and all(
-                    outputs[path] == digest for path, digest in reads.items() if path in outputs
-                )
+                and all(outputs[path] == digest for path, digest in reads.items() if path in outputs)
             ):
                 entries[dvc_name(stage)] = entry
                 outputs |= {item["path"]: item["md5"] for item in entry.get("outs", [])}

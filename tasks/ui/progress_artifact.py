@@ -1,7 +1,6 @@
 """Progress artifacts of a run in the Prefect UI.
 
-A thread writes them: a slow or absent server never holds up the watcher that stops a stage at its
-budget.
+A thread writes them: a slow or absent server never holds up the watcher that stops a stage at its budget.
 """
 
 import logging
@@ -21,9 +20,7 @@ class Shown(NamedTuple):
 
 
 class ProgressArtifacts:
-    """The newest progress of each key, shown one after the other; what came in between is left
-    out.
-    """
+    """The newest progress of each key, shown one after the other; what came in between is left out."""
 
     PAUSE_SECONDS = 2.0
     """Between two updates of the same artifact."""
@@ -31,16 +28,10 @@ class ProgressArtifacts:
     def __init__(self) -> None:
         self._wanted: dict[str, Shown] = {}
         self._artifacts: dict[str, Any] = {}
-        self._changed, self._lock, self._closing = (
-            threading.Event(),
-            threading.Lock(),
-            threading.Event(),
-        )
+        self._changed, self._lock, self._closing = (threading.Event(), threading.Lock(), threading.Event())
         # artifacts belong to the flow run of the context
         run: Callable[[Callable[[], None]], None] = copy_context().run
-        self._thread = threading.Thread(
-            target=run, args=(self._work,), name="progress", daemon=True
-        )
+        self._thread = threading.Thread(target=run, args=(self._work,), name="progress", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -73,9 +64,7 @@ class ProgressArtifacts:
     def _write(self, key: str, shown: Shown) -> None:
         try:
             if key in self._artifacts:
-                update_progress_artifact(
-                    self._artifacts[key], 100 * shown.fraction, description=shown.description
-                )
+                update_progress_artifact(self._artifacts[key], 100 * shown.fraction, description=shown.description)
             else:
                 self._artifacts[key] = create_progress_artifact(
                     100 * shown.fraction, key=key, description=shown.description

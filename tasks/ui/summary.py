@@ -14,9 +14,7 @@ from tasks.ui.links import NAMES
 
 
 def markdown(run: Run, report: Path | None, links: Mapping[str, str]) -> str:
-    """The run's summary with its picture inside, and where to look: `links` has a URL by the name
-    of a page.
-    """
+    """The run's summary with its picture inside, and where to look: `links` has a URL by the name of a page."""
     findings = read_findings(run.root, run.params, run.run_id)
     picture = base64.b64encode(key_picture(findings).encode()).decode()
     where = [f"[{NAMES[name]}]({url})" for name, url in links.items()]

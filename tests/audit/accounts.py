@@ -73,9 +73,7 @@ class Accounts:
         self.root, self.run_id = root, run_id
         self.kept = root / "runs" / "pipeline" / run_id
         self.params: dict[str, Any] = yaml.safe_load((self.kept / "params.yaml").read_text())
-        self.events = [
-            row for row in rows_of(root / "runs" / "pipeline.jsonl") if row["run_id"] == run_id
-        ]
+        self.events = [row for row in rows_of(root / "runs" / "pipeline.jsonl") if row["run_id"] == run_id]
         self.state: str = self.events[-1]["state"]
         noted = {row["stage"]: row for row in self.events if row["event"] == "stage"}
         self.noted = noted
@@ -98,14 +96,11 @@ class Accounts:
         prices, pool = self.params["prices"], self.place(stage)[0]
         if pool in prices["usd_per_device_hour_by_pool"]:
             return float(prices["usd_per_device_hour_by_pool"][pool])
-        return float(
-            prices["usd_per_device_hour"]
-            + (prices["usd_per_kwh"] or 0.0) * (prices["watts"] or 0.0) / 1000
-        )
+        return float(prices["usd_per_device_hour"] + (prices["usd_per_kwh"] or 0.0) * (prices["watts"] or 0.0) / 1000)
 
     def rented(self, stage: str) -> int:
-        """Devices that are paid for while a stage runs: beside the pipeline as many as the largest
-        of its stages uses.
+        """Devices that are paid for while a stage runs: beside the pipeline as many as the largest of its stages
+        uses.
         """
         method = self.params["align"]["method"]
         run = ["data", "sft", "reward", method, "evaluate"]
@@ -135,9 +130,7 @@ class Accounts:
             account.state = {0: "done", 75: "stopped", None: "unfinished"}.get(codes[-1], "failed")
             account.message = ends.get(own[-1], {}).get("message", "")
             account.attempts, account.failed = len(own), sum(code != 0 for code in codes)
-            account.retries = sum(
-                row["event"] == "retry" and row["attempt"] in own for row in events
-            )
+            account.retries = sum(row["event"] == "retry" and row["attempt"] in own for row in events)
             for number in own:
                 for row, seconds, useful in [*kept[number], *wasted[number]]:
                     account.spent.add(row, seconds, account.price, account.rented, useful)
@@ -218,17 +211,15 @@ class Accounts:
 
 
 def _chain(last: int, numbers: list[int], events: list[Row]) -> list[int]:
-    """The attempts that made the outputs of attempt `last`: it, and those before it, back to one
-    that was done, of the same parameters and data.
+    """The attempts that made the outputs of attempt `last`: it, and those before it, back to one that was done, of the
+    same parameters and data.
     """
     prints = {row["attempt"]: row["fingerprint"] for row in events if row["fingerprint"]}
     done = {row["attempt"] for row in events if row["event"] == "end" and row["exit_code"] == 0}
     before = [number for number in numbers if number < last]
     start = max((number for number in before if number in done), default=0)
     return [
-        number
-        for number in numbers
-        if start < number <= last and prints.get(number, prints[last]) == prints[last]
+        number for number in numbers if start < number <= last and prints.get(number, prints[last]) == prints[last]
     ]
 
 
@@ -236,9 +227,7 @@ Part = tuple[Row, float, bool]
 """A usage row, its seconds here, and whether its tokens count here."""
 
 
-def _split(
-    number: int, numbers: list[int], usage: list[Row], events: list[Row]
-) -> tuple[list[Part], list[Part]]:
+def _split(number: int, numbers: list[int], usage: list[Row], events: list[Row]) -> tuple[list[Part], list[Part]]:
     """The rows of an attempt that were of use, and those that were lost."""
     rows = [row for row in usage if row["attempt"] == number]
     mine = [row for row in events if row["attempt"] == number]
@@ -256,9 +245,7 @@ def _split(
             }]  # fmt: skip
     done = any(row["event"] == "end" and row["exit_code"] == 0 for row in mine)
     later = numbers[numbers.index(number) + 1 :]
-    resumed = [
-        row["step"] for row in events if row["event"] == "resume" and row["attempt"] in later
-    ]
+    resumed = [row["step"] for row in events if row["event"] == "resume" and row["attempt"] in later]
     lost = {
         index: retry["lost_seconds"]
         for retry in mine

@@ -1,8 +1,8 @@
 """Files of three runs, written by hand, in which no two figures are alike.
 
-Stages have prices of their own, devices wait, a process was killed, memory ran out, stages are
-reused, and the bounds of an interval are at different distances. Swap any two figures on a page or
-take one price for another, and some figure no longer agrees with these files.
+Stages have prices of their own, devices wait, a process was killed, memory ran out, stages are reused, and the bounds
+of an interval are at different distances. Swap any two figures on a page or take one price for another, and some
+figure no longer agrees with these files.
 """
 
 import hashlib
@@ -15,23 +15,14 @@ from config.load import load, write
 from config.schema import Params
 from tests.conftest import ROOT
 
-FIRST, SECOND, THIRD = (
-    "20261124-090000-calm-heron",
-    "20261125-100000-brave-otter",
-    "20261126-110000-shy-newt",
-)
+FIRST, SECOND, THIRD = ("20261124-090000-calm-heron", "20261125-100000-brave-otter", "20261126-110000-shy-newt")
 MIB = 2**20
 PLACES = (
     "where={default: {pool: local, processes: 1, sharding: none, offload: false}, "
     "reward: {pool: gpus, processes: 4}, ppo: {processes: 2}}"
 )
 CHANGES = {
-    FIRST: [
-        "prices.usd_per_device_hour=0.9",
-        "prices.watts=170",
-        "ppo.kl.coef=0.07",
-        PLACES,
-    ],
+    FIRST: ["prices.usd_per_device_hour=0.9", "prices.watts=170", "ppo.kl.coef=0.07", PLACES],
     SECOND: [
         "prices.usd_per_device_hour=1.3",
         "prices.usd_per_kwh=0.31",
@@ -98,14 +89,7 @@ NUMBERS = {
     ],
     "ppo": ["score", "kl", "entropy", "length", "eos_rate"],
     "evaluate": [
-        *[
-            "kl",
-            "right_item_rate",
-            "right_item_rate_sft",
-            "win_rate_gold",
-            "win_rate_reward",
-            "reward_gain",
-        ],
+        *["kl", "right_item_rate", "right_item_rate_sft", "win_rate_gold", "win_rate_reward", "reward_gain"],
         *(
             f"{name}_{model}"
             for name in ("gold", "reward", "length", "eos_rate", "distinct_1", "distinct_2", "odd")
@@ -223,8 +207,7 @@ class Writer:
         """Write what a stage leaves; its paths with their digests."""
         values = self._values
         metrics: dict[str, Any] = {
-            name: round(1000 * values() * (3 if name.endswith("train_rows") else 1))
-            for name in COUNTS[stage]
+            name: round(1000 * values() * (3 if name.endswith("train_rows") else 1)) for name in COUNTS[stage]
         }
         metrics |= {name: values() for name in NUMBERS[stage]}
         metrics |= {name: round(30 * values(), 3) for name in metrics if name.endswith("_mean")
@@ -265,8 +248,7 @@ class Writer:
             (into / name).parent.mkdir(parents=True, exist_ok=True)
             (into / name).write_text(content, encoding="utf-8")
         digests = {
-            name: hashlib.md5(content.encode(), usedforsecurity=False).hexdigest()
-            for name, content in files.items()
+            name: hashlib.md5(content.encode(), usedforsecurity=False).hexdigest() for name, content in files.items()
         }
         return digests | _folders(stage, seed)
 
@@ -294,11 +276,7 @@ def _plan(run_id: str) -> dict[str, Any]:
     stages = []
     for i, (stage, phases) in enumerate(list(PHASES.items())[:-1], start=1):
         planned = [
-            {
-                "phase": name,
-                "seconds": 3.1 * i + 1.7 * j,
-                "peak_bytes": (200 + 31 * i + 7 * j) * MIB,
-            }
+            {"phase": name, "seconds": 3.1 * i + 1.7 * j, "peak_bytes": (200 + 31 * i + 7 * j) * MIB}
             for j, name in enumerate(phases)
         ]
         stages.append(

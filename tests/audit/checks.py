@@ -1,6 +1,4 @@
-"""What can be checked of any run: of the handwritten ones, and of those that the end-to-end test
-trained.
-"""
+"""What can be checked of any run: of the handwritten ones, and of those that the end-to-end test trained."""
 
 from pathlib import Path
 from typing import Any
@@ -86,8 +84,8 @@ def runs_by_key(client: MlflowClient) -> dict[str, Any]:
 
 
 def check_points(root: Path, client: MlflowClient, shipped: dict[str, Any]) -> None:
-    """Each row of each attempt is a point of its metrics, and nothing else is. `shipped`: the runs
-    of MLflow by what they stand for, RUN/STAGE/ATTEMPT.
+    """Each row of each attempt is a point of its metrics, and nothing else is. `shipped`: the runs of MLflow by what
+    they stand for, RUN/STAGE/ATTEMPT.
     """
     for key in (key for key in shipped if "/" in key):
         run_id, stage, number = key.split("/")

@@ -60,9 +60,7 @@ def curve(accounts: Accounts, stage: str, metric: str) -> list[tuple[int, float]
     maker = next(row["run_id"] for row in events if row["attempt"] == made_by)
     rows = rows_of(accounts.root / "runs" / stage / "metrics.jsonl")
     values = {
-        row["step"]: row["values"][metric]
-        for row in rows
-        if row["attempt"] <= made_by and row["run_id"] == maker
+        row["step"]: row["values"][metric] for row in rows if row["attempt"] <= made_by and row["run_id"] == maker
     }
     return sorted(values.items())
 
@@ -85,9 +83,7 @@ def _tiles(accounts: Accounts) -> Figures:
     tiles = {
         "gold_score": Figure([judged["gold_aligned"], judged["gold_sft"]]),
         "right_item": Figure([judged["right_item_rate"], judged["right_item_rate_sft"]]),
-        "wins_over_sft": Figure(
-            [judged[f"win_rate_gold{end}"] for end in ("", "_low", "_high")], ("gold score",)
-        ),
+        "wins_over_sft": Figure([judged[f"win_rate_gold{end}"] for end in ("", "_low", "_high")], ("gold score",)),
         "reward_accuracy": Figure([reward["accuracy"], reward["bayes_accuracy"]]),
         "calibration_error": Figure([reward["ece"], 0]),
         "kl_to_sft": Figure([judged["kl"]]),
@@ -124,9 +120,7 @@ def _evaluation(accounts: Accounts) -> Figures:
     figures: Figures = {}
     for model in MODELS:
         name = f"gold_{model}"
-        figures["evaluation", "Gold score", model] = _estimate(
-            judged[name], _bounds(judged, name), 0, 1
-        )
+        figures["evaluation", "Gold score", model] = _estimate(judged[name], _bounds(judged, name), 0, 1)
         name = f"reward_{model}"  # drawn between round numbers, which the page names
         figures["evaluation", "Reward-model score", model] = Figure([judged[name]])
     for kind, name in (("gold", "gold_score"), ("reward", "reward_model")):
@@ -190,8 +184,8 @@ def key_figure(stage: str, metrics: dict[str, Any]) -> Figure:
 def comparison(
     accounts: Accounts, stage: str, planned: dict[str, Any] | None, made: Sum | None
 ) -> dict[str, float | None]:
-    """Plan beside measurement of a phase or stage, by the keys of `rlhf report --json`. A phase
-    that a stage never came to took no time.
+    """Plan beside measurement of a phase or stage, by the keys of `rlhf report --json`. A phase that a stage never
+    came to took no time.
     """
     peak = (planned or {}).get("peak_bytes", (planned or {}).get("peak_bytes_per_gpu")) or None
     measured = made or (Sum() if accounts.stages[stage].made else None)
@@ -223,10 +217,7 @@ def comparisons(accounts: Accounts, stage: str) -> dict[str, dict[str, float | N
     planned, account = accounts.planned(stage), accounts.stages[stage]
     phases = {phase["phase"]: phase for phase in (planned or {}).get("phases", [])}
     names = dict.fromkeys([*phases, *account.made])
-    found = {
-        name: comparison(accounts, stage, phases.get(name), account.made.get(name))
-        for name in names
-    }
+    found = {name: comparison(accounts, stage, phases.get(name), account.made.get(name)) for name in names}
     return found | {"all": comparison(accounts, stage, planned, whole(account))}
 
 
@@ -270,13 +261,9 @@ def _plans(accounts: Accounts) -> Figures:
         planned, measured = sides["planned_seconds"] or 0.0, sides["measured_seconds"] or 0.0
         card = "cost", "Planned and measured"
         figures[*card, f"{stage}_planned"] = Figure([planned], places=[planned / longest])
-        figures[*card, f"{stage}_measured"] = Figure(
-            [measured, sides["error"]], places=[measured / longest]
-        )
+        figures[*card, f"{stage}_measured"] = Figure([measured, sides["error"]], places=[measured / longest])
     total = total_comparison(accounts)
-    return figures | {
-        ("cost", "", f"total.{column}"): Figure([total[key]]) for column, key in COLUMNS.items()
-    }
+    return figures | {("cost", "", f"total.{column}"): Figure([total[key]]) for column, key in COLUMNS.items()}
 
 
 def _phases(accounts: Accounts) -> Figures:
@@ -288,17 +275,12 @@ def _phases(accounts: Accounts) -> Figures:
                 "time": phase.seconds, "cost": phase.usd, "tokens": phase.tokens or None,
                 "tokens_s": rate, "peak_memory": phase.peak_bytes or None,
             }  # fmt: skip
-            figures |= {
-                ("cost", "", f"{stage}.{name}.{column}"): Figure([value])
-                for column, value in cells.items()
-            }
+            figures |= {("cost", "", f"{stage}.{name}.{column}"): Figure([value]) for column, value in cells.items()}
     aligned = accounts.stages["ppo"].phases
     longest = max(phase.seconds for phase in aligned.values())
     fastest = max(phase.tokens / phase.seconds for phase in aligned.values())
     for name, phase in aligned.items():
-        figures["cost", "Phases of ppo", name] = Figure(
-            [phase.seconds, phase.usd], places=[phase.seconds / longest]
-        )
+        figures["cost", "Phases of ppo", name] = Figure([phase.seconds, phase.usd], places=[phase.seconds / longest])
         if phase.tokens:
             rate = phase.tokens / phase.seconds
             figures["cost", "Tokens per second", name] = Figure([rate], places=[rate / fastest])
@@ -326,17 +308,14 @@ def _reward(accounts: Accounts) -> Figures:
     ends = {name: _bounds(reward, name) or _bounds(data, name) for name in rows.values()}
     low = min(0.5, *(ends[name][0] if ends[name] else reward[name] for name in rows.values()))  # type: ignore[index]
     figures = {
-        ("reward", "Accuracy", row): _estimate(reward[name], ends[name], low, 1.0)
-        for row, name in rows.items()
+        ("reward", "Accuracy", row): _estimate(reward[name], ends[name], low, 1.0) for row, name in rows.items()
     }
     facts = {
         "calibration_error_ece": "ece", "mean_margin": "margin_mean", "score_mean": "score_mean",
         "score_deviation": "score_std", "training_pairs": "train_pairs", "steps": "steps",
         "pairs_too_long": "pairs_too_long",
     }  # fmt: skip
-    return figures | {
-        ("reward", "", f"{row}.value"): Figure([reward[name]]) for row, name in facts.items()
-    }
+    return figures | {("reward", "", f"{row}.value"): Figure([reward[name]]) for row, name in facts.items()}
 
 
 def _data(accounts: Accounts) -> Figures:
@@ -350,14 +329,11 @@ def _data(accounts: Accounts) -> Figures:
         row = title.lower().replace(" ", "_")
         for split in ("train", "test"):
             for column, key in columns.items():
-                figures["data", "", f"{row}.{split}.{column}"] = Figure(
-                    [data[f"{name}_{split}_{key}"]]
-                )
+                figures["data", "", f"{row}.{split}.{column}"] = Figure([data[f"{name}_{split}_{key}"]])
     reasons = {"too_long": "quarantined_too_long", "empty_reply": "quarantined_empty_reply"}
     most = max(data[key] for key in reasons.values())
     return figures | {
-        ("data", "Refused rows", name): Figure([data[key]], places=[data[key] / most])
-        for name, key in reasons.items()
+        ("data", "Refused rows", name): Figure([data[key]], places=[data[key] / most]) for name, key in reasons.items()
     }
 
 

@@ -79,9 +79,7 @@ def test_there_is_a_run_for_each_run_and_attempt(root: Path, shipped: dict[str, 
         assert run.info.run_name == f"{stage} of {nickname}{suffix}"
 
 
-def test_every_row_is_a_point_of_its_metric(
-    root: Path, client: MlflowClient, shipped: dict[str, Any]
-) -> None:
+def test_every_row_is_a_point_of_its_metric(root: Path, client: MlflowClient, shipped: dict[str, Any]) -> None:
     check_points(root, client, shipped)
 
 
@@ -135,9 +133,7 @@ def test_the_metrics_of_a_run_are_its_costs_its_plan_and_its_results(
     assert run.data.metrics == pytest.approx(wanted, abs=1e-12)
 
 
-def test_a_run_has_its_params_what_it_changed_and_what_each_stage_did(
-    root: Path, shipped: dict[str, Any]
-) -> None:
+def test_a_run_has_its_params_what_it_changed_and_what_each_stage_did(root: Path, shipped: dict[str, Any]) -> None:
     states = {FIRST: "FINISHED", SECOND: "FINISHED", THIRD: "FAILED"}
     changed = {
         FIRST: ["first run"],
@@ -160,9 +156,7 @@ def test_a_run_has_its_params_what_it_changed_and_what_each_stage_did(
         assert run.info.start_time == round(accounts.events[0]["time"] * 1000)
         assert run.info.end_time == round(accounts.events[-1]["time"] * 1000)
         inputs = {each.dataset.name: each.dataset.digest for each in run.inputs.dataset_inputs}
-        assert inputs == {
-            "data/prepared": accounts.noted["data"]["detail"]["outs"]["data/prepared"]
-        }
+        assert inputs == {"data/prepared": accounts.noted["data"]["detail"]["outs"]["data/prepared"]}
     assert shipped[SECOND].data.tags["mlflow.source.git.commit"] == "def456"
 
 

@@ -48,8 +48,8 @@ def by_stage(plan: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def check_sums(plan: dict[str, Any], places: dict[str, tuple[int, int, float, float]]) -> None:
-    """Hours, dollars and energy of each stage from its seconds and its (devices, devices rented,
-    price, watts); the total from the stages.
+    """Hours, dollars and energy of each stage from its seconds and its (devices, devices rented, price, watts); the
+    total from the stages.
     """
     assert list(by_stage(plan)) == list(places)
     for name, stage in by_stage(plan).items():
@@ -139,9 +139,7 @@ MOVES = [
 
 
 @pytest.mark.parametrize(("change", "moved"), MOVES, ids=[change for change, _ in MOVES])
-def test_a_lever_moves_its_figures_and_no_others(
-    file: Path, change: str, moved: dict[str, set[str]]
-) -> None:
+def test_a_lever_moves_its_figures_and_no_others(file: Path, change: str, moved: dict[str, set[str]]) -> None:
     before, after = by_stage(planned(file)), by_stage(planned(file, "--set", change))
     for name in STAGES:
         a, b = before[name], after[name]
@@ -171,9 +169,7 @@ def test_the_tables_show_the_plan(file: Path) -> None:
         expected = [*held, stage["seconds"], stage["usd"]["expected"]]
         words = first.split(None, 1)[1]
         assert says(words, expected), words
-        interval = next(
-            line for line in shown if line.split()[:1] == [name] and line.count(" to ") >= 1
-        )
+        interval = next(line for line in shown if line.split()[:1] == [name] and line.count(" to ") >= 1)
         time, memory = stage["time_interval"], stage["memory_interval"]
         bounds = [time["low"], time["high"]]
         bounds += [memory["low"], memory["high"]] if memory["high"] else []
@@ -184,9 +180,7 @@ def test_the_tables_show_the_plan(file: Path) -> None:
             share = phase["seconds"] / stage["seconds"]
             amounts = [phase["seconds"], share, phase["usd"]]
             assert says(" ".join(row.split()[:-2]), amounts), row
-            assert float(row.split()[-2].replace(",", "")) == pytest.approx(
-                phase["flops"] / 1e12, rel=6e-3
-            )
+            assert float(row.split()[-2].replace(",", "")) == pytest.approx(phase["flops"] / 1e12, rel=6e-3)
             assert row.split()[-1] == phase["bound"]
     total = next(line for line in shown if line.split()[:1] == ["total"])
     sums = plan["total"]
@@ -216,9 +210,7 @@ def test_the_page_shows_the_plan(file: Path, tmp_path: Path) -> None:
             "time": [stage["seconds"], time["low"], time["high"]],
             "cost": [stage["usd"]["expected"]],
             "use_of_the_peak_rate": [stage["mfu"] or None],
-            "peak_memory": [stage["peak_bytes_per_gpu"], held["low"], held["high"]]
-            if held["high"]
-            else [None],
+            "peak_memory": [stage["peak_bytes_per_gpu"], held["low"], held["high"]] if held["high"] else [None],
         }
         for column, values in cells.items():
             words = shown["stages", "", f"{name}.{column}"]

@@ -17,15 +17,7 @@ from reporting.summary import summary
 from tests.audit.accounts import Accounts, rows_of
 from tests.audit.books import FIRST, SECOND, THIRD, write_books
 from tests.audit.checks import agrees, check_ledger, check_summary
-from tests.audit.expected import (
-    PANELS,
-    comparisons,
-    curve,
-    key_figure,
-    report_figures,
-    sequences,
-    total_comparison,
-)
+from tests.audit.expected import PANELS, comparisons, curve, key_figure, report_figures, sequences, total_comparison
 from tests.audit.page import Page, numbers, read, says
 
 RUNS = (FIRST, SECOND)
@@ -96,9 +88,7 @@ def test_every_named_figure_of_the_page_is_right(page: Page, accounts: Accounts)
 
 def test_badges_and_sentences_are_right(page: Page, accounts: Accounts) -> None:
     tones = {"done": "good", "cached": "quiet", "failed": "bad"}
-    states = [
-        (f"badge {tones[account.state]}", account.state) for account in accounts.stages.values()
-    ]
+    states = [(f"badge {tones[account.state]}", account.state) for account in accounts.stages.values()]
     assert [(badge.classes[0], badge.words) for badge in page.badges] == [
         ("badge good", "Alignment worked"), ("badge good", "no reward hacking"), *states,
     ]  # fmt: skip
@@ -151,9 +141,7 @@ def test_facts_of_the_labels_are_right(page: Page, accounts: Accounts) -> None:
         assert says(page.texts[at - 1], [data[name]]), (name, page.texts[at - 1])
 
 
-def test_every_curve_is_of_its_metric_and_every_sample_has_its_scores(
-    page: Page, accounts: Accounts
-) -> None:
+def test_every_curve_is_of_its_metric_and_every_sample_has_its_scores(page: Page, accounts: Accounts) -> None:
     labels = [svg["aria-label"] or "" for svg in page.all("svg")]
     for stage, panels in PANELS.items():
         for title, curves in panels.items():
@@ -188,9 +176,7 @@ def test_every_curve_is_of_its_metric_and_every_sample_has_its_scores(
         for row in samples
         for model in ("base", "sft", "aligned")
     ]
-    assert [text for text in page.texts if re.match(r"the \w+ reply", text)] == [
-        reply for reply, _, _ in replies
-    ]
+    assert [text for text in page.texts if re.match(r"the \w+ reply", text)] == [reply for reply, _, _ in replies]
     for text, (_, gold, reward) in zip(scores, replies, strict=True):
         assert says(text, [gold, reward]), text
 
@@ -230,10 +216,7 @@ def test_the_terminal_shows_the_same_figures(root: Path, accounts: Accounts) -> 
         sides = comparisons(accounts, stage)
         for name, phase in account.phases.items():
             spent, *compared = lines(shown, stage, name)
-            assert says(
-                spent,
-                [phase.seconds, phase.usd, phase.tokens or None, phase.peak_bytes or None],
-            ), spent
+            assert says(spent, [phase.seconds, phase.usd, phase.tokens or None, phase.peak_bytes or None]), spent
             assert len(compared) == (name in sides)
         for name, side in sides.items():
             assert says(list(lines(shown, stage, name))[-1], plan_row(side)), (stage, name)

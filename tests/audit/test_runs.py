@@ -52,9 +52,7 @@ def sides(root: Path) -> tuple[Accounts, Accounts]:
 def printed(root: Path, *arguments: str, columns: int = 240) -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
-        done = CliRunner().invoke(
-            app, list(arguments), env={"COLUMNS": str(columns)}, catch_exceptions=False
-        )
+        done = CliRunner().invoke(app, list(arguments), env={"COLUMNS": str(columns)}, catch_exceptions=False)
     assert done.exit_code == 0
     return done.stdout
 
@@ -66,8 +64,8 @@ def bounded(accounts: Accounts, stage: str, name: str) -> list[float | None]:
 
 
 def difference(before: list[float | None], after: list[float | None]) -> list[float | None]:
-    """after - before with the interval of two independent estimates: the distances to the bounds
-    add up in squares (Newcombe 1998, method 10).
+    """after - before with the interval of two independent estimates: the distances to the bounds add up in squares
+    (Newcombe 1998, method 10).
     """
     (a, a_low, a_high), (b, b_low, b_high) = before, after
     assert a is not None
@@ -79,9 +77,7 @@ def difference(before: list[float | None], after: list[float | None]) -> list[fl
     return [b - a, b - a - below, b - a + above]
 
 
-def test_compared_runs_have_the_figures_of_their_files(
-    root: Path, sides: tuple[Accounts, Accounts]
-) -> None:
+def test_compared_runs_have_the_figures_of_their_files(root: Path, sides: tuple[Accounts, Accounts]) -> None:
     content = json.loads(printed(root, "compare", FIRST, SECOND, "--json"))
     first, second = content["variants"]
     for run, accounts in zip((first, second), sides, strict=True):
@@ -175,9 +171,7 @@ def test_the_list_of_runs_and_the_page_of_all_of_them(root: Path) -> None:
         assert {key: run[key] for key in expected} == pytest.approx(expected)
         assert (run["state"], run["method"]) == (accounts.state, "ppo")
         line = next(line for line in table.splitlines() if accounts.run_id in line)
-        line = (
-            line.partition(accounts.state)[2].replace("[", " ").replace("]", " ").replace(",", " ")
-        )
+        line = line.partition(accounts.state)[2].replace("[", " ").replace("]", " ").replace(",", " ")
         whole = [rates[0], *(100 * rate for rate in rates[1:] if rate is not None)]
         figures = [accounts.seconds, accounts.usd, *whole, expected["gold_aligned"], expected["kl"]]
         cells = line.partition("ppo")
@@ -196,9 +190,7 @@ def test_the_list_of_runs_and_the_page_of_all_of_them(root: Path) -> None:
     titles = [text for text in page.texts if re.match(r"2026\d+-\d+-\S+ \(ppo\), \$", text)]
     for text, accounts in zip(titles, runs[1:], strict=True):
         assert text.startswith(accounts.run_id)
-        rates = [
-            accounts.metrics("evaluate")[f"win_rate_gold{end}"] for end in ("", "_low", "_high")
-        ]
+        rates = [accounts.metrics("evaluate")[f"win_rate_gold{end}"] for end in ("", "_low", "_high")]
         assert says(text.partition("(ppo)")[2], [accounts.usd + accounts.saved_usd, *rates])
     spent = sum(accounts.usd for accounts in runs)
     sentence = next(text for text in page.texts if "runs completed" in text)

@@ -31,17 +31,12 @@ def chromium() -> str:
     """Where the system's browser is; skips the test if there is none."""
     program = next((found for name in PROGRAMS if (found := shutil.which(name))), None)
     if program is None:
-        pytest.skip(
-            f"no browser: none of {', '.join(PROGRAMS)} is on the PATH (Debian: apt-get install "
-            "chromium)"
-        )
+        pytest.skip(f"no browser: none of {', '.join(PROGRAMS)} is on the PATH (Debian: apt-get install chromium)")
     return program
 
 
 @pytest.fixture(scope="session")
-def stack(
-    request: pytest.FixtureRequest, new_checkout: Callable[[], Path], forks: None
-) -> Iterator[Project]:
+def stack(request: pytest.FixtureRequest, new_checkout: Callable[[], Path], forks: None) -> Iterator[Project]:
     """A checkout with everything up, one for all tests that open Prefect's or MLflow's pages."""
     chromium()
     with project(new_checkout(), request.config.getoption("--recipe")) as made:
@@ -50,14 +45,12 @@ def stack(
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """A browser for the tests of a file: Playwright holds the thread's event loop as long as it
-    lives, which others need too.
+    """A browser for the tests of a file: Playwright holds the thread's event loop as long as it lives, which others
+    need too.
     """
     program = chromium()
     with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(
-            executable_path=program, args=OPTIONS, timeout=START_MILLISECONDS
-        )
+        launched = playwright.chromium.launch(executable_path=program, args=OPTIONS, timeout=START_MILLISECONDS)
         yield launched
         launched.close()
 
@@ -68,9 +61,7 @@ PREFECTS_GRAPH = "Cannot read properties of null (reading 'position')"
 
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
-    """A page of a person who has never been here. An error in a script on the page fails the
-    test.
-    """
+    """A page of a person who has never been here. An error in a script on the page fails the test."""
     context = browser.new_context(
         viewport={"width": 1280, "height": 800}, color_scheme="light", reduced_motion="reduce"
     )
@@ -85,9 +76,7 @@ def page(browser: Browser) -> Iterator[Page]:
 
 @pytest.fixture
 def picture(request: pytest.FixtureRequest) -> Callable[[Page, str], None]:
-    """Keeps what a page shows as NAME.png in the folder of --screenshots; does nothing without that
-    option.
-    """
+    """Keeps what a page shows as NAME.png in the folder of --screenshots; does nothing without that option."""
     folder: Path | None = request.config.getoption("--screenshots")
 
     def keep(page: Page, name: str) -> None:

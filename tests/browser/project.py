@@ -51,19 +51,13 @@ def rlhf(root: Path, *arguments: str) -> str:
 
 @contextmanager
 def project(root: Path, recipe: Path) -> Iterator[Project]:
-    """The checkout `root` with its forms prefilled from `recipe`, its servers up; down again at the
-    end.
-    """
+    """The checkout `root` with its forms prefilled from `recipe`, its servers up; down again at the end."""
     shutil.copyfile(recipe, root / RECIPE)
     shutil.copyfile(recipe, root / "params.yaml")
     file = root / "prefect.yaml"
-    file.write_text(
-        file.read_text(encoding="utf-8").replace("recipes/demo.yaml", RECIPE), encoding="utf-8"
-    )
+    file.write_text(file.read_text(encoding="utf-8").replace("recipes/demo.yaml", RECIPE), encoding="utf-8")
     try:
-        said = rlhf(
-            root, "up", "--prefect-port", str(free_port()), "--mlflow-port", str(free_port())
-        )
+        said = rlhf(root, "up", "--prefect-port", str(free_port()), "--mlflow-port", str(free_port()))
         key = re.search(r"^Key +(\S+)", said, re.MULTILINE)
         assert key is not None, said
         yield Project(root, _pages(said), key[1])
@@ -73,6 +67,4 @@ def project(root: Path, recipe: Path) -> Iterator[Project]:
 
 def _pages(said: str) -> dict[str, str]:
     pages = dict(re.findall(r"^(Prefect|MLflow) +(\S+)", said, re.MULTILINE))
-    return pages | {
-        name: url for url, name in re.findall(r"^Form +(\S+) +\(([\w/-]+)", said, re.MULTILINE)
-    }
+    return pages | {name: url for url, name in re.findall(r"^Form +(\S+) +\(([\w/-]+)", said, re.MULTILINE)}

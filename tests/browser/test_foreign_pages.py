@@ -1,5 +1,5 @@
-"""What a page of another origin gets from Prefect's server: nothing. Its API starts commands, so
-whoever may call it is this user.
+"""What a page of another origin gets from Prefect's server: nothing. Its API starts commands, so whoever may call it
+is this user.
 """
 
 import json
@@ -25,8 +25,8 @@ from tests.browser.conftest import OPTIONS, PATIENCE_MILLISECONDS, START_MILLISE
 pytestmark = [pytest.mark.browser, pytest.mark.integration, pytest.mark.timeout(1200)]
 
 ELSEWHERE = "attacker.example"
-"""A name of somebody else that resolves to this machine, which a browser takes for the origin it
-loaded the page from.
+"""A name of somebody else that resolves to this machine, which a browser takes for the origin it loaded the page
+from.
 """
 TRUSTING = "--disable-features=LocalNetworkAccessChecks,BlockInsecurePrivateNetworkRequests"
 """A browser that lets pages of the network ask this machine, as most have done."""
@@ -94,9 +94,7 @@ class Target(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["with-key", "no-auth"])
-def target(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Target]:
+def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     chromium()
     root, port = tmp_path_factory.mktemp("target"), free_port()
     ours = {PREFECT_API_URL: f"http://{HOST}:{port}/api", PREFECT_API_AUTH_STRING: api_key(root)}
@@ -104,13 +102,9 @@ def target(
         start(root, [prefect_plan(root, port, with_key=request.param)])
         with temporary_settings(ours), get_client(sync_client=True) as client:
             template = ProcessWorker.get_default_base_job_template()
-            client.create_work_pool(
-                WorkPoolCreate(name="cpu", type="process", base_job_template=template)
-            )
+            client.create_work_pool(WorkPoolCreate(name="cpu", type="process", base_job_template=template))
             flow = client.create_flow_from_name("flow")
-            deployment = client.create_deployment(
-                flow, name="known", entrypoint="x.py:flow", work_pool_name="cpu"
-            )
+            deployment = client.create_deployment(flow, name="known", entrypoint="x.py:flow", work_pool_name="cpu")
             yield Target(client, port, api_key(root), [str(deployment), str(flow)])
     finally:
         stop(root)
@@ -118,14 +112,12 @@ def target(
 
 @pytest.fixture(scope="module")
 def page(target: Target) -> Iterator[Page]:
-    """A browser that takes the attacker's name for an address of this machine. It starts after
-    Prefect's client: both want the event loop.
+    """A browser that takes the attacker's name for an address of this machine. It starts after Prefect's client: both
+    want the event loop.
     """
     with sync_playwright() as playwright:
         options = [*OPTIONS, f"--host-resolver-rules=MAP {ELSEWHERE} {HOST}", TRUSTING]
-        launched = playwright.chromium.launch(
-            executable_path=chromium(), args=options, timeout=START_MILLISECONDS
-        )
+        launched = playwright.chromium.launch(executable_path=chromium(), args=options, timeout=START_MILLISECONDS)
         opened = launched.new_context().new_page()
         opened.set_default_timeout(PATIENCE_MILLISECONDS)
         yield opened
@@ -154,9 +146,7 @@ def other_port() -> Iterator[int]:
 
 
 def got_nothing(said: dict[str, str]) -> bool:
-    """Whether each attempt came to nothing that could be read: an error, an answer without content,
-    or a refusal.
-    """
+    """Whether each attempt came to nothing that could be read: an error, an answer without content, or a refusal."""
     return all(answer.startswith(("nothing: ", "401 ", "403 ")) for answer in said.values())
 
 
@@ -174,9 +164,7 @@ def test_a_page_of_another_origin_cannot_list_create_or_run(
 
 
 def test_a_name_that_now_resolves_to_this_machine_is_refused(target: Target, page: Page) -> None:
-    """DNS rebinding: the page was loaded from the same name and port, so for the browser the server
-    is its own.
-    """
+    """DNS rebinding: the page was loaded from the same name and port, so for the browser the server is its own."""
     before = target.state()
     page.route(
         f"http://{ELSEWHERE}:{target.port}/page",
@@ -188,9 +176,7 @@ def test_a_name_that_now_resolves_to_this_machine_is_refused(target: Target, pag
     assert target.state() == before
 
 
-def test_another_page_cannot_show_ours_in_a_frame(
-    target: Target, page: Page, other_port: int
-) -> None:
+def test_another_page_cannot_show_ours_in_a_frame(target: Target, page: Page, other_port: int) -> None:
     page.goto(f"http://{HOST}:{other_port}/")
     shown = page.evaluate(
         """async url => {

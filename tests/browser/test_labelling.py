@@ -1,6 +1,4 @@
-"""The labelling page in a real browser: ten pairs by keyboard, and nothing a model wrote becomes
-markup.
-"""
+"""The labelling page in a real browser: ten pairs by keyboard, and nothing a model wrote becomes markup."""
 
 import json
 import threading
@@ -14,9 +12,7 @@ from labelling.votes import read_pairs, read_votes, shown_left
 
 pytestmark = [pytest.mark.browser, pytest.mark.integration]
 
-HOSTILE = (
-    "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>&amp;"
-)
+HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>&amp;"
 KEYS = [
     "ArrowLeft",
     "ArrowRight",
@@ -32,9 +28,7 @@ KEYS = [
 
 
 def press(page: Page, key: str, done: int) -> None:
-    """Press a key and wait until the page shows the next pair: while it waits for the server, keys
-    are not votes.
-    """
+    """Press a key and wait until the page shows the next pair: while it waits for the server, keys are not votes."""
     expect(page.locator("main")).to_have_attribute("aria-busy", "false")
     page.keyboard.press(key)
     expect(page.locator("#count")).to_contain_text(f"{done} of ")
@@ -42,12 +36,7 @@ def press(page: Page, key: str, done: int) -> None:
 
 def test_ten_pairs_are_labelled_by_keyboard_and_resumed(tmp_path: Path, page: Page) -> None:
     rows = [
-        {
-            "prompt": f"p{i} {HOSTILE}",
-            "response1": f"a{i} {HOSTILE}",
-            "response2": f"b{i}\n{HOSTILE}",
-            "seed": 1,
-        }
+        {"prompt": f"p{i} {HOSTILE}", "response1": f"a{i} {HOSTILE}", "response2": f"b{i}\n{HOSTILE}", "seed": 1}
         for i in range(10)
     ]
     rows[3]["prompt"] = [
@@ -82,13 +71,7 @@ def test_ten_pairs_are_labelled_by_keyboard_and_resumed(tmp_path: Path, page: Pa
         finally:
             server.shutdown()
             thread.join()
-    chosen = {
-        "ArrowLeft": "left",
-        "ArrowRight": "right",
-        "ArrowDown": "tie",
-        "t": "tie",
-        "s": "skip",
-    }
+    chosen = {"ArrowLeft": "left", "ArrowRight": "right", "ArrowDown": "tie", "t": "tie", "s": "skip"}
     expected = []
     for pair, key in zip(read_pairs(tmp_path / "pairs.jsonl"), KEYS, strict=True):
         left = shown_left(pair, "Ada")

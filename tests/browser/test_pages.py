@@ -1,5 +1,5 @@
-"""Our own pages on a wide and on a narrow screen: nothing runs out of them, whatever is too wide
-scrolls in its box.
+"""Our own pages on a wide and on a narrow screen: nothing runs out of them, whatever is too wide scrolls in its
+box.
 """
 
 import json
@@ -33,8 +33,7 @@ ESCAPES = """() => {
     .filter((e) => !inBox(e) && e.getBoundingClientRect().right > wide + 1)
     .map((e) => e.outerHTML.slice(0, 120));
 }"""
-"""The elements that reach over the right edge of the window, those in boxes that scroll left out.
-"""
+"""The elements that reach over the right edge of the window, those in boxes that scroll left out."""
 OVERLAPS = """() => [...document.querySelectorAll('.tile dd, .bar-value, .badge, h1, h2, h3')]
   .filter((e) => e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).display !== 'inline')
   .map((e) => e.outerHTML.slice(0, 120))"""
@@ -46,17 +45,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """report, compare and plan, as the commands write them."""
     root = tmp_path_factory.mktemp("runs")
     write_two_runs(root)
-    files = {
-        "report": build_report(root, load(root / "runs/pipeline" / FIRST / "params.yaml"), FIRST)
-    }
+    files = {"report": build_report(root, load(root / "runs/pipeline" / FIRST / "params.yaml"), FIRST)}
     params = load(RECIPE)
-    made = plan(
-        params, target(params, None, 1, None, root), ("data", "sft", "reward", "ppo", "evaluate")
-    )
+    made = plan(params, target(params, None, 1, None, root), ("data", "sft", "reward", "ppo", "evaluate"))
     texts = {
-        "compare": comparison_page(
-            compare_runs(root, [FIRST, SECOND]), "Two runs side by side", "rlhf compare"
-        ),
+        "compare": comparison_page(compare_runs(root, [FIRST, SECOND]), "Two runs side by side", "rlhf compare"),
         "plan": plan_page(made, "Plan of demo.yaml"),
     }
     for name, text in texts.items():
@@ -97,9 +90,7 @@ def test_no_tile_stands_alone_in_its_row(pages: dict[str, Path], page: Page) -> 
     page.goto(pages["report"].as_uri())
     there = page.locator(".tiles > *").count()
     assert there > 6
-    page.evaluate(
-        "document.querySelector('.tiles').append(document.querySelector('.tile').cloneNode(true))"
-    )
+    page.evaluate("document.querySelector('.tiles').append(document.querySelector('.tile').cloneNode(true))")
     for count in range(there + 1, 1, -1):
         for width in (1280, 960, 700, 400):
             page.set_viewport_size({"width": width, "height": 900})

@@ -48,9 +48,7 @@ def plots_page(root: Path) -> Path:
     return root / "dvc_plots" / "index.html"
 
 
-def test_dvc_plots_are_drawn_offline(
-    tmp_path: Path, page: Page, picture: Callable[[Page, str], None]
-) -> None:
+def test_dvc_plots_are_drawn_offline(tmp_path: Path, page: Page, picture: Callable[[Page, str], None]) -> None:
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     made = plots_page(tmp_path).as_uri()
@@ -62,10 +60,7 @@ def test_dvc_plots_are_drawn_offline(
     points = page.locator("#PPO_score_against_KL circle")
     expect(points).to_have_count(20)
     kl, score = (
-        [
-            float(at or "nan")
-            for at in points.evaluate_all(f"all => all.map(c => c.getAttribute('{side}'))")
-        ]
+        [float(at or "nan") for at in points.evaluate_all(f"all => all.map(c => c.getAttribute('{side}'))")]
         for side in ("cx", "cy")
     )
     assert kl == sorted(kl)

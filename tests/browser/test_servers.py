@@ -1,6 +1,6 @@
-"""The servers' own pages, opened as a person does it: a run from Prefect's form, filled in,
-submitted, watched until it is complete and its result read; then MLflow's, where runs are searched
-and compared. One file, so that one stack and one trained project serve both.
+"""The servers' own pages, opened as a person does it: a run from Prefect's form, filled in, submitted, watched until
+it is complete and its result read; then MLflow's, where runs are searched and compared. One file, so that one stack
+and one trained project serve both.
 """
 
 import json
@@ -25,19 +25,15 @@ SAME_ROW = """e => {
   return [...document.querySelectorAll('.ReactVirtualized__Grid__innerScrollContainer > div')]
     .filter((x) => Math.abs(middle(x) - middle(e)) < 4).map((x) => x.innerText);
 }"""
-"""The texts beside an element in MLflow's table, which has no rows: only cells, each at its place.
-"""
+"""The texts beside an element in MLflow's table, which has no rows: only cells, each at its place."""
 BOTH_PICTURES = (
-    "[...document.querySelectorAll('img')].filter((x) => x.naturalWidth > 300 && x.offsetWidth > "
-    "200).length >= 2"
+    "[...document.querySelectorAll('img')].filter((x) => x.naturalWidth > 300 && x.offsetWidth > 200).length >= 2"
 )
 WHOLE_RUNS = "tags.\"rlhf.kind\" = 'run'"
 
 
 def field(page: Page, *names: str) -> Locator:
-    """The input of a parameter, by the names of its sections and its own, as the form writes
-    them.
-    """
+    """The input of a parameter, by the names of its sections and its own, as the form writes them."""
     place = page.locator("body")
     for name in names:
         label = (
@@ -45,16 +41,13 @@ def field(page: Page, *names: str) -> Locator:
             f"(normalize-space() = '{name}' or normalize-space() = '{name} (Optional)')]"
         )
         place = place.locator(
-            f"xpath={label}/ancestor::*[contains(concat(' ', normalize-space(@class), ' '), ' "
-            "p-label ')][1]"
+            f"xpath={label}/ancestor::*[contains(concat(' ', normalize-space(@class), ' '), ' p-label ')][1]"
         ).first
     return place.locator("input").first
 
 
 def sign_in(page: Page, stack: Project) -> None:
-    """Give the key that `rlhf up` printed, in a page of its own: Prefect's scripts fail until they
-    have it.
-    """
+    """Give the key that `rlhf up` printed, in a page of its own: Prefect's scripts fail until they have it."""
     asking = page.context.new_page()
     asking.goto(stack.pages["rlhf/rlhf"])
     asking.locator("input[type=password]").fill(stack.key)
@@ -72,33 +65,24 @@ def test_a_run_is_started_from_the_form_and_shows_its_result(
     page.goto(stack.pages["rlhf/rlhf"])
     coefficient = field(page, "Ppo", "Kl", "Coef")
     expect(coefficient).to_have_value("0.05")
-    page.locator(".p-label", has_text="Run Name").locator("input").first.fill(
-        "a firmer leash / 0.3"
-    )
+    page.locator(".p-label", has_text="Run Name").locator("input").first.fill("a firmer leash / 0.3")
     coefficient.fill("0.3")
     coefficient.scroll_into_view_if_needed()
     picture(page, "prefect-form")
     page.get_by_role("button", name="Submit").click()
     page.get_by_role("link", name="a firmer leash / 0.3").first.click()
-    expect(page.locator(".state-badge", has_text="Completed").first).to_be_visible(
-        timeout=1000 * PATIENCE_SECONDS
-    )
+    expect(page.locator(".state-badge", has_text="Completed").first).to_be_visible(timeout=1000 * PATIENCE_SECONDS)
     page.reload()  # its artifacts were read when it was opened
     expect(page.locator(".state-badge", has_text="Completed").first).to_be_visible()
     page.wait_for_timeout(2000)  # the line of time is drawn bit by bit
     picture(page, "prefect-run")
     page.get_by_text("Artifacts", exact=True).last.click()
-    page.locator(
-        ".artifact-card", has=page.locator(".artifact-card__title", has_text="result")
-    ).click()
+    page.locator(".artifact-card", has=page.locator(".artifact-card__title", has_text="result")).click()
     expect(page.get_by_text("what it cost, and what it bought")).to_be_visible()
     page.wait_for_function("document.querySelector(\"img[src^='data:']\")?.naturalWidth > 100")
     picture(page, "prefect-result")
     assert asked <= {urlsplit(stack.pages["Prefect"]).netloc, ""}, "a page of ours asks nobody else"
-    (_, newest) = (
-        json.loads(line)
-        for line in (stack.root / "runs/pipeline.jsonl").read_text().splitlines()[-2:]
-    )
+    (_, newest) = (json.loads(line) for line in (stack.root / "runs/pipeline.jsonl").read_text().splitlines()[-2:])
     assert (newest["event"], newest["state"]) == ("end", "completed")
     assert newest["run_id"].endswith("-a-firmer-leash-0.3")
     params = (stack.root / "runs/pipeline" / newest["run_id"] / "params.yaml").read_text()
@@ -132,11 +116,7 @@ def test_the_page_of_a_run_shows_its_summary_with_the_key_picture(
     page.wait_for_function("document.querySelector(\"img[src*='key.svg']\").naturalWidth > 100")
     close_assistant(page)
     page.get_by_text("Show more").click()
-    total = (
-        page.get_by_role("row")
-        .filter(has=page.get_by_role("cell", name="total", exact=True))
-        .locator("td")
-    )
+    total = page.get_by_role("row").filter(has=page.get_by_role("cell", name="total", exact=True)).locator("td")
     assert total.nth(2).inner_text().strip() == usd(results[0]["total_usd"])
     shown.scroll_into_view_if_needed()
     picture(page, "mlflow-run")
@@ -172,9 +152,7 @@ def test_two_runs_are_found_selected_and_compared_by_cost(
         search.press("Enter")
     page.wait_for_timeout(1000)  # the table is drawn anew, and a click on the old one is lost
     for done, result in enumerate(results, start=1):
-        row = page.get_by_role("row").filter(
-            has=page.get_by_role("link", name=name_of(result), exact=True)
-        )
+        row = page.get_by_role("row").filter(has=page.get_by_role("link", name=name_of(result), exact=True))
         row.get_by_label("toggle row selection").click(force=True)  # its own drawing is in the way
         expect(page.get_by_label("toggle row selection (checked)")).to_have_count(done)
     page.get_by_role("button", name="Compare", exact=True).click()
@@ -194,17 +172,12 @@ def test_two_runs_are_found_selected_and_compared_by_cost(
 
 
 def test_the_documented_searches_and_metrics_are_there(results: list[dict[str, Any]]) -> None:
-    server, _, experiment = (
-        results[0]["pages"]["mlflow"].split("/runs/")[0].partition("/#/experiments/")
-    )
+    server, _, experiment = results[0]["pages"]["mlflow"].split("/runs/")[0].partition("/#/experiments/")
     client = MlflowClient(server)
     document = (ROOT / "docs" / "mlflow.md").read_text(encoding="utf-8")
     searches = re.findall(r"`((?:tags|metrics|params|attributes)\.[^`]* [^`]*)`", document)
     assert len(searches) > 8
-    found = {
-        search: {run.info.run_name for run in client.search_runs([experiment], search)}
-        for search in searches
-    }
+    found = {search: {run.info.run_name for run in client.search_runs([experiment], search)} for search in searches}
     names = {name_of(result) for result in results}  # other tests may have started more
     assert found[WHOLE_RUNS] >= names
     assert not any(" of " in name for name in found[WHOLE_RUNS])
@@ -212,14 +185,9 @@ def test_the_documented_searches_and_metrics_are_there(results: list[dict[str, A
     assert dear & names == {name_of(result) for result in results if result["total_usd"] > 0.01}
     known = {name for run in client.search_runs([experiment]) for name in run.data.metrics}
     documented = set(
-        re.findall(
-            r"[`\"]((?:cost|eval|plan|ppo|phase_seconds|phase_usd|stage_usd)/[a-z_/]+)[`\"]",
-            document,
-        )
+        re.findall(r"[`\"]((?:cost|eval|plan|ppo|phase_seconds|phase_usd|stage_usd)/[a-z_/]+)[`\"]", document)
     )
-    headings = {
-        name for name in documented if any(metric.startswith(f"{name}/") for metric in known)
-    }
+    headings = {name for name in documented if any(metric.startswith(f"{name}/") for metric in known)}
     assert documented - headings - known <= {
         "cost/usd_per_win_rate_point",
         "eval/reward_hacking",

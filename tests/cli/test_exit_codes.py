@@ -1,5 +1,4 @@
-"""What a command of this process came to is its exit code: 0 done, 75 stopped, 76 over budget, 2 a
-problem."""
+"""What a command of this process came to is its exit code: 0 done, 75 stopped, 76 over budget, 2 a problem."""
 
 import json
 from pathlib import Path
@@ -28,9 +27,7 @@ ENDS = [
 
 
 @pytest.mark.parametrize(("state", "code"), ENDS)
-def test_of_a_run(
-    project: Path, monkeypatch: pytest.MonkeyPatch, state: State[Any], code: int
-) -> None:
+def test_of_a_run(project: Path, monkeypatch: pytest.MonkeyPatch, state: State[Any], code: int) -> None:
     write_pipeline_run(project)
     given = []
 
@@ -61,8 +58,7 @@ def test_of_a_retrain_cycle_which_is_told_whether_to_train_anyway(
     (project / RETRAIN_FOLDER / "c2").mkdir(parents=True)
     (project / RETRAIN_FOLDER / "c2" / "contest.json").write_text('{"prompts": 9}')
     entries = tuple(
-        Champion(run_id=run, method="ppo", model_digest="m", data_version="d", data_key="k")
-        for run in ("r1", "r2")
+        Champion(run_id=run, method="ppo", model_digest="m", data_version="d", data_key="k") for run in ("r1", "r2")
     )
     event = Event(time=1.0, event="promoted", champion="r2", before="r1", by="test", why="test")
     write_record(project, ChampionRecord(lineage=entries, events=(event,)))
@@ -97,11 +93,7 @@ def test_of_a_retrain_cycle_which_is_told_whether_to_train_anyway(
 
 @pytest.mark.parametrize(("level", "code"), [("ok", 0), ("notice", 0), ("problem", 2)])
 def test_of_the_doctor(
-    project: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    level: Any,
-    code: int,
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], level: Any, code: int
 ) -> None:
     found = doctor.Finding("disk", level, "3 GiB free", "free some space")
     monkeypatch.setattr(doctor, "CHECKS", (lambda root: [found], lambda root: []))
@@ -111,9 +103,7 @@ def test_of_the_doctor(
 
 
 @pytest.mark.parametrize(("answer", "goes"), [("y\n", True), ("yes\n", True), ("n\n", False)])
-def test_a_question_is_answered_with_yes_alone(
-    monkeypatch: pytest.MonkeyPatch, answer: str, goes: bool
-) -> None:
+def test_a_question_is_answered_with_yes_alone(monkeypatch: pytest.MonkeyPatch, answer: str, goes: bool) -> None:
     class Terminal:
         @staticmethod
         def isatty() -> bool:

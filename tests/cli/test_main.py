@@ -33,22 +33,13 @@ def test_the_help_names_the_commands_and_imports_nothing_heavy() -> None:
         "try: app(['--help'])\nexcept SystemExit: pass\n"
         f"print(sorted({HEAVY} & {{name.split('.')[0] for name in sys.modules}}), file=sys.stderr)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"
-    assert all(
-        f" {command} " in done.stdout
-        for command in ("run", "report", "up", "down", "status", "doctor")
-    )
+    assert all(f" {command} " in done.stdout for command in ("run", "report", "up", "down", "status", "doctor"))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code"), [(["plan", "--json"], 0), (["plan", "--recipe", "nothing.yaml"], 2)]
-)
-def test_a_command_whose_output_nobody_reads_ends_as_it_would_have(
-    arguments: list[str], code: int
-) -> None:
+@pytest.mark.parametrize(("arguments", "code"), [(["plan", "--json"], 0), (["plan", "--recipe", "nothing.yaml"], 2)])
+def test_a_command_whose_output_nobody_reads_ends_as_it_would_have(arguments: list[str], code: int) -> None:
     for name in ("stdout", "stderr"):
         ours, output = os.pipe()
         os.close(ours)
@@ -61,9 +52,7 @@ def test_a_command_whose_output_nobody_reads_ends_as_it_would_have(
 def test_an_output_that_cannot_be_written_is_no_unread_one() -> None:
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "cli.main", "plan", "--json"]
-        done = subprocess.run(
-            command, cwd=ROOT, stdout=full, stderr=subprocess.DEVNULL, check=False
-        )
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.DEVNULL, check=False)
     assert done.returncode != 0
 
 
@@ -101,18 +90,10 @@ def test_a_refused_run_leaves_params_yaml_alone(tmp_path: Path) -> None:
 
 def test_status_tells_a_run_at_work_from_one_that_was_killed(tmp_path: Path) -> None:
     (tmp_path / "dvc.yaml").write_text("stages: {}\n")
-    jsonl.append(
-        tmp_path / "runs" / "pipeline.jsonl", PipelineRow(time=0.0, run_id="a", event="start")
-    )
+    jsonl.append(tmp_path / "runs" / "pipeline.jsonl", PipelineRow(time=0.0, run_id="a", event="start"))
     with locked(tmp_path):
-        assert json.loads(rlhf("status", "--json", cwd=tmp_path).stdout)["run"] == {
-            "run_id": "a",
-            "state": "running",
-        }
-    assert json.loads(rlhf("status", "--json", cwd=tmp_path).stdout)["run"] == {
-        "run_id": "a",
-        "state": "killed",
-    }
+        assert json.loads(rlhf("status", "--json", cwd=tmp_path).stdout)["run"] == {"run_id": "a", "state": "running"}
+    assert json.loads(rlhf("status", "--json", cwd=tmp_path).stdout)["run"] == {"run_id": "a", "state": "killed"}
 
 
 def test_status_of_a_fresh_checkout(tmp_path: Path) -> None:

@@ -38,11 +38,7 @@ COMMANDS: list[tuple[str, str, tuple[Any, ...]]] = [
     ("up --no-auth", "cli.commands.servers.up", (4200, 5000, None, None, None, True, False)),
     ("up --mlflow-auth", "cli.commands.servers.up", (4200, 5000, None, None, None, False, True)),
     ("up --serve", "cli.commands.servers.up", (4200, 5000, 8000, None, None, False, False)),
-    (
-        "up --serve --serve-port 3",
-        "cli.commands.servers.up",
-        (4200, 5000, 3, None, None, False, False),
-    ),
+    ("up --serve --serve-port 3", "cli.commands.servers.up", (4200, 5000, 3, None, None, False, False)),
     ("up --docker", "cli.docker.up", (False, False)),
     ("up --docker --gpu", "cli.docker.up", (True, False)),
     ("up --docker --serve", "cli.docker.up", (False, True)),
@@ -83,11 +79,7 @@ def test_what_is_typed_arrives(
     ],
 )
 def test_the_process_ends_with_the_errors_code(
-    raised: BaseException,
-    code: int,
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    raised: BaseException, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails() -> None:
         raise raised

@@ -9,18 +9,14 @@ from cli.project import project_root, typed_path
 from config.errors import EnvironmentFault
 
 
-def test_a_command_works_from_a_folder_of_the_project(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_works_from_a_folder_of_the_project(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that is named there is meant from there."""
     below = project / "data" / "raw"
     below.mkdir(parents=True)
     text = (project / "params.yaml").read_text().replace("seed: ", "seed: 1")
     (below / "mine.yaml").write_text(text)
     monkeypatch.chdir(below)
-    done = CliRunner().invoke(
-        app, ["plan", "--recipe", "mine.yaml", "--html", "plan.html"], catch_exceptions=False
-    )
+    done = CliRunner().invoke(app, ["plan", "--recipe", "mine.yaml", "--html", "plan.html"], catch_exceptions=False)
     assert done.stdout.strip() == "data/raw/plan.html"
     assert (below / "plan.html").exists()
     assert Path.cwd() == project

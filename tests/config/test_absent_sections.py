@@ -31,9 +31,7 @@ CASES = [(method, absent) for method in METHODS for absent in unused_subsets(met
 
 
 @pytest.mark.parametrize(("method", "absent"), CASES)
-def test_sections_of_other_methods_may_be_absent_and_stay_so(
-    method: str, absent: tuple[str, ...]
-) -> None:
+def test_sections_of_other_methods_may_be_absent_and_stay_so(method: str, absent: tuple[str, ...]) -> None:
     content = without(method, *absent)
     params = validate(content, "here")
     assert {name for name in METHODS if getattr(params, name) is None} == set(absent)
@@ -45,9 +43,7 @@ def test_sections_of_other_methods_may_be_absent_and_stay_so(
 def test_a_plan_needs_no_other_methods_section(method: str, tmp_path: Path) -> None:
     others = [other for other in METHODS if other != method]
     whole, lean = (validate(without(method, *absent), "here") for absent in ([], others))
-    made, planned = (
-        plan(params, target(params, None, 1, None, tmp_path)) for params in (whole, lean)
-    )
+    made, planned = (plan(params, target(params, None, 1, None, tmp_path)) for params in (whole, lean))
     assert [stage.stage for stage in planned.stages] == list(stages_of(method))
     assert planned == made
 

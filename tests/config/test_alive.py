@@ -25,9 +25,7 @@ def test_a_process_is_known_by_when_it_was_created() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems tell no other time")
 def test_a_clock_that_is_set_kills_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The boot time moves with the clock, and with it the time at which psutil has processes
-    created.
-    """
+    """The boot time moves with the clock, and with it the time at which psutil has processes created."""
     pid, since, clock = psutil.Process().pid, created(psutil.Process().pid), time.time
     boot = psutil.boot_time()
     monkeypatch.setattr(time, "time", lambda: clock() + 3600.0)

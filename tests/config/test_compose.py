@@ -21,9 +21,7 @@ def test_mappings_merge_and_everything_else_replaces() -> None:
 
 def test_a_source_of_another_kind_replaces_and_one_of_the_same_kind_merges() -> None:
     base = {"source": {"kind": "helpdesk", "rows": 9, "quality": 0.5}}
-    assert compose(base, {"source": {"kind": "file", "path": "a"}}) == {
-        "source": {"kind": "file", "path": "a"}
-    }
+    assert compose(base, {"source": {"kind": "file", "path": "a"}}) == {"source": {"kind": "file", "path": "a"}}
     same = compose(base, {"source": {"kind": "helpdesk", "rows": 1}})
     assert same == {"source": {"kind": "helpdesk", "rows": 1, "quality": 0.5}}
     assert compose(base, {"source": {"rows": 2}})["source"]["rows"] == 2
@@ -46,10 +44,7 @@ def test_a_recipe_extends_a_file_beside_it_through_several(tmp_path: Path) -> No
     ("text", "message"),
     [
         ("extends: top", "top.yaml -> top.yaml extend each other"),
-        (
-            "extends: [base]",
-            r"extends=\['base'\] in .*top.yaml: the name of a recipe or of a params file",
-        ),
+        ("extends: [base]", r"extends=\['base'\] in .*top.yaml: the name of a recipe or of a params file"),
         ("extends: absent", "absent.yaml does not exist"),
     ],
 )
@@ -59,9 +54,7 @@ def test_an_extends_that_leads_nowhere_is_reported(tmp_path: Path, text: str, me
         read(tmp_path / "top.yaml")
 
 
-def test_a_recipe_elsewhere_extends_one_of_the_projects_unless_one_is_beside_it(
-    tmp_path: Path,
-) -> None:
+def test_a_recipe_elsewhere_extends_one_of_the_projects_unless_one_is_beside_it(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("extends: base\nseed: 7\n")
     assert read(tmp_path / "mine.yaml") == {**read(ROOT / "recipes" / "base.yaml"), "seed": 7}
     (tmp_path / "base.yaml").write_text("own: 1\n")

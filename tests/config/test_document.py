@@ -15,9 +15,7 @@ def rows_of(heading: str) -> dict[str, tuple[str, str]]:
     section = params_markdown().split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
     return {
         key: (value, meaning)
-        for key, value, meaning in re.findall(
-            r"^\| `(\w+)` \| (.*?) \| (.*) \|$", section, re.MULTILINE
-        )
+        for key, value, meaning in re.findall(r"^\| `(\w+)` \| (.*?) \| (.*) \|$", section, re.MULTILINE)
     }
 
 

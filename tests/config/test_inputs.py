@@ -34,9 +34,7 @@ def test_a_missing_file_and_a_url_do_not_fail_here(tmp_path: Path) -> None:
     write_digests(
         tmp_path,
         params(
-            VOTES,
-            "data.prompt_source={kind: file, path: 'http://localhost/p.json', format: prompts, "
-            "columns: {}}",
+            VOTES, "data.prompt_source={kind: file, path: 'http://localhost/p.json', format: prompts, columns: {}}"
         ),
     )
     assert digests(tmp_path, DATA_DIGESTS) == {"votes.json": None}
@@ -55,9 +53,7 @@ def test_a_local_base_model_enters_file_by_file(tmp_path: Path) -> None:
     (tmp_path / "base").mkdir()
     (tmp_path / "base" / "config.json").write_text("{}")
     write_digests(tmp_path, params("model.path=base", "model.random=null"))
-    assert digests(tmp_path, MODEL_DIGESTS) == {
-        "base/config.json": hashlib.sha256(b"{}").hexdigest()
-    }
+    assert digests(tmp_path, MODEL_DIGESTS) == {"base/config.json": hashlib.sha256(b"{}").hexdigest()}
 
 
 def test_unchanged_digests_are_not_written_again(tmp_path: Path) -> None:

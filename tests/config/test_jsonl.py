@@ -24,9 +24,7 @@ def test_a_line_cut_by_a_crash_is_skipped_and_the_next_row_stays_whole(tmp_path:
     assert ([found.step for found in rows.rows], rows.skipped) == ([1, 3], 1)
 
 
-def test_a_row_with_values_that_are_no_numbers_is_whole_and_every_program_can_read_it(
-    tmp_path: Path,
-) -> None:
+def test_a_row_with_values_that_are_no_numbers_is_whole_and_every_program_can_read_it(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     values = {"loss": math.nan, "ratio": math.inf, "score": -math.inf, "kl": 0.5}
     jsonl.append(path, MetricRow(time=1.0, run_id="r", attempt=1, step=1, values=values))
@@ -53,9 +51,7 @@ def test_a_missing_file_has_no_rows(tmp_path: Path) -> None:
 
 
 @given(cuts=st.lists(st.integers(min_value=0, max_value=400), max_size=6))
-def test_a_follower_reads_every_row_once_however_the_file_grows(
-    tmp_path_factory: object, cuts: list[int]
-) -> None:
+def test_a_follower_reads_every_row_once_however_the_file_grows(tmp_path_factory: object, cuts: list[int]) -> None:
     folder = tmp_path_factory.mktemp("follow")  # type: ignore[attr-defined]
     whole = b"".join(row(step).model_dump_json().encode() + b"\n" for step in range(5))
     path, follower, steps = folder / "m.jsonl", Follower(folder / "m.jsonl"), []

@@ -36,9 +36,7 @@ def test_the_nearest_valid_name_is_offered_for_a_misspelt_key() -> None:
         ("sft.epoch=1", "sft.epoch is not a parameter from --set;"),
     ],
 )
-def test_a_value_from_the_command_line_is_named_as_such(
-    tmp_path: Path, assignment: str, told: str
-) -> None:
+def test_a_value_from_the_command_line_is_named_as_such(tmp_path: Path, assignment: str, told: str) -> None:
     content = demo()
     if assignment == "seed=1":
         content["sft"]["epochs"] = "x"
@@ -56,16 +54,12 @@ def test_a_missing_parameter_is_named() -> None:
 
 
 @pytest.mark.parametrize(("word", "meant"), [("no", "false"), ("Off", "false"), ("YES", "true")])
-def test_a_boolean_of_yaml_1_1_is_refused_with_the_word_to_write(
-    tmp_path: Path, word: str, meant: str
-) -> None:
+def test_a_boolean_of_yaml_1_1_is_refused_with_the_word_to_write(tmp_path: Path, word: str, meant: str) -> None:
     """DVC reads `no` as text: a run would start over where the plan saw no change."""
     path = tmp_path / "params.yaml"
     text = dump(load(DEMO))
     assert "activation_checkpointing: false" in text
-    path.write_text(
-        text.replace("activation_checkpointing: false", f"activation_checkpointing: {word}")
-    )
+    path.write_text(text.replace("activation_checkpointing: false", f"activation_checkpointing: {word}"))
     with pytest.raises(ParamsError, match=f"activation_checkpointing='{word}' .* write {meant}"):
         load(path)
     with pytest.raises(ParamsError, match=f"from --set.* write {meant}"):
@@ -93,21 +87,14 @@ def test_every_tool_reads_the_text_that_was_written(text: str) -> None:
 
 def test_overrides_reach_any_depth_and_keep_their_types() -> None:
     content = compose(
-        demo(),
-        {},
-        [
-            "ppo.kl.coef=1e-3",
-            "sft.max_steps=7",
-            "model.random.tie_embeddings=false",
-            "sft.max_steps=8",
-        ],
+        demo(), {}, ["ppo.kl.coef=1e-3", "sft.max_steps=7", "model.random.tie_embeddings=false", "sft.max_steps=8"]
     )
     params = validate(content, "here")
-    assert (
-        params.ppo.kl.coef,
-        params.sft.max_steps,
-        params.model.random and params.model.random.tie_embeddings,
-    ) == (0.001, 8, False)
+    assert (params.ppo.kl.coef, params.sft.max_steps, params.model.random and params.model.random.tie_embeddings) == (
+        0.001,
+        8,
+        False,
+    )
 
 
 @pytest.mark.parametrize("assignment", ["sft.epochs", "=3", "seed.deeper=1"])
@@ -167,8 +154,7 @@ def test_a_params_file_that_extends_another_is_written_whole(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
-    [(b"\xff\xfe\x00", "UTF-8"), (b"a: [", "line 1"), (b"- 1\n", "list"), (b"", "NoneType")],
+    ("content", "words"), [(b"\xff\xfe\x00", "UTF-8"), (b"a: [", "line 1"), (b"- 1\n", "list"), (b"", "NoneType")]
 )
 def test_a_broken_file_is_one_line(tmp_path: Path, content: bytes, words: str) -> None:
     (tmp_path / "p.yaml").write_bytes(content)
@@ -177,9 +163,7 @@ def test_a_broken_file_is_one_line(tmp_path: Path, content: bytes, words: str) -
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "recipe", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda path: path.name
-)
+@pytest.mark.parametrize("recipe", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda path: path.name)
 def test_every_recipe_is_valid(recipe: Path) -> None:
     assert isinstance(load(recipe), Params)
 

@@ -7,22 +7,7 @@ from config.names import inner_name
 from config.records import kept_folder
 from config.workspace.champions import champion_folder
 
-ELSEWHERE = [
-    "",
-    ".",
-    "..",
-    "../x",
-    "x/../..",
-    "/etc",
-    "a/b",
-    ".hidden",
-    "-rf",
-    "a\x00b",
-    "a\n",
-    "~",
-    None,
-    1,
-]
+ELSEWHERE = ["", ".", "..", "../x", "x/../..", "/etc", "a/b", ".hidden", "-rf", "a\x00b", "a\n", "~", None, 1]
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)

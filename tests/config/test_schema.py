@@ -28,12 +28,9 @@ def test_no_parameter_has_a_default() -> None:
         for field in section.model_fields.values()
         if not field.is_required()
     }
-    assert optional == {
-        (Where, None),
-        (PlaceOverride, None),
-        (Params, None),
-        (Model, None),
-    }, "absent, and taken from no value here"
+    assert optional == {(Where, None), (PlaceOverride, None), (Params, None), (Model, None)}, (
+        "absent, and taken from no value here"
+    )
 
 
 def test_every_parameter_has_a_description() -> None:
@@ -49,8 +46,7 @@ def test_every_parameter_has_a_description() -> None:
 
 def test_sections_are_frozen_and_refuse_unknown_keys_and_conversions() -> None:
     assert all(
-        section.model_config.get("frozen") and section.model_config.get("extra") == "forbid"
-        for section in sections()
+        section.model_config.get("frozen") and section.model_config.get("extra") == "forbid" for section in sections()
     )
     assert all(section.model_config.get("strict") for section in sections())
 
@@ -60,8 +56,7 @@ def test_sections_are_frozen_and_refuse_unknown_keys_and_conversions() -> None:
     [
         ("prices.usd_per_device_hour=0", "an hour of a device costs something"),
         (
-            "data.source={kind: file, path: https://me:hunter2@data.example/x.jsonl, format: "
-            "pairs, columns: {}}",
+            "data.source={kind: file, path: https://me:hunter2@data.example/x.jsonl, format: pairs, columns: {}}",
             r"data\.source\.path has a password before data\.example",
         ),
         (
@@ -75,8 +70,7 @@ def test_sections_are_frozen_and_refuse_unknown_keys_and_conversions() -> None:
             r"data\.source\.path has a value of 'X-Amz-Signature' in its query, .* RLHF_DATA_",
         ),
         (
-            "data.source={kind: file, path: 'https://hunter2@data.example/x.jsonl', format: pairs, "
-            "columns: {}}",
+            "data.source={kind: file, path: 'https://hunter2@data.example/x.jsonl', format: pairs, columns: {}}",
             r"data\.source\.path has a login before data\.example",
         ),
         (
@@ -89,8 +83,7 @@ def test_sections_are_frozen_and_refuse_unknown_keys_and_conversions() -> None:
             r"data\.vote_source\.path=file:///x\.jsonl has the scheme file",
         ),
         (
-            "data.source={kind: file, path: 'simplecache::s3://b/x.jsonl', format: pairs, columns: "
-            "{}}",
+            "data.source={kind: file, path: 'simplecache::s3://b/x.jsonl', format: pairs, columns: {}}",
             r"data\.source\.path=.* chains one address to another",
         ),
         (
@@ -101,10 +94,7 @@ def test_sections_are_frozen_and_refuse_unknown_keys_and_conversions() -> None:
             "tracking.uri=postgresql://db/mlflow?user=me&password=hunter2",
             r"tracking\.uri has a value of 'password' in its query",
         ),
-        (
-            "tracking.uri=http://me:hunter2/ss@host:5000",
-            r"tracking\.uri has a password before host",
-        ),
+        ("tracking.uri=http://me:hunter2/ss@host:5000", r"tracking\.uri has a password before host"),
         ("tracking.uri=https://hunter2@host:5000", r"tracking\.uri has a login before host"),
         (
             "retrain.safety_source={kind: file, path: 'https://data.example/x.jsonl?sig=hunter2', "
@@ -112,8 +102,7 @@ def test_sections_are_frozen_and_refuse_unknown_keys_and_conversions() -> None:
             r"retrain\.safety_source\.path has a value of 'sig' in its query, .* RLHF_DATA_",
         ),
         (
-            "retrain.safety_source={kind: file, path: 'file:///x.jsonl', format: prompts, columns: "
-            "{}}",
+            "retrain.safety_source={kind: file, path: 'file:///x.jsonl', format: prompts, columns: {}}",
             r"retrain\.safety_source\.path=file:///x\.jsonl has the scheme file",
         ),
         (
@@ -131,10 +120,7 @@ def test_sections_are_frozen_and_refuse_unknown_keys_and_conversions() -> None:
         ("budget.max_usd=0", r"budget\.max_usd=0"),
         ("budget.max_usd=.inf", r"budget\.max_usd=inf"),
         ("budget.max_hours=-1", r"budget\.max_hours=-1"),
-        (
-            "budget.max_usd_by_stage.pppo=1",
-            r"limits pppo, which is not a stage; did you mean ppo\?",
-        ),
+        ("budget.max_usd_by_stage.pppo=1", r"limits pppo, which is not a stage; did you mean ppo\?"),
         ("budget.max_hours_by_stage.ppo=0", r"budget\.max_hours_by_stage\.ppo=0"),
         ("budget.approval_usd=-1", r"budget\.approval_usd=-1"),
     ],
@@ -147,22 +133,17 @@ def test_a_price_or_budget_that_cannot_be_meant_is_one_line(change: str, words: 
 
 
 def test_a_day_needs_no_quotes() -> None:
-    assert (
-        load(ROOT / "recipes" / "demo.yaml", ["prices.date=2026-12-01"]).prices.date == "2026-12-01"
-    )
+    assert load(ROOT / "recipes" / "demo.yaml", ["prices.date=2026-12-01"]).prices.date == "2026-12-01"
 
 
-@pytest.mark.parametrize(
-    "uri", ["http://host:5000/@me", "postgresql://me@db:5432/mlflow", "sqlite:///mlflow.db"]
-)
+@pytest.mark.parametrize("uri", ["http://host:5000/@me", "postgresql://me@db:5432/mlflow", "sqlite:///mlflow.db"])
 def test_a_tracking_address_without_a_password_is_taken(uri: str) -> None:
     assert load(ROOT / "recipes" / "demo.yaml", [f"tracking.uri={uri}"]).tracking.uri == uri
 
 
 def test_one_stage_may_have_a_limit_of_its_own() -> None:
     budget = load(
-        ROOT / "recipes" / "demo.yaml",
-        ["budget.max_usd_by_stage.ppo=2", "budget.max_hours_by_stage.sft=0.5"],
+        ROOT / "recipes" / "demo.yaml", ["budget.max_usd_by_stage.ppo=2", "budget.max_hours_by_stage.sft=0.5"]
     ).budget
     assert (budget.max_usd_by_stage, budget.max_hours_by_stage) == ({"ppo": 2.0}, {"sft": 0.5})
 
@@ -186,22 +167,11 @@ LORA = "{rank: 4, alpha: 8.0, modules: [q], dropout: 0.0}"
             r"reward\.lora is null.* Set reward\.lora and reward\.init: sft",
         ),
         (
-            [
-                "ppo.layout=shared_base",
-                f"ppo.lora={LORA}",
-                "reward.init=base",
-                f"reward.lora={LORA}",
-            ],
+            ["ppo.layout=shared_base", f"ppo.lora={LORA}", "reward.init=base", f"reward.lora={LORA}"],
             r"reward\.lora adapts a pretrained model",
         ),
-        (
-            [f"ppo.lora={LORA.replace('0.0', '0.1')}"],
-            r"ppo\.lora\.dropout=0\.1: .* Set ppo\.lora\.dropout: 0\.0",
-        ),
-        (
-            [f"sft.lora={LORA}"],
-            r"sft\.lora adapts a pretrained model.* Set sft\.lora: null, or model\.path",
-        ),
+        ([f"ppo.lora={LORA.replace('0.0', '0.1')}"], r"ppo\.lora\.dropout=0\.1: .* Set ppo\.lora\.dropout: 0\.0"),
+        ([f"sft.lora={LORA}"], r"sft\.lora adapts a pretrained model.* Set sft\.lora: null, or model\.path"),
         (
             ["model.quantisation=nf4"],
             r"model\.quantisation=nf4 with ppo\.lora null: .* Set ppo\.lora, or "
@@ -214,9 +184,7 @@ LORA = "{rank: 4, alpha: 8.0, modules: [q], dropout: 0.0}"
         (["ppo.optimizer=adamw4bit"], r"ppo\.optimizer='adamw4bit'"),
     ],
 )
-def test_adapters_that_cannot_work_are_one_line_that_names_what_to_change(
-    changes: list[str], words: str
-) -> None:
+def test_adapters_that_cannot_work_are_one_line_that_names_what_to_change(changes: list[str], words: str) -> None:
     with pytest.raises(ParamsError, match=words) as refused:
         load(ROOT / "recipes" / "demo.yaml", changes)
     assert "\n" not in str(refused.value)
@@ -240,37 +208,24 @@ def test_adapters_that_cannot_work_are_one_line_that_names_what_to_change(
             ],
             r"a mini-batch of 2 episodes .* where\.grpo\.processes=4",
         ),
-        (
-            ["where.default.offload=true"],
-            r"nothing is sharded\. Set where\.default\.sharding to zero2 or zero3",
-        ),
+        (["where.default.offload=true"], r"nothing is sharded\. Set where\.default\.sharding to zero2 or zero3"),
         (["where.sft.sharding=zero1"], r"where\.sft\.sharding='zero1' .* is gone; write zero2"),
         (
             ["where.ppo.sharding=zero2", "ppo.optimizer=adamw8bit"],
             r"ppo\.optimizer=adamw8bit .* where\.ppo\.sharding=zero2 would split",
         ),
-        (
-            ["where.sft.sharding=zero3", "model.dtype=fp16"],
-            r"model\.dtype=fp16 .* Set model\.dtype: bf16",
-        ),
+        (["where.sft.sharding=zero3", "model.dtype=fp16"], r"model\.dtype=fp16 .* Set model\.dtype: bf16"),
         (
             ["where.reward.sharding=zero2", "model.quantisation=nf4", f"ppo.lora={LORA}"],
             r"nf4 packs weights into bytes that where\.reward\.sharding=zero2",
         ),
         (
-            [
-                "where.ppo.sharding=zero3",
-                "ppo.batch_size=8",
-                "ppo.num_mini_batches=4",
-                "where.ppo.processes=4",
-            ],
+            ["where.ppo.sharding=zero3", "ppo.batch_size=8", "ppo.num_mini_batches=4", "where.ppo.processes=4"],
             r"a mini-batch of 2 episodes .* where\.ppo\.processes=4",
         ),
     ],
 )
-def test_what_cannot_be_divided_is_one_line_that_names_what_to_change(
-    changes: list[str], words: str
-) -> None:
+def test_what_cannot_be_divided_is_one_line_that_names_what_to_change(changes: list[str], words: str) -> None:
     with pytest.raises(ParamsError, match=words) as refused:
         load(ROOT / "recipes" / "demo.yaml", changes)
     assert "\n" not in str(refused.value)
@@ -286,10 +241,7 @@ FOLDER = ["model.path=base", "model.random=null", f"sft.lora={LORA}"]
             [f"ppo.lora={LORA.replace('rank: 4', 'rank: 8')}"],
             r"ppo\.lora\.rank=8 and sft\.lora\.rank=4: .* starts as a copy .* Give both the same",
         ),
-        (
-            [f"reward.lora={LORA.replace('8.0', '2.0')}"],
-            r"reward\.lora\.alpha=2\.0 and sft\.lora\.alpha=8\.0",
-        ),
+        ([f"reward.lora={LORA.replace('8.0', '2.0')}"], r"reward\.lora\.alpha=2\.0 and sft\.lora\.alpha=8\.0"),
         (
             [f"ppo.lora={LORA.replace('[q]', '[q, v]')}"],
             r"ppo\.lora\.modules=\['q', 'v'\] and sft\.lora\.modules=\['q'\]",
@@ -300,17 +252,15 @@ FOLDER = ["model.path=base", "model.random=null", f"sft.lora={LORA}"]
         ),
     ],
 )
-def test_an_adapter_that_begins_as_a_copy_is_like_the_sft_models(
-    changes: list[str], words: str
-) -> None:
+def test_an_adapter_that_begins_as_a_copy_is_like_the_sft_models(changes: list[str], words: str) -> None:
     with pytest.raises(ParamsError, match=words) as refused:
         load(ROOT / "recipes" / "demo.yaml", [*FOLDER, *changes])
     assert "\n" not in str(refused.value)
 
 
 def test_adapters_that_are_no_copies_may_differ() -> None:
-    """In dropout and in the order of their matrices; where there is no adapter to begin from; and
-    of a method that is not chosen.
+    """In dropout and in the order of their matrices; where there is no adapter to begin from; and of a method that is
+    not chosen.
     """
     two = LORA.replace("[q]", "[q, v]")
     for changes in (
@@ -325,8 +275,7 @@ def test_adapters_that_are_no_copies_may_differ() -> None:
 def test_adapters_on_the_sft_model_are_accepted_in_every_layout() -> None:
     for layout in ("separate", "shared_trunk", "shared_base"):
         params = load(
-            ROOT / "recipes" / "demo.yaml",
-            [f"ppo.layout={layout}", f"ppo.lora={LORA}", f"reward.lora={LORA}"],
+            ROOT / "recipes" / "demo.yaml", [f"ppo.layout={layout}", f"ppo.lora={LORA}", f"reward.lora={LORA}"]
         )
         assert params.ppo.lora is not None
         assert params.ppo.lora.rank == 4
@@ -344,7 +293,6 @@ def test_adapters_on_the_sft_model_are_accepted_in_every_layout() -> None:
 )
 def test_an_address_whose_at_sign_is_no_login_is_taken(path: str) -> None:
     found = load(
-        ROOT / "recipes" / "demo.yaml",
-        [f"data.source={{kind: file, path: '{path}', format: pairs, columns: {{}}}}"],
+        ROOT / "recipes" / "demo.yaml", [f"data.source={{kind: file, path: '{path}', format: pairs, columns: {{}}}}"]
     )
     assert "source" not in found.data.local_paths()

@@ -31,13 +31,9 @@ def demo(*assignments: str) -> Params:
 def test_a_stage_that_says_nothing_is_where_the_default_is() -> None:
     params = demo("where.default={pool: gpus, processes: 4, sharding: zero3, offload: true}")
     for stage in SHARED_STAGES:
-        assert params.where.of(stage) == Place(
-            pool="gpus", processes=4, sharding="zero3", offload=True
-        )
+        assert params.where.of(stage) == Place(pool="gpus", processes=4, sharding="zero3", offload=True)
     for stage in SINGLE_STAGES:
-        assert params.where.of(stage) == Place(
-            pool="gpus", processes=1, sharding="none", offload=False
-        )
+        assert params.where.of(stage) == Place(pool="gpus", processes=1, sharding="none", offload=False)
 
 
 @given(
@@ -97,16 +93,11 @@ def test_a_place_that_cannot_be_is_refused_in_one_line(assignment: str, message:
 
 
 def test_the_plan_takes_processes_sharding_and_offload_of_each_stage(tmp_path: Path) -> None:
-    params = demo(
-        "where.default.processes=2", "where.ppo={processes: 4, sharding: zero3, offload: true}"
-    )
+    params = demo("where.default.processes=2", "where.ppo={processes: 4, sharding: zero3, offload: true}")
     aim = target(params, "a100-80", None, None, tmp_path)
     made = {stage.stage: stage.gpus for stage in plan(params, aim).stages}
     assert made == {"data": 1, "sft": 2, "reward": 2, "ppo": 4, "evaluate": 1}
-    rows, model = (
-        count(params, tmp_path),
-        setting_of(params, aim, "sft", count(params, tmp_path), _model(params)),
-    )
+    rows, model = (count(params, tmp_path), setting_of(params, aim, "sft", count(params, tmp_path), _model(params)))
     assert (model.levers.parallel, model.levers.offload_weights) == ("ddp", False)
     ppo = setting_of(params, aim, "ppo", rows, _model(params))
     assert (ppo.levers.parallel, ppo.levers.offload_weights) == ("fsdp", True)

@@ -1,5 +1,5 @@
-"""A stack of docker/compose.yaml for tests, on an engine that is there: images, free ports, secrets
-of its own, gone afterwards.
+"""A stack of docker/compose.yaml for tests, on an engine that is there: images, free ports, secrets of its own, gone
+afterwards.
 """
 
 import base64
@@ -28,10 +28,7 @@ FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
 
 def docker(
-    *arguments: str,
-    timeout: float = 600,
-    check: bool = True,
-    environment: dict[str, str] | None = None,
+    *arguments: str, timeout: float = 600, check: bool = True, environment: dict[str, str] | None = None
 ) -> str:
     """What docker prints."""
     done = subprocess.run(
@@ -43,33 +40,22 @@ def docker(
         timeout=timeout,
         check=False,
     )
-    assert not check or done.returncode == 0, (
-        f"docker {' '.join(arguments[:4])}: {done.stderr[-3000:]}"
-    )
+    assert not check or done.returncode == 0, f"docker {' '.join(arguments[:4])}: {done.stderr[-3000:]}"
     return done.stdout
 
 
 def has_engine() -> bool:
     try:
-        return (
-            subprocess.run(
-                ["docker", "version"], capture_output=True, timeout=60, check=False
-            ).returncode
-            == 0
-        )
+        return subprocess.run(["docker", "version"], capture_output=True, timeout=60, check=False).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False
 
 
 def status(url: str, login: str = "", host: str = "") -> int:
-    headers = (
-        {"Authorization": f"Basic {base64.b64encode(login.encode()).decode()}"} if login else {}
-    )
+    headers = {"Authorization": f"Basic {base64.b64encode(login.encode()).decode()}"} if login else {}
     headers |= {"Host": host} if host else {}
     try:
-        with urllib.request.urlopen(
-            urllib.request.Request(url, headers=headers), timeout=60
-        ) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=60) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
@@ -78,26 +64,21 @@ def status(url: str, login: str = "", host: str = "") -> int:
 def can_be_had(image: str) -> bool:
     """Whether the engine has it, or a registry that the engine reaches."""
     return any(
-        subprocess.run(
-            ["docker", *how, image], capture_output=True, timeout=600, check=False
-        ).returncode
-        == 0
+        subprocess.run(["docker", *how, image], capture_output=True, timeout=600, check=False).returncode == 0
         for how in (("image", "inspect"), ("pull", "--quiet"))
     )
 
 
 def pinned(path: str, pattern: str) -> str:
-    """The image that a file names with its digest; where that cannot be had, what the engine has
-    under the tag.
-    """
+    """The image that a file names with its digest; where that cannot be had, what the engine has under the tag."""
     found = re.search(pattern, (ROOT / path).read_text())
     assert found, f"{path} pins no {pattern}"
     return found[1] if can_be_had(found[1]) else found[1].split("@")[0]
 
 
 def build_images() -> dict[str, str]:
-    """Name -> image. Layers that are there are used again. The store is built from a package index
-    where its image cannot be had.
+    """Name -> image. Layers that are there are used again. The store is built from a package index where its image
+    cannot be had.
     """
     base = pinned("docker/Dockerfile", r"ARG BASE=(\S+@sha256:\w+)")
     images = {target: f"rlhf-{target}:test" for target in ("orchestrator", "train", "retrain")}
@@ -133,9 +114,7 @@ class Stack:
 
     def __init__(self, images: dict[str, str], folder: Path) -> None:
         ports = [free_port() for _ in range(4)]
-        self.prefect, self.mlflow, self.s3, self.model = (
-            f"http://127.0.0.1:{port}" for port in ports
-        )
+        self.prefect, self.mlflow, self.s3, self.model = (f"http://127.0.0.1:{port}" for port in ports)
         self.secrets = {name: secrets.token_hex(12) for name in SECRETS}
         host = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").removeprefix("unix://")
         self._settings = folder / "env"
@@ -180,20 +159,9 @@ class Stack:
         self.compose("up", "--detach", "--wait", "--wait-timeout", str(UP_SECONDS - 30), *SERVICES)
 
     def down(self) -> None:
-        for container in docker(
-            "ps", "--all", "--quiet", "--filter", f"network={PROJECT}_stages"
-        ).split():
+        for container in docker("ps", "--all", "--quiet", "--filter", f"network={PROJECT}_stages").split():
             docker("rm", "--force", container, check=False)
-        self.compose(
-            "--profile",
-            "serve",
-            "down",
-            "--volumes",
-            "--remove-orphans",
-            "--timeout",
-            "5",
-            check=False,
-        )
+        self.compose("--profile", "serve", "down", "--volumes", "--remove-orphans", "--timeout", "5", check=False)
 
     def ask(self, path: str, body: Any = None, method: str | None = None) -> Any:
         """The answer of Prefect's API."""
@@ -201,17 +169,13 @@ class Stack:
         headers = {"Content-Type": "application/json", **self._login()}
         if data is not None or method not in (None, "GET"):
             headers |= self._csrf_token()
-        request = urllib.request.Request(
-            f"{self.prefect}/api{path}", method=method, headers=headers
-        )
+        request = urllib.request.Request(f"{self.prefect}/api{path}", method=method, headers=headers)
         for _ in range(ASK_TRIES):
             try:
                 with urllib.request.urlopen(request, data=data, timeout=60) as answer:
                     content = answer.read()
                 return json.loads(content) if content else None
-            except (
-                urllib.error.HTTPError
-            ) as error:  # a busy database: the server says 500, and has done nothing
+            except urllib.error.HTTPError as error:  # a busy database: the server says 500, and has done nothing
                 if error.code < 500:
                     raise
                 time.sleep(5)
@@ -226,9 +190,7 @@ class Stack:
 
     def _csrf_token(self) -> dict[str, str]:
         client = "tests"
-        request = urllib.request.Request(
-            f"{self.prefect}/api/csrf-token?client={client}", headers=self._login()
-        )
+        request = urllib.request.Request(f"{self.prefect}/api/csrf-token?client={client}", headers=self._login())
         with urllib.request.urlopen(request, timeout=60) as answer:
             token = json.loads(answer.read())["token"]
         return {"Prefect-Csrf-Client": client, "Prefect-Csrf-Token": token}
@@ -249,17 +211,13 @@ class Stack:
     def await_end(self, flow_run: str, seconds: float) -> dict[str, Any]:
         deadline = time.monotonic() + seconds
         while (state := self.state(flow_run))["type"] not in FINAL:
-            assert time.monotonic() < deadline, (
-                f"{flow_run} is still {state['name']}: {self.logs()}"
-            )
+            assert time.monotonic() < deadline, f"{flow_run} is still {state['name']}: {self.logs()}"
             time.sleep(3)
         return state
 
     def logs(self) -> str:
         """The newest lines of the workers."""
-        return self.compose(
-            "logs", "--tail", "60", "cpu-worker", "retrain-worker", "docker-worker", check=False
-        )
+        return self.compose("logs", "--tail", "60", "cpu-worker", "retrain-worker", "docker-worker", check=False)
 
     def store(self) -> Any:
         """A client of the store."""

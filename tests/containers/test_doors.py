@@ -1,6 +1,4 @@
-"""Who gets into the stack, and where from: asked of the running one, as somebody who means harm
-would.
-"""
+"""Who gets into the stack, and where from: asked of the running one, as somebody who means harm would."""
 
 import json
 from collections.abc import Callable
@@ -68,9 +66,7 @@ def addresses(stack: Stack) -> dict[str, dict[str, str]]:
 def in_a_stages_place(images: dict[str, str], program: str, *arguments: str) -> str:
     """What a program prints that runs where stages run."""
     network = f"{PROJECT}_stages"
-    return docker(
-        "run", "--rm", "--network", network, images["train"], "python", "-c", program, *arguments
-    )
+    return docker("run", "--rm", "--network", network, images["train"], "python", "-c", program, *arguments)
 
 
 def test_prefect_asks_for_its_key_and_is_asked_under_its_own_name_only(stack: Stack) -> None:
@@ -88,9 +84,7 @@ def test_mlflow_asks_for_its_login_and_is_asked_under_its_own_name_only(stack: S
     assert status(f"{stack.mlflow}/") == 401, "its pages too"
 
 
-def test_a_stage_reaches_the_store_and_prefects_api_and_no_other_door(
-    images: dict[str, str], stack: Stack
-) -> None:
+def test_a_stage_reaches_the_store_and_prefects_api_and_no_other_door(images: dict[str, str], stack: Stack) -> None:
     found = addresses(stack)
     ports = {
         "engine-proxy": (2375,), "docker-worker": (8080,), "cpu-worker": (8080,),
@@ -127,9 +121,7 @@ def engine(stack: Stack, method: str, path: str, body: Any = None) -> tuple[int,
     return code, text
 
 
-def test_a_worker_of_stages_gets_a_stages_container_whatever_it_asks_for(
-    images: dict[str, str], stack: Stack
-) -> None:
+def test_a_worker_of_stages_gets_a_stages_container_whatever_it_asks_for(images: dict[str, str], stack: Stack) -> None:
     code, text = engine(
         stack, "POST", "/containers/create?name=rlhf-test-evil",
         {
@@ -177,13 +169,9 @@ def test_a_worker_of_stages_cannot_use_another_image_or_container_or_the_engine(
         ("POST", "/build", None),
         ("GET", "/info", None),
     ]
-    answers = {
-        f"{method} {path}": engine(stack, method, path, body) for method, path, body in asked
-    }
+    answers = {f"{method} {path}": engine(stack, method, path, body) for method, path, body in asked}
     assert {code for code, _ in answers.values()} == {403}, answers
-    assert (
-        stack.compose("exec", "-T", "docker-worker", "sh", "-c", "ls /var/run/*.sock || true") == ""
-    )
+    assert stack.compose("exec", "-T", "docker-worker", "sh", "-c", "ls /var/run/*.sock || true") == ""
 
 
 def store_as(stack: Stack, role: str) -> Any:
@@ -206,12 +194,9 @@ def refused(ask: Callable[[], Any]) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("role", "own", "others"),
-    [("S3_STAGE_", "rlhf", "rlhf-mlflow"), ("S3_MLFLOW_", "rlhf-mlflow", "rlhf")],
+    ("role", "own", "others"), [("S3_STAGE_", "rlhf", "rlhf-mlflow"), ("S3_MLFLOW_", "rlhf-mlflow", "rlhf")]
 )
-def test_a_key_of_the_store_is_good_for_the_bucket_of_its_role(
-    stack: Stack, role: str, own: str, others: str
-) -> None:
+def test_a_key_of_the_store_is_good_for_the_bucket_of_its_role(stack: Stack, role: str, own: str, others: str) -> None:
     root, client = stack.store(), store_as(stack, role)
     mine, theirs = {"Bucket": own, "Key": "test/mine"}, {"Bucket": others, "Key": "test/theirs"}
     root.put_object(**theirs, Body=b"theirs")
@@ -237,9 +222,7 @@ def test_a_key_of_the_store_is_good_for_the_bucket_of_its_role(
     policy = json.dumps({"Version": "2012-10-17", "Statement": [everybody]})
     for bucket in (own, others):
         assert refused(lambda bucket=bucket: client.delete_bucket(Bucket=bucket)), bucket
-        assert refused(
-            lambda bucket=bucket: client.put_bucket_policy(Bucket=bucket, Policy=policy)
-        ), bucket
+        assert refused(lambda bucket=bucket: client.put_bucket_policy(Bucket=bucket, Policy=policy)), bucket
     root.delete_object(**theirs)
 
 

@@ -1,5 +1,5 @@
-"""The stack on a real engine: two pipelines at once, each stage in a container of its own, one of
-them killed. Run by `make test-containers`.
+"""The stack on a real engine: two pipelines at once, each stage in a container of its own, one of them killed. Run by
+`make test-containers`.
 """
 
 import json
@@ -32,17 +32,15 @@ STAGES = stages_of("ppo")
 UPDATES = 200
 """Of PPO: enough that its container can be killed in the midst."""
 RUN_SECONDS = 2400.0
-"""Two runs of five containers take 4 minutes on an idle machine of 2 cores; a busy one is not a
-failure.
-"""
+"""Two runs of five containers take 4 minutes on an idle machine of 2 cores; a busy one is not a failure."""
 PRICE = 1.8
 """USD per device-hour of the Docker pool."""
 
 
 @pytest.fixture(scope="module")
 def runs(stack: Stack) -> dict[str, dict[str, Any]]:
-    """Two runs at once that differ in their seed; the first one's container of PPO is killed once
-    it has a checkpoint in the store.
+    """Two runs at once that differ in their seed; the first one's container of PPO is killed once it has a checkpoint
+    in the store.
     """
     ids = {
         name: stack.start_run(tiny(f"seed={seed}", f"tracking.experiment={name}"))
@@ -50,24 +48,17 @@ def runs(stack: Stack) -> dict[str, dict[str, Any]]:
     }
     killed = kill_at_work(stack, "ppo", list(ids.values()))
     ends = {name: stack.await_end(flow_run, RUN_SECONDS) for name, flow_run in ids.items()}
-    assert {name: state["type"] for name, state in ends.items()} == {
-        "first": "COMPLETED",
-        "second": "COMPLETED",
-    }, (ends, stack.logs())
+    assert {name: state["type"] for name, state in ends.items()} == {"first": "COMPLETED", "second": "COMPLETED"}, (
+        ends,
+        stack.logs(),
+    )
     return {name: {"id": ids[name], "killed": killed, **results(stack, name)} for name in ids}
 
 
 def tiny(*changes: str) -> dict[str, Any]:
-    """The tiny recipe with every stage on the Docker pool, and PPO long enough to be caught at
-    work.
-    """
+    """The tiny recipe with every stage on the Docker pool, and PPO long enough to be caught at work."""
     params: Params = load(
-        ROOT / TINY,
-        [
-            f"ppo.updates={UPDATES}",
-            f"prices.usd_per_device_hour_by_pool={{docker: {PRICE}}}",
-            *changes,
-        ],
+        ROOT / TINY, [f"ppo.updates={UPDATES}", f"prices.usd_per_device_hour_by_pool={{docker: {PRICE}}}", *changes]
     )
     return placed(params, "docker", "http://mlflow:5000")
 
@@ -81,9 +72,10 @@ def kill_at_work(stack: Stack, stage: str, flow_runs: list[str]) -> str:
             docker("kill", "--signal", "KILL", found[0])
             return found[0]
         states = {flow_run: stack.state(flow_run) for flow_run in flow_runs}
-        assert any(
-            state["type"] not in ("COMPLETED", "FAILED", "CRASHED") for state in states.values()
-        ), (states, stack.logs())
+        assert any(state["type"] not in ("COMPLETED", "FAILED", "CRASHED") for state in states.values()), (
+            states,
+            stack.logs(),
+        )
         time.sleep(0.3)
     raise AssertionError(f"not every container of {stage} sent a checkpoint: {stack.logs()}")
 
@@ -91,9 +83,7 @@ def kill_at_work(stack: Stack, stage: str, flow_runs: list[str]) -> str:
 def results(stack: Stack, experiment: str) -> dict[str, Any]:
     """What MLflow has of a run: the parent's metrics, and the stage attempts."""
     client = MlflowClient(stack.mlflow)
-    found = client.search_runs(
-        [client.get_experiment_by_name(experiment).experiment_id], max_results=100
-    )
+    found = client.search_runs([client.get_experiment_by_name(experiment).experiment_id], max_results=100)
     parents = [run for run in found if run.data.tags["rlhf.kind"] == "run"]
     attempts = {
         f"{run.data.tags['rlhf.stage']}/{run.data.tags['rlhf.attempt']}": run
@@ -104,17 +94,13 @@ def results(stack: Stack, experiment: str) -> dict[str, Any]:
     return {"parent": parents[0], "attempts": attempts}
 
 
-def test_the_images_are_small_and_without_rights_or_secrets(
-    images: dict[str, str], stack: Stack
-) -> None:
+def test_the_images_are_small_and_without_rights_or_secrets(images: dict[str, str], stack: Stack) -> None:
     base = size(images["base"])
     assert size(images["orchestrator"]) - base < 775 * MIB, "900 MB with a base of 125 MB"
     assert size(images["train"]) - base < 2375 * MIB, "2.5 GB with a base of 125 MB"
     for target in ("orchestrator", "train"):
         assert docker("run", "--rm", images[target], "id", "-u").strip() == "1000"
-        history = docker("history", "--no-trunc", images[target]) + docker(
-            "inspect", images[target]
-        )
+        history = docker("history", "--no-trunc", images[target]) + docker("inspect", images[target])
         assert not any(word in history for word in ("PASSWORD=", "SECRET", "aws_secret"))
     no_torch = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is not None)"
     docker("run", "--rm", images["orchestrator"], "python", "-c", no_torch)
@@ -138,26 +124,20 @@ def test_two_pipelines_at_once_do_not_mix(runs: dict[str, dict[str, Any]]) -> No
 def test_a_killed_container_goes_on_in_a_new_one_from_its_checkpoint(
     runs: dict[str, dict[str, Any]], stack: Stack
 ) -> None:
-    tries = {
-        name: sorted(key for key in run["attempts"] if key.startswith("ppo/"))
-        for name, run in runs.items()
-    }
+    tries = {name: sorted(key for key in run["attempts"] if key.startswith("ppo/")) for name, run in runs.items()}
     assert sorted(map(len, tries.values())) == [1, 2], tries
     struck = next(name for name, keys in tries.items() if len(keys) == 2)
     first, second = (runs[struck]["attempts"][key] for key in tries[struck])
     assert (first.info.status, second.info.status) == ("KILLED", "FINISHED")
     client = MlflowClient(stack.mlflow)
     steps = [
-        [metric.step for metric in client.get_metric_history(run.info.run_id, "ppo/score")]
-        for run in (first, second)
+        [metric.step for metric in client.get_metric_history(run.info.run_id, "ppo/score")] for run in (first, second)
     ]
     assert min(steps[1]) > 1, "it went on, and did not begin anew"
     assert set(steps[0]) | set(steps[1]) == set(range(1, UPDATES + 1))
 
 
-def test_the_ledger_counts_every_container_at_the_price_of_its_pool(
-    runs: dict[str, dict[str, Any]],
-) -> None:
+def test_the_ledger_counts_every_container_at_the_price_of_its_pool(runs: dict[str, dict[str, Any]]) -> None:
     for run in runs.values():
         metrics = run["parent"].data.metrics
         by_stage = {name: value for name, value in metrics.items() if name.startswith("stage_usd/")}
@@ -176,9 +156,7 @@ def test_data_and_models_are_in_the_store_and_what_was_for_the_way_is_gone(
     assert stack.objects("dvc/exchange/") == []
 
 
-def test_a_later_run_finds_everything_unchanged(
-    stack: Stack, runs: dict[str, dict[str, Any]]
-) -> None:
+def test_a_later_run_finds_everything_unchanged(stack: Stack, runs: dict[str, dict[str, Any]]) -> None:
     seed = {"first": 1, "second": 2}[max(runs, key=lambda name: runs[name]["parent"].info.end_time)]
     flow_run = stack.start_run(tiny(f"seed={seed}", "tracking.experiment=again"))
     assert stack.await_end(flow_run, RUN_SECONDS)["type"] == "COMPLETED"
@@ -186,9 +164,7 @@ def test_a_later_run_finds_everything_unchanged(
     assert (again["attempts"], again["parent"].data.metrics["cost/usd"]) == ({}, 0.0)
 
 
-def test_no_secret_is_in_a_log_a_parameter_or_a_pool(
-    stack: Stack, runs: dict[str, dict[str, Any]]
-) -> None:
+def test_no_secret_is_in_a_log_a_parameter_or_a_pool(stack: Stack, runs: dict[str, dict[str, Any]]) -> None:
     said = stack.compose("logs", "--no-color")
     kept = (
         str(stack.ask("/work_pools/filter", {}))
@@ -233,9 +209,7 @@ def test_an_image_that_is_missing_is_told_before_anything_is_paid_for(stack: Sta
     assert "\n" not in state["message"]
 
 
-def test_links_lead_to_pages_that_a_browser_here_can_open(
-    stack: Stack, runs: dict[str, dict[str, Any]]
-) -> None:
+def test_links_lead_to_pages_that_a_browser_here_can_open(stack: Stack, runs: dict[str, dict[str, Any]]) -> None:
     found = stack.ask("/artifacts/filter", {"limit": 200})
     printed = stack.compose("logs", "--no-color", "cpu-worker", "docker-worker")
     assert re.findall(r"[Vv]iew .*https?://(?:prefect|mlflow)\b.*", printed) == []
@@ -267,9 +241,7 @@ EXPORT = [
 """Of Label Studio: three votes."""
 
 
-def test_votes_are_imported_once_into_the_workspace_that_remembers(
-    stack: Stack, tmp_path: Path
-) -> None:
+def test_votes_are_imported_once_into_the_workspace_that_remembers(stack: Stack, tmp_path: Path) -> None:
     export = tmp_path / "export.json"
     export.write_text(json.dumps(EXPORT))
     export.chmod(0o644)
@@ -296,13 +268,8 @@ def test_retraining_compares_with_the_champion_and_keeps_what_it_learned_of_the_
 
     params = tiny("seed=3", *changes[1:])
     params["where"]["data"] = {"pool": "local"}
-    cycle = stack.await_end(
-        stack.start("retrain/retrain", {"params": params, "force": True}), RUN_SECONDS
-    )
-    assert (cycle["type"], cycle["name"]) in {
-        ("COMPLETED", "Kept"),
-        ("COMPLETED", "Promoted"),
-    }, (cycle, stack.logs())
+    cycle = stack.await_end(stack.start("retrain/retrain", {"params": params, "force": True}), RUN_SECONDS)
+    assert (cycle["type"], cycle["name"]) in {("COMPLETED", "Kept"), ("COMPLETED", "Promoted")}, (cycle, stack.logs())
     rows = in_project(stack, "cat runs/retrain.jsonl").splitlines()
     last = json.loads(rows[-1])
     assert (last["outcome"], last["detail"]["champion"]) == (cycle["name"].lower(), first)
@@ -315,10 +282,7 @@ def test_the_champion_is_served_in_the_stack(stack: Stack) -> None:
     key = stack.compose("exec", "-T", "serve", "cat", ".rlhf/serve.key")
     champion = json.loads(in_project(stack, "cat champions/record.json"))["lineage"][-1]["run_id"]
     chat = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
-    cases: list[tuple[int, dict[str, str]]] = [
-        (200, {"Authorization": f"Bearer {key}"}),
-        (401, {}),
-    ]
+    cases: list[tuple[int, dict[str, str]]] = [(200, {"Authorization": f"Bearer {key}"}), (401, {})]
     for wanted, headers in cases:
         answer = httpx.post(f"{stack.model}/v1/chat/completions", json=chat, headers=headers)
         assert answer.status_code == wanted, answer.text
@@ -327,9 +291,7 @@ def test_the_champion_is_served_in_the_stack(stack: Stack) -> None:
 
 def in_project(stack: Stack, command: str) -> str:
     """What a command prints in the workspace that remembers."""
-    return stack.compose(
-        "exec", "-T", "-w", "/workspaces/project", "retrain-worker", "sh", "-c", command
-    )
+    return stack.compose("exec", "-T", "-w", "/workspaces/project", "retrain-worker", "sh", "-c", command)
 
 
 def test_a_run_whose_worker_was_killed_does_not_run_for_ever(stack: Stack) -> None:

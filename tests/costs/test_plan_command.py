@@ -1,6 +1,4 @@
-"""`rlhf plan` from outside: JSON, files it writes, one line for a mistake, and what it does not
-import.
-"""
+"""`rlhf plan` from outside: JSON, files it writes, one line for a mistake, and what it does not import."""
 
 import json
 import subprocess
@@ -25,9 +23,7 @@ def run(*arguments: str) -> Result:
 
 
 def test_a_stage_can_be_planned_alone() -> None:
-    assert [
-        stage["stage"] for stage in json.loads(run("--stage", "sft", "--json").stdout)["stages"]
-    ] == ["sft"]
+    assert [stage["stage"] for stage in json.loads(run("--stage", "sft", "--json").stdout)["stages"]] == ["sft"]
 
 
 def test_the_contest_of_a_retrain_cycle_is_planned_where_it_is_asked_for(tmp_path: Path) -> None:
@@ -57,8 +53,7 @@ def test_the_winning_params_are_complete_and_plan_cheaper(tmp_path: Path) -> Non
     result = run("optimise", "memory", "--out", str(out), "--json")
     assert result.exit_code == 0, result.exception
     before, after = (
-        json.loads(CliRunner().invoke(app, ["--params", str(f), "--json"]).stdout)
-        for f in ("recipes/demo.yaml", out)
+        json.loads(CliRunner().invoke(app, ["--params", str(f), "--json"]).stdout) for f in ("recipes/demo.yaml", out)
     )
     assert after["total"]["peak_bytes_per_gpu"] < before["total"]["peak_bytes_per_gpu"]
     assert load(out).sft.batch_size == load(Path("recipes/demo.yaml")).sft.batch_size
@@ -94,12 +89,8 @@ def test_planning_imports_neither_torch_nor_the_orchestrator(tmp_path: Path) -> 
     assert result.stdout.strip() == "[]", result.stderr
 
 
-@pytest.mark.parametrize(
-    ("limit", "words"), [("--max-usd=1e-9", "USD"), ("--max-hours=1e-9", "hours")]
-)
-def test_a_search_above_its_limit_is_refused_in_the_limits_unit(
-    tmp_path: Path, limit: str, words: str
-) -> None:
+@pytest.mark.parametrize(("limit", "words"), [("--max-usd=1e-9", "USD"), ("--max-hours=1e-9", "hours")])
+def test_a_search_above_its_limit_is_refused_in_the_limits_unit(tmp_path: Path, limit: str, words: str) -> None:
     out = tmp_path / "best.yaml"
     generous = "--max-hours=1e9" if limit.startswith("--max-usd") else "--max-usd=1e9"
     result = run("optimise", "usd", "--stage", "sft", limit, generous, "--out", str(out))
@@ -109,9 +100,7 @@ def test_a_search_above_its_limit_is_refused_in_the_limits_unit(
     assert not out.exists()
 
 
-def test_what_past_runs_say_is_part_of_the_plan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_past_runs_say_is_part_of_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = str(Path("recipes/demo.yaml").resolve())
     monkeypatch.chdir(tmp_path)
     for number in range(3):
@@ -137,7 +126,5 @@ def test_what_past_runs_say_is_part_of_the_plan(
 
 def test_adapters_are_tried_where_they_are_allowed(tmp_path: Path) -> None:
     search = ("optimise", "memory", "--stage", "ppo", "--json", "--out", str(tmp_path / "best"))
-    alone, with_adapters = (
-        json.loads(run(*search, *more).stdout)["ppo"]["tried"] for more in ((), ("--adapters",))
-    )
+    alone, with_adapters = (json.loads(run(*search, *more).stdout)["ppo"]["tried"] for more in ((), ("--adapters",)))
     assert with_adapters > alone

@@ -1,6 +1,4 @@
-"""The recipes for GPUs: each fits the devices it names, and says at its top what the planner
-says.
-"""
+"""The recipes for GPUs: each fits the devices it names, and says at its top what the planner says."""
 
 import re
 from pathlib import Path
@@ -15,15 +13,13 @@ from costs.planning.target import target
 
 RECIPES = {"gpu-24gb": 1, "gpu-80gb": 1, "node-8gpu": 8, "two-nodes": 16}
 TOLERANCE = 0.25
-"""A better formula moves a plan a little; the line at the top is for people, and is written anew
-when it is off by more.
+"""A better formula moves a plan a little; the line at the top is for people, and is written anew when it is off by
+more.
 """
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_for_gpus_fits_them_for_the_time_and_money_it_names(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_recipe_for_gpus_fits_them_for_the_time_and_money_it_names(name: str, tmp_path: Path) -> None:
     file = Path("recipes") / f"{name}.yaml"
     params = load(file)
     made = plan(params, target(params, None, None, None, tmp_path))
@@ -31,9 +27,7 @@ def test_a_recipe_for_gpus_fits_them_for_the_time_and_money_it_names(
         stage.stage: stage.gpus for stage in made.stages if stage.stage in ("sft", "reward", "ppo")
     } == dict.fromkeys(("sft", "reward", "ppo"), RECIPES[name])
     assert [(stage.stage, stage.lever) for stage in made.stages if not stage.fits] == []
-    named = re.search(
-        r"Planned: (\d+) h (\d+) min, (\d+) USD", file.read_text(encoding="utf-8").split("\n")[1]
-    )
+    named = re.search(r"Planned: (\d+) h (\d+) min, (\d+) USD", file.read_text(encoding="utf-8").split("\n")[1])
     assert named is not None
     hours, minutes, usd = map(int, named.groups())
     assert made.total["seconds"] == pytest.approx(3600 * hours + 60 * minutes, rel=TOLERANCE)

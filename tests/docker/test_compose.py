@@ -1,6 +1,4 @@
-"""docker/compose.yaml read as compose reads it: who reaches whom, who has which key, and what no
-run can change.
-"""
+"""docker/compose.yaml read as compose reads it: who reaches whom, who has which key, and what no run can change."""
 
 import json
 import re
@@ -45,9 +43,7 @@ def test_only_the_two_servers_reach_the_databases(stack: dict[str, Any]) -> None
     assert stack["services"]["postgres"]["networks"] == ["databases"]
 
 
-def test_only_the_proxy_has_the_socket_and_only_workers_of_stages_reach_it(
-    stack: dict[str, Any],
-) -> None:
+def test_only_the_proxy_has_the_socket_and_only_workers_of_stages_reach_it(stack: dict[str, Any]) -> None:
     services = stack["services"]
     socket = {n for n, service in services.items() if "docker.sock" in str(service)}
     assert socket == {"engine-proxy"}
@@ -77,9 +73,7 @@ def test_every_service_has_the_secrets_it_needs_and_no_other(stack: dict[str, An
     }
 
 
-def test_the_served_model_reaches_nothing_and_knows_the_addresses_people_call(
-    stack: dict[str, Any],
-) -> None:
+def test_the_served_model_reaches_nothing_and_knows_the_addresses_people_call(stack: dict[str, Any]) -> None:
     serve = stack["services"]["serve"]
     assert serve["networks"] == ["serve"]
     assert [n for n, s in stack["services"].items() if "serve" in s["networks"]] == ["serve"]
@@ -106,9 +100,7 @@ def test_links_name_addresses_that_people_reach(stack: dict[str, Any]) -> None:
     assert told["PREFECT_UI_URL"] == "http://127.0.0.1:1"
 
 
-def test_pages_are_on_this_machine_only_and_nobody_has_linux_capabilities(
-    stack: dict[str, Any],
-) -> None:
+def test_pages_are_on_this_machine_only_and_nobody_has_linux_capabilities(stack: dict[str, Any]) -> None:
     for name, service in stack["services"].items():
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
         if name != "postgres":

@@ -1,6 +1,4 @@
-"""The job templates of the work pools: valid for Prefect's workers and for Kubernetes, and nothing
-secret in them.
-"""
+"""The job templates of the work pools: valid for Prefect's workers and for Kubernetes, and nothing secret in them."""
 
 import json
 from typing import Any
@@ -34,9 +32,7 @@ ENVIRONMENT = {
 
 
 def configured(template: dict[str, Any]) -> DockerWorkerJobConfiguration:
-    return DockerWorkerJobConfiguration(
-        **apply_values(template["job_configuration"], defaults(template))
-    )
+    return DockerWorkerJobConfiguration(**apply_values(template["job_configuration"], defaults(template)))
 
 
 def defaults(template: dict[str, Any]) -> dict[str, Any]:
@@ -44,9 +40,7 @@ def defaults(template: dict[str, Any]) -> dict[str, Any]:
 
 
 def rendered_job(**values: Any) -> dict[str, Any]:
-    """The manifest of the Kubernetes template as the worker makes it, with the environment in
-    Kubernetes' own form.
-    """
+    """The manifest of the Kubernetes template as the worker makes it, with the environment in Kubernetes' own form."""
     template = json.loads((POOLS / "kubernetes.json").read_text())
     variables = defaults(template) | {"name": "sft"} | values
     job = apply_values(template["job_configuration"], variables)["job_manifest"]
@@ -67,9 +61,7 @@ def test_a_gpu_pool_asks_for_all_gpus_and_the_plain_one_for_none() -> None:
 
 
 def test_a_pool_knows_no_secret() -> None:
-    assert "hidden-key" not in json.dumps(
-        [container_template(ENVIRONMENT, gpus=gpus) for gpus in (False, True)]
-    )
+    assert "hidden-key" not in json.dumps([container_template(ENVIRONMENT, gpus=gpus) for gpus in (False, True)])
 
 
 def test_the_job_of_a_stage_is_valid_for_kubernetes() -> None:
@@ -77,14 +69,12 @@ def test_the_job_of_a_stage_is_valid_for_kubernetes() -> None:
         job = rendered_job(gpus=gpus, node_selector={"gpu": "a100"})
         kubernetes_validate.validate(job, KUBERNETES, strict=True)
         pod = job["spec"]["template"]["spec"]
-        assert (
-            pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"],
-            pod["nodeSelector"],
-        ) == (gpus, {"gpu": "a100"})
-        assert pod["terminationGracePeriodSeconds"] == 600
-        assert job["spec"]["backoffLimit"] == 0, (
-            "the pipeline starts it again, from the checkpoint in the store"
+        assert (pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"], pod["nodeSelector"]) == (
+            gpus,
+            {"gpu": "a100"},
         )
+        assert pod["terminationGracePeriodSeconds"] == 600
+        assert job["spec"]["backoffLimit"] == 0, "the pipeline starts it again, from the checkpoint in the store"
 
 
 def test_a_wrong_job_is_not_valid() -> None:
@@ -120,8 +110,7 @@ def breaks_restricted(pod: dict[str, Any]) -> set[str]:
         kept = {
             "runAsNonRoot": both.get("runAsNonRoot") is True,
             "runAsUser": both.get("runAsUser") != 0,
-            "seccompProfile": both.get("seccompProfile", {}).get("type")
-            in ("RuntimeDefault", "Localhost"),
+            "seccompProfile": both.get("seccompProfile", {}).get("type") in ("RuntimeDefault", "Localhost"),
             "allowPrivilegeEscalation": own.get("allowPrivilegeEscalation") is False,
             "privileged": not own.get("privileged"),
             "capabilities": capabilities.get("drop") == ["ALL"]
@@ -134,9 +123,7 @@ def breaks_restricted(pod: dict[str, Any]) -> set[str]:
 
 def test_workers_and_stage_keep_pod_security_restricted() -> None:
     manifests = list(yaml.safe_load_all((ROOT / "docker" / "kubernetes.yaml").read_text()))
-    assert manifests[0]["metadata"]["labels"] == {
-        "pod-security.kubernetes.io/enforce": "restricted"
-    }
+    assert manifests[0]["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
     pods = {
         each["metadata"]["name"]: each["spec"]["template"]["spec"]
         for each in [*manifests, {**rendered_job(), "metadata": {"name": "stage"}}]
@@ -181,9 +168,7 @@ def test_no_run_can_change_the_command_of_a_job() -> None:
 
 def test_the_form_is_prefilled_with_every_stage_on_the_pool() -> None:
     content = placed(
-        load(ROOT / "recipes" / "demo.yaml", ["where.sft={pool: mine, processes: 2}"]),
-        "docker",
-        "http://mlflow:5000",
+        load(ROOT / "recipes" / "demo.yaml", ["where.sft={pool: mine, processes: 2}"]), "docker", "http://mlflow:5000"
     )
     where = Where.model_validate(content["where"])
     assert {where.of(stage).pool for stage in STAGES} == {"docker"}

@@ -1,6 +1,4 @@
-"""The whole pipeline with its real stages on a tiny recipe: killed everywhere, rerun, repriced,
-cloned.
-"""
+"""The whole pipeline with its real stages on a tiny recipe: killed everywhere, rerun, repriced, cloned."""
 
 import base64
 import json
@@ -63,13 +61,9 @@ class Checkout(NamedTuple):
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         with self.said_path.open("wb") as said:
-            return subprocess.Popen(
-                self.command(*arguments), cwd=self.root, stdout=subprocess.DEVNULL, stderr=said
-            )
+            return subprocess.Popen(self.command(*arguments), cwd=self.root, stdout=subprocess.DEVNULL, stderr=said)
 
-    def talk(
-        self, run: str, prompts: Sequence[str], max_new_tokens: int
-    ) -> subprocess.CompletedProcess[str]:
+    def talk(self, run: str, prompts: Sequence[str], max_new_tokens: int) -> subprocess.CompletedProcess[str]:
         """Greedy replies of rlhf chat."""
         settings = ("--temperature", "0", "--max-new-tokens", str(max_new_tokens))
         done = subprocess.run(
@@ -98,9 +92,7 @@ class Checkout(NamedTuple):
 
     def starts(self) -> int:
         """Stage processes so far."""
-        return sum(
-            row.event == "start" for stage in (*STAGES, "dpo") for row in self.attempts(stage)
-        )
+        return sum(row.event == "start" for stage in (*STAGES, "dpo") for row in self.attempts(stage))
 
 
 @contextmanager
@@ -120,9 +112,7 @@ def checkout(new_checkout: Callable[[], Path]) -> Iterator[Checkout]:
         yield made
 
 
-def await_process_of(
-    checkout: Checkout, stage: str, pipeline: subprocess.Popen[bytes], before: int
-) -> int:
+def await_process_of(checkout: Checkout, stage: str, pipeline: subprocess.Popen[bytes], before: int) -> int:
     """Process id of the stage's next attempt, once it is running."""
     deadline = time.monotonic() + STEP_SECONDS
     while time.monotonic() < deadline and pipeline.poll() is None:
@@ -145,8 +135,8 @@ def last_attempt(checkout: Checkout, stage: str) -> int:
 
 
 def run_killed_in(checkout: Checkout, stages: Sequence[str], left_behind: str) -> dict[str, Any]:
-    """The result of a run that was killed in each of `stages`; the process of the stage
-    `left_behind` was not, so that the next run has to let it checkpoint before it goes on.
+    """The result of a run that was killed in each of `stages`; the process of the stage `left_behind` was not, so that
+    the next run has to let it checkpoint before it goes on.
     """
     for stage in stages:
         pipeline = checkout.start("run", "--recipe", str(TINY))
@@ -160,29 +150,19 @@ def run_killed_in(checkout: Checkout, stages: Sequence[str], left_behind: str) -
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     assert [stage["stage"] for stage in result["stages"]] == list(STAGES)
-    ends = {
-        stage: [row.exit_code for row in checkout.attempts(stage) if row.event == "end"]
-        for stage in STAGES
-    }
+    ends = {stage: [row.exit_code for row in checkout.attempts(stage) if row.event == "end"] for stage in STAGES}
     # left behind, a stage checkpoints as the next run asks it to, unless it is through by then
     checkpointed = left_behind in stages and last_attempt(checkout, left_behind) == 2
-    assert ends == {
-        stage: [75, 0] if stage == left_behind and checkpointed else [0] for stage in STAGES
-    }
+    assert ends == {stage: [75, 0] if stage == left_behind and checkpointed else [0] for stage in STAGES}
     killed = set(stages) - {left_behind}
     assert {stage: last_attempt(checkout, stage) for stage in set(STAGES) - {left_behind}} == {
         stage: 2 if stage in killed else 1 for stage in set(STAGES) - {left_behind}
     }
     resumed = {
-        stage
-        for stage in STAGES
-        if any(row.event == "resume" and row.step > 0 for row in checkout.attempts(stage))
+        stage for stage in STAGES if any(row.event == "resume" and row.step > 0 for row in checkout.attempts(stage))
     }
     assert resumed >= TRAINING & killed
-    assert [row.state for row in checkout.rows() if row.event == "end"] == [
-        *["killed"] * len(stages),
-        "completed",
-    ]
+    assert [row.state for row in checkout.rows() if row.event == "end"] == [*["killed"] * len(stages), "completed"]
     return result
 
 
@@ -195,9 +175,7 @@ def test_a_pipeline_killed_in_training_completes_when_run_again(checkout: Checko
 
 
 @pytest.mark.slow
-def test_a_pipeline_killed_in_each_stage_completes_when_run_again(
-    new_checkout: Callable[[], Path],
-) -> None:
+def test_a_pipeline_killed_in_each_stage_completes_when_run_again(new_checkout: Callable[[], Path]) -> None:
     with served(new_checkout()) as checkout:
         run_killed_in(checkout, STAGES, left_behind="reward")
 
@@ -279,10 +257,7 @@ def test_a_promoted_model_is_loaded_from_the_registry(checkout: Checkout) -> Non
     assert done.returncode == 0, done.stderr
     prompts = prompts_held_out(checkout, 4)
     loaded = subprocess.run(
-        [sys.executable, "-c", LOAD, json.dumps(prompts)],
-        cwd=checkout.root,
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", LOAD, json.dumps(prompts)], cwd=checkout.root, capture_output=True, text=True
     )
     assert loaded.returncode == 0, loaded.stderr
     talked = checkout.talk("champion", prompts, 12)
@@ -366,19 +341,12 @@ def test_a_second_checkout_pulls_the_same_bytes(checkout: Checkout, tmp_path: Pa
     point_remote(clone, Path(remote_of(checkout.root)))
     pull = [sys.executable, "-m", "dvc", "pull", "--quiet"]
     subprocess.run(pull, cwd=clone, check=True, capture_output=True, timeout=STEP_SECONDS)
-    for name in (
-        "data/prepared",
-        "models/ppo",
-        "metrics/evaluate.json",
-        "evaluation/samples.jsonl",
-    ):
+    for name in ("data/prepared", "models/ppo", "metrics/evaluate.json", "evaluation/samples.jsonl"):
         assert content(clone / name) == content(checkout.root / name)
 
 
 @pytest.mark.usefixtures("quick_stages")
-def test_a_student_is_made_after_the_others_and_promoted_in_their_place(
-    checkout: Checkout,
-) -> None:
+def test_a_student_is_made_after_the_others_and_promoted_in_their_place(checkout: Checkout) -> None:
     before = checkout.starts()
     recipe = checkout.root / "student.yaml"
     recipe.write_text(
@@ -403,9 +371,7 @@ def test_a_student_is_made_after_the_others_and_promoted_in_their_place(
     champion = read_record(checkout.root).champion
     assert champion is not None
     lock = yaml.safe_load((checkout.root / "dvc.lock").read_text())["stages"]["distill"]
-    assert champion.model_digest == next(
-        out["md5"] for out in lock["outs"] if out["path"] == "models/distill"
-    )
+    assert champion.model_digest == next(out["md5"] for out in lock["outs"] if out["path"] == "models/distill")
     version = MlflowClient(f"sqlite:///{checkout.root / 'mlflow.db'}").get_model_version_by_alias(
         "helpdesk-assistant", "champion"
     )
@@ -422,9 +388,7 @@ def test_the_model_is_used_as_the_document_says_and_as_rlhf_chat_does(checkout: 
     assert "My camera is broken." in snippet
     code = snippet.replace('"My camera is broken."', "prompt").replace("\n", "\n    ")
     program = f"for prompt in {prompts!r}:\n    {code}"
-    used = subprocess.run(
-        [sys.executable, "-c", program], cwd=checkout.root, capture_output=True, text=True
-    )
+    used = subprocess.run([sys.executable, "-c", program], cwd=checkout.root, capture_output=True, text=True)
     assert used.returncode == 0, used.stderr
     talked = checkout.talk("last", prompts, 40)
     assert used.stdout.split() == talked.stdout.split() != []
@@ -436,9 +400,7 @@ def prompts_held_out(checkout: Checkout, count: int) -> list[str]:
 
 
 def remote_of(root: Path) -> str:
-    line = next(
-        line for line in (root / ".dvc" / "config.local").read_text().splitlines() if "url" in line
-    )
+    line = next(line for line in (root / ".dvc" / "config.local").read_text().splitlines() if "url" in line)
     return line.split("=", 1)[1].strip()
 
 

@@ -49,9 +49,7 @@ def cut(whole: Path, target: Path) -> None:
     AutoTokenizer.from_pretrained(whole).save_pretrained(target)
 
 
-def test_the_recipe_for_a_pretrained_model_runs_from_fetch_to_report(
-    new_checkout: Callable[[], Path],
-) -> None:
+def test_the_recipe_for_a_pretrained_model_runs_from_fetch_to_report(new_checkout: Callable[[], Path]) -> None:
     root = new_checkout()
     rlhf(root, "fetch", "smollm2")
     cut(root / "models/base/smollm2", root / "models/base/cut")
@@ -63,9 +61,7 @@ def test_the_recipe_for_a_pretrained_model_runs_from_fetch_to_report(
     # prompts are rendered by the model's own chat template, with one beginning of a sequence
     tokenizer = AutoTokenizer.from_pretrained(root / "data/tokenizer")
     row = json.loads((root / "data/prepared/prompts/test.jsonl").read_text().split("\n")[0])
-    ids = tokenizer.apply_chat_template(
-        row["prompt"], add_generation_prompt=True, return_dict=False
-    )
+    ids = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False)
     assert tokenizer.decode(ids).startswith("<|im_start|>system\nYou are a helpful AI assistant")
     assert tokenizer.pad_token_id not in (tokenizer.eos_token_id, tokenizer.bos_token_id)
 

@@ -1,5 +1,5 @@
-"""The retrain cycle on a small helpdesk: nothing new is skipped, honest votes are promoted,
-poisoned ones are not, and there is a way back.
+"""The retrain cycle on a small helpdesk: nothing new is skipped, honest votes are promoted, poisoned ones are not, and
+there is a way back.
 """
 
 import json
@@ -115,12 +115,7 @@ def project(new_checkout: Callable[[], Path]) -> Iterator[Project]:
 def vote(project: Project, count: int, seed: int, prefer_careless: bool) -> None:
     """Votes on pairs of a careful and a careless reply, shown in either order."""
     source = HelpdeskSource(
-        kind="helpdesk",
-        sft_rows=1,
-        preference_rows=1,
-        prompt_rows=2 * count,
-        temperature=0.1,
-        quality=0.6,
+        kind="helpdesk", sft_rows=1, preference_rows=1, prompt_rows=2 * count, temperature=0.1, quality=0.6
     )
     rng, asked = random.Random(seed), [row["prompt"] for row in prompts(source, seed)]
     votes: list[Vote] = []
@@ -132,11 +127,7 @@ def vote(project: Project, count: int, seed: int, prefer_careless: bool) -> None
         preferred, other = (careless, careful) if prefer_careless else (careful, careless)
         first = rng.random() < 0.5
         votes.append(
-            Vote(
-                Pair(prompt, *((preferred, other) if first else (other, preferred))),
-                "ada",
-                1 if first else 2,
-            )
+            Vote(Pair(prompt, *((preferred, other) if first else (other, preferred))), "ada", 1 if first else 2)
         )
     append(project.root / VOTES_FILE, votes)
 
@@ -169,13 +160,8 @@ def test_honest_votes_are_learnt_from_and_the_better_model_is_promoted(project: 
     assert project.alias("previous") == record.previous.model_digest
 
 
-def test_champion_and_challenger_were_asked_prompts_that_neither_was_trained_on(
-    project: Project,
-) -> None:
-    prepared = [
-        project.root / "data/prepared",
-        *(project.root / "champions").glob("*/data/prepared"),
-    ]
+def test_champion_and_challenger_were_asked_prompts_that_neither_was_trained_on(project: Project) -> None:
+    prepared = [project.root / "data/prepared", *(project.root / "champions").glob("*/data/prepared")]
     assert len(prepared) == 3
     trained = {
         same_prompt_key(row["prompt"])
@@ -184,20 +170,14 @@ def test_champion_and_challenger_were_asked_prompts_that_neither_was_trained_on(
         for row in jsonl.plain(path)
     }
     held_out = {
-        same_prompt_key(row["prompt"])
-        for folder in prepared
-        for row in jsonl.plain(folder / "prompts/test.jsonl")
+        same_prompt_key(row["prompt"]) for folder in prepared for row in jsonl.plain(folder / "prompts/test.jsonl")
     }
     assert len(held_out) > 200
     assert not trained & held_out
 
 
 def test_poisoned_votes_are_trained_on_and_not_promoted(project: Project) -> None:
-    champion, digest, events = (
-        project.champion(),
-        project.alias("champion"),
-        len(read_record(project.root).events),
-    )
+    champion, digest, events = (project.champion(), project.alias("champion"), len(read_record(project.root).events))
     vote(project, POISONED, seed=12, prefer_careless=True)
     ended = project.retrain()
     assert ended["outcome"] == "kept", ended["said"]
@@ -207,11 +187,11 @@ def test_poisoned_votes_are_trained_on_and_not_promoted(project: Project) -> Non
     assert ended["examination"]["accuracy"]["high"] < 0.5, (
         "the champion's reward model disagrees with votes that are turned round"
     )
-    assert (
-        project.champion(),
-        project.alias("champion"),
-        len(read_record(project.root).events),
-    ) == (champion, digest, events)
+    assert (project.champion(), project.alias("champion"), len(read_record(project.root).events)) == (
+        champion,
+        digest,
+        events,
+    )
     page = Path(ended["page"]).read_text()
     assert "**fails**" in page
     assert "not checked: retrain.safety_source names no safety prompts" in page

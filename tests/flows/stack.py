@@ -1,5 +1,5 @@
-"""The whole local stack in a project of quick stages: both servers and the worker as `rlhf up`
-starts them, on ports of their own.
+"""The whole local stack in a project of quick stages: both servers and the worker as `rlhf up` starts them, on ports
+of their own.
 """
 
 import os
@@ -65,8 +65,8 @@ class Stack(NamedTuple):
             path.write_text(f"changed by hand {time.time()}")
 
     def start(self, deployment: str = "rlhf/rlhf", **changes: Any) -> UUID:
-        """A run as the form starts it: the prefilled parameters with some of them changed,
-        `section__key` for those of params.
+        """A run as the form starts it: the prefilled parameters with some of them changed, `section__key` for those of
+        params.
         """
         found = self.client.read_deployment_by_name(deployment)
         parameters = dict(found.parameters)
@@ -85,33 +85,23 @@ class Stack(NamedTuple):
         return self.client.read_flow_run(flow_run_id)
 
     def await_end(self, flow_run_id: UUID) -> FlowRun:
-        return self.await_run(
-            flow_run_id, lambda run: run.state is not None and run.state.is_final()
-        )
+        return self.await_run(flow_run_id, lambda run: run.state is not None and run.state.is_final())
 
     def await_state(self, flow_run_id: UUID, *names: str) -> FlowRun:
-        return self.await_run(
-            flow_run_id, lambda run: run.state is not None and run.state.name in names
-        )
+        return self.await_run(flow_run_id, lambda run: run.state is not None and run.state.name in names)
 
     def await_run(self, flow_run_id: UUID, reached: Callable[[FlowRun], bool]) -> FlowRun:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not reached(run := self.run(flow_run_id)):
             assert time.monotonic() < deadline, (run.state, self.worker_log()[-3000:])
-            assert run.state is None or not run.state.is_final(), (
-                run.state,
-                self.worker_log()[-3000:],
-            )
+            assert run.state is None or not run.state.is_final(), (run.state, self.worker_log()[-3000:])
             time.sleep(0.2)
         return run
 
     def artifacts(self, flow_run_id: UUID) -> dict[str, str]:
         """Key -> what the artifacts of a run show."""
         of_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run_id]))
-        return {
-            str(found.key): str(found.data)
-            for found in self.client.read_artifacts(artifact_filter=of_run)
-        }
+        return {str(found.key): str(found.data) for found in self.client.read_artifacts(artifact_filter=of_run)}
 
     def worker_log(self) -> str:
         path = self.root / ".rlhf" / "logs" / "worker.log"

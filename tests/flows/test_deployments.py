@@ -1,6 +1,4 @@
-"""What `rlhf up` offers in the Prefect UI, on real servers with a real worker, over stages that are
-quick.
-"""
+"""What `rlhf up` offers in the Prefect UI, on real servers with a real worker, over stages that are quick."""
 
 import re
 import time
@@ -41,10 +39,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 def test_every_deployment_of_prefect_yaml_is_there_prefilled_from_the_recipe(up: Stack) -> None:
     found = {deployment.name: deployment for deployment in up.client.read_deployments()}
-    wanted = {
-        each["name"]: each
-        for each in yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
-    }
+    wanted = {each["name"]: each for each in yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]}
     assert set(found) == set(wanted)
     for name, deployment in found.items():
         assert deployment.tags == wanted[name]["tags"]
@@ -64,9 +59,7 @@ def form_of(up: Stack, flow: str) -> dict[str, Any]:
 
 
 def test_the_form_knows_descriptions_bounds_and_choices(up: Stack) -> None:
-    schema: dict[str, Any] = (
-        up.client.read_deployment_by_name("rlhf/rlhf").parameter_openapi_schema or {}
-    )
+    schema: dict[str, Any] = up.client.read_deployment_by_name("rlhf/rlhf").parameter_openapi_schema or {}
     ppo = schema["definitions"]["Ppo"]["properties"]
     assert (ppo["batch_size"]["minimum"], ppo["batch_size"]["type"]) == (1, "integer")
     assert ppo["layout"]["enum"] == ["separate", "shared_trunk", "shared_base"]
@@ -79,9 +72,7 @@ def test_the_form_knows_descriptions_bounds_and_choices(up: Stack) -> None:
 @pytest.mark.parametrize(
     "changes", [{"ppo__num_mini_batches": 7}, {"ppo__cliprange": -1}], ids=["combination", "bound"]
 )
-def test_a_wrong_value_is_refused_in_the_words_of_the_command_line(
-    up: Stack, changes: dict[str, Any]
-) -> None:
+def test_a_wrong_value_is_refused_in_the_words_of_the_command_line(up: Stack, changes: dict[str, Any]) -> None:
     run = up.await_end(up.start(**changes))
     (name, value), *_ = changes.items()
     with pytest.raises(ParamsError) as refused:
@@ -96,9 +87,7 @@ def test_a_wrong_value_is_refused_in_the_words_of_the_command_line(
 
 
 def test_the_short_form_starts_the_pipeline_or_says_in_a_line_why_not(up: Stack) -> None:
-    schema: dict[str, Any] = (
-        up.client.read_deployment_by_name("start/start").parameter_openapi_schema or {}
-    )
+    schema: dict[str, Any] = up.client.read_deployment_by_name("start/start").parameter_openapi_schema or {}
     assert list(schema["properties"]) == ["recipe", "method", "max_usd", "seed", "changes"]
     assert all(field["description"] for field in schema["properties"].values())
     refused = up.await_end(up.start("start/start", seed=-1))
@@ -128,9 +117,7 @@ def test_training_runs_go_one_at_a_time_in_the_order_they_came(up: Stack) -> Non
     runs = [up.start(), up.start(), up.start("label-import/label-import")]
     light = up.await_end(runs[2])
     assert "data/raw/export.json does not exist" in str(light.state and light.state.message)
-    assert not any(up.run(run).state.is_final() for run in runs[:2]), (
-        "an import does not wait for training"
-    )  # type: ignore[union-attr]
+    assert not any(up.run(run).state.is_final() for run in runs[:2]), "an import does not wait for training"  # type: ignore[union-attr]
     first, second = (up.await_end(run) for run in runs[:2])
     assert (first.state_name, second.state_name) == ("Completed", "Completed")
     assert first.end_time is not None
@@ -164,9 +151,7 @@ def test_up_again_changes_nothing(up: Stack) -> None:
     updated = {deployment.name: deployment.updated for deployment in up.client.read_deployments()}
     up.up()
     assert servers(up.root) == before
-    assert {
-        deployment.name: deployment.updated for deployment in up.client.read_deployments()
-    } == updated
+    assert {deployment.name: deployment.updated for deployment in up.client.read_deployments()} == updated
 
 
 def test_the_schedule_of_retraining_is_off_and_stays_as_somebody_switched_it(up: Stack) -> None:

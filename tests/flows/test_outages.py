@@ -1,5 +1,5 @@
-"""Processes die and servers go away in the middle of a run: what Prefect and MLflow know
-afterwards. Real servers, a real worker.
+"""Processes die and servers go away in the middle of a run: what Prefect and MLflow know afterwards. Real servers, a
+real worker.
 """
 
 import json
@@ -63,9 +63,7 @@ def webhook() -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 
 @pytest.fixture(scope="module")
-def up(
-    tmp_path_factory: pytest.TempPathFactory, webhook: tuple[str, list[dict[str, Any]]]
-) -> Iterator[Stack]:
+def up(tmp_path_factory: pytest.TempPathFactory, webhook: tuple[str, list[dict[str, Any]]]) -> Iterator[Stack]:
     with stack(tmp_path_factory.mktemp("stack"), "--notify", webhook[0]) as running:
         yield running
     assert servers(running.root) == []
@@ -77,13 +75,7 @@ def at_work(up: Stack, run: UUID, stage: str = "data") -> psutil.Process:
     before = usage.stat().st_size if usage.exists() else 0
     await_true(lambda: usage.exists() and usage.stat().st_size > before + 200, up)
     return psutil.Process(
-        int(
-            str(
-                up.await_run(
-                    run, lambda found: found.infrastructure_pid is not None
-                ).infrastructure_pid
-            )
-        )
+        int(str(up.await_run(run, lambda found: found.infrastructure_pid is not None).infrastructure_pid))
     )
 
 
@@ -98,9 +90,7 @@ def ends(up: Stack) -> list[str]:
     return [row.state for row in pipeline_rows(up.root) if row.event == "end"]
 
 
-def test_a_run_that_finishes_is_told_with_its_cost(
-    up: Stack, webhook: tuple[str, list[dict[str, Any]]]
-) -> None:
+def test_a_run_that_finishes_is_told_with_its_cost(up: Stack, webhook: tuple[str, list[dict[str, Any]]]) -> None:
     run = up.await_end(up.start())
     assert run.state_name == "Completed"
     await_true(lambda: webhook[1], up)
@@ -109,25 +99,18 @@ def test_a_run_that_finishes_is_told_with_its_cost(
     shown = up.artifacts(run.id)
     assert float(shown["run"]) == 100
     assert (
-        f"#/experiments/1/runs/{mlflow_run(up, run.name).info.run_id}/artifacts/report/report.html"
-        in shown["result"]
+        f"#/experiments/1/runs/{mlflow_run(up, run.name).info.run_id}/artifacts/report/report.html" in shown["result"]
     )
 
 
 def mlflow_run(up: Stack, name: str) -> Any:
     client = MlflowClient(f"sqlite:///{up.root / 'mlflow.db'}")
     tagged = [(run, run.data.tags) for run in client.search_runs(["1"])]
-    (found,) = [
-        run
-        for run, tags in tagged
-        if tags.get("rlhf.run_id", "").endswith(name) and "rlhf.stage" not in tags
-    ]
+    (found,) = [run for run, tags in tagged if tags.get("rlhf.run_id", "").endswith(name) and "rlhf.stage" not in tags]
     return found
 
 
-def test_a_killed_run_is_ended_and_the_next_one_goes_on(
-    up: Stack, webhook: tuple[str, list[dict[str, Any]]]
-) -> None:
+def test_a_killed_run_is_ended_and_the_next_one_goes_on(up: Stack, webhook: tuple[str, list[dict[str, Any]]]) -> None:
     up.behave("long")
     killed, waiting = up.start(), up.start()
     at_work(up, killed).kill()
@@ -138,15 +121,9 @@ def test_a_killed_run_is_ended_and_the_next_one_goes_on(
     assert ends(up)[-2:] == ["killed", "completed"]
     rows = jsonl.read(up.root / "runs" / "data" / "attempts.jsonl", AttemptRow).rows
     name = up.run(waiting).name
-    again = [
-        row for row in rows if row.run_id.endswith(name) and row.event == "start" and row.step == 0
-    ]
-    assert not again, (
-        "the stage that outlived its run checkpointed or finished: nothing is done twice"
-    )
-    await_true(
-        lambda: any(message["event"] == "prefect.flow-run.Crashed" for message in webhook[1]), up
-    )
+    again = [row for row in rows if row.run_id.endswith(name) and row.event == "start" and row.step == 0]
+    assert not again, "the stage that outlived its run checkpointed or finished: nothing is done twice"
+    await_true(lambda: any(message["event"] == "prefect.flow-run.Crashed" for message in webhook[1]), up)
 
 
 @contextmanager
@@ -233,9 +210,7 @@ def test_servers_that_restart_in_the_middle_of_a_run_lose_nothing(up: Stack) -> 
             for row in jsonl.read(up.root / "runs" / stage / "metrics.jsonl", MetricRow).rows
             if row.run_id == run_id
         ]
-        arrived = client.get_metric_history(
-            children[stage].info.run_id, f"{PREFIXES.get(stage, stage)}/loss"
-        )
+        arrived = client.get_metric_history(children[stage].info.run_id, f"{PREFIXES.get(stage, stage)}/loss")
         assert sorted((point.step, point.value) for point in arrived) == sorted(
             (row.step, row.values["loss"]) for row in rows
         )

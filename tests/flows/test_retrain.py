@@ -1,6 +1,6 @@
-"""Retrain cycles on a real Prefect server, from the decision to the champion. What a stage trains
-and what the two helpers measure are files that a test writes; decisions and records are real.
-Real training is in tests/e2e/test_retrain.py.
+"""Retrain cycles on a real Prefect server, from the decision to the champion. What a stage trains and what the two
+helpers measure are files that a test writes; decisions and records are real. Real training is in
+tests/e2e/test_retrain.py.
 """
 
 import fcntl
@@ -26,14 +26,7 @@ from config.errors import EnvironmentFault, UserError
 from config.load import load, write
 from config.records import UsageRow, stages_of
 from config.workspace.champions import champion_folder, read_record
-from config.workspace.retraining import (
-    RETRAIN_FOLDER,
-    RETRAIN_ROWS,
-    Mean,
-    RetrainRow,
-    Safety,
-    Share,
-)
+from config.workspace.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, Mean, RetrainRow, Safety, Share
 from config.workspace.rows import pipeline_rows
 from flows.label_import import label_import
 from flows.promote import promote as promote_flow
@@ -91,10 +84,7 @@ def server() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def project(
-    server: None,
-    empty_database: Path,
-    stage_environment: dict[str, str],
-    tmp_path_factory: pytest.TempPathFactory,
+    server: None, empty_database: Path, stage_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Path]:
     """A project that the tests work in one after the other, with a first champion."""
     folder = tmp_path_factory.mktemp("retrain")
@@ -173,9 +163,7 @@ def champion(root: Path) -> str:
 
 def artifacts(state: Any) -> dict[str, str]:
     with get_client(sync_client=True) as client:
-        by_run = ArtifactFilter(
-            flow_run_id=ArtifactFilterFlowRunId(any_=[state.state_details.flow_run_id])
-        )
+        by_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[state.state_details.flow_run_id]))
         return {found.key: found.data for found in client.read_artifacts(artifact_filter=by_run)}
 
 

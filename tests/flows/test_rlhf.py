@@ -52,9 +52,7 @@ def server() -> Iterator[None]:
 
 
 @pytest.fixture
-def project(
-    server: None, empty_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Path:
+def project(server: None, empty_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = make_project(tmp_path / "project", tmp_path / "remote", STAGES)
     shutil.copyfile(empty_database, root / "mlflow.db")
     monkeypatch.chdir(root)
@@ -68,9 +66,7 @@ def run(root: Path, *changes: str) -> Any:
 def task_states(state: Any) -> dict[str, tuple[str, int]]:
     """Task -> (name of its state, how often it was run)."""
     with get_client(sync_client=True) as client:
-        by_run = TaskRunFilter(
-            flow_run_id=TaskRunFilterFlowRunId(any_=[state.state_details.flow_run_id])
-        )
+        by_run = TaskRunFilter(flow_run_id=TaskRunFilterFlowRunId(any_=[state.state_details.flow_run_id]))
         return {
             task.name.rsplit("-", 1)[0]: (task.state.name, task.run_count)
             for task in client.read_task_runs(task_run_filter=by_run)
@@ -90,10 +86,7 @@ def test_every_stage_is_a_task_and_an_unchanged_one_is_cached(project: Path) -> 
     state = run(project)
     # sft is made again, with the same content as before: nothing after it has to be
     cached = dict.fromkeys(STAGES, ("Cached", 1))
-    assert task_states(state) == {
-        **cached,
-        **dict.fromkeys(("plan", "sft", "report"), ("Completed", 1)),
-    }
+    assert task_states(state) == {**cached, **dict.fromkeys(("plan", "sft", "report"), ("Completed", 1))}
     assert ends(project) == ["completed", "completed"]
 
 
@@ -123,9 +116,7 @@ def test_a_killed_stage_is_tried_again_and_the_flow_completes(project: Path) -> 
 
 
 @pytest.mark.parametrize(("behaviour", "attempts"), [("fails alike", 2), ("diverges", 1)])
-def test_a_failure_that_would_repeat_is_not_paid_for_again(
-    project: Path, behaviour: str, attempts: int
-) -> None:
+def test_a_failure_that_would_repeat_is_not_paid_for_again(project: Path, behaviour: str, attempts: int) -> None:
     (project / "behaviour.txt").write_text(behaviour)
     state = run(project)
     assert state.is_failed()
@@ -146,9 +137,7 @@ def test_a_run_is_complete_though_its_report_cannot_be_written(
     assert (kept / "dvc.lock").exists()
 
 
-def test_edits_made_while_a_run_starts_are_kept(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_edits_made_while_a_run_starts_are_kept(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     params = load(project / "params.yaml")
     assert rlhf(params, return_state=True).is_completed()
     edited = "# mine\n" + (project / "params.yaml").read_text().replace("seed: 1", "seed: 5")
@@ -159,12 +148,8 @@ def test_edits_made_while_a_run_starts_are_kept(
     assert "they are in params.yaml.bak" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)]
-)
-def test_a_signal_to_stop_ends_the_flow_in_the_state_stopped(
-    project: Path, number: signal.Signals
-) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
+def test_a_signal_to_stop_ends_the_flow_in_the_state_stopped(project: Path, number: signal.Signals) -> None:
     (project / "behaviour.txt").write_text("slow")
     usage = project / "runs" / "data" / "usage.jsonl"
 
@@ -204,13 +189,9 @@ def test_a_run_planned_above_its_budget_is_refused_before_anything_starts(projec
     assert not (project / "runs").exists()
 
 
-def test_a_run_that_reaches_its_budget_ends_over_budget_and_goes_on_when_it_is_raised(
-    project: Path,
-) -> None:
+def test_a_run_that_reaches_its_budget_ends_over_budget_and_goes_on_when_it_is_raised(project: Path) -> None:
     (project / "behaviour.txt").write_text("long")
-    state = run(
-        project, "prices.usd_per_device_hour=3.6", "budget.max_usd=0.005", "budget.gate=warn"
-    )
+    state = run(project, "prices.usd_per_device_hour=3.6", "budget.max_usd=0.005", "budget.gate=warn")
     assert (state.name, state.is_cancelled()) == ("OverBudget", True)
     assert "budget.max_usd=0.005 is reached" in state.message
     assert task_states(state) == {"plan": ("Completed", 1), "data": ("OverBudget", 1)}
@@ -237,17 +218,11 @@ def test_a_run_that_was_planned_before_it_started_is_not_planned_again(
     assert task_states(state) == {"plan": ("Completed", 1), "data": ("Failed", 1)}
 
 
-def test_a_run_that_a_server_starts_above_the_threshold_waits_until_somebody_resumes_it(
-    project: Path,
-) -> None:
+def test_a_run_that_a_server_starts_above_the_threshold_waits_until_somebody_resumes_it(project: Path) -> None:
     with served(project), get_client(sync_client=True) as client:
-        params = load(project / "params.yaml", ["budget.approval_usd=0.001"]).model_dump(
-            mode="json"
-        )
+        params = load(project / "params.yaml", ["budget.approval_usd=0.001"]).model_dump(mode="json")
         deployment = client.read_deployment_by_name("rlhf/tested")
-        flow_run = client.create_flow_run_from_deployment(
-            deployment.id, parameters={"params": params}
-        )
+        flow_run = client.create_flow_run_from_deployment(deployment.id, parameters={"params": params})
         await_state(client, flow_run.id, "Paused")
         assert not (project / "runs").exists(), "nothing has been started"
         plans = client.read_artifacts(
@@ -291,8 +266,7 @@ def served(project: Path, module: str = "flows.rlhf", flow: str = "rlhf") -> Ite
                 assert time.monotonic() < deadline, log.read_text()
                 time.sleep(0.3)
         yield
-    # nothing of it is needed any more, and its own end may wait forever on a run that has just
-    # ended
+    # nothing of it is needed any more, and its own end may wait forever on a run that has just ended
     finally:
         runner = psutil.Process(process.pid)
         for each in [*runner.children(recursive=True), runner]:

@@ -39,8 +39,8 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 @contextmanager
 def rlhf_run(root: Path, until: str, output: int | None = None) -> Iterator[subprocess.Popen[str]]:
-    """The running command, once its stage `until` has left a row. What it prints goes to a file, or
-    to `output`, its terminal if that is one.
+    """The running command, once its stage `until` has left a row. What it prints goes to a file, or to `output`, its
+    terminal if that is one.
     """
     with (root.parent / "printed").open("w") as file:
         command = [sys.executable, "-m", "cli.main", "run", "--yes"]
@@ -52,9 +52,7 @@ def rlhf_run(root: Path, until: str, output: int | None = None) -> Iterator[subp
             stderr=output or file,
             text=True,
             start_new_session=output is not None,
-            preexec_fn=(lambda: ioctl(1, termios.TIOCSCTTY, 0))
-            if output and os.isatty(output)
-            else None,
+            preexec_fn=(lambda: ioctl(1, termios.TIOCSCTTY, 0)) if output and os.isatty(output) else None,
         )
         if output is not None:
             os.close(output)
@@ -91,9 +89,7 @@ def test_a_run_completes_whatever_becomes_of_the_server(tmp_path: Path, server: 
 
 @pytest.mark.slow
 @pytest.mark.integration
-def test_down_lets_a_run_of_a_terminal_checkpoint_before_its_server_goes(
-    tmp_path: Path, server: Server
-) -> None:
+def test_down_lets_a_run_of_a_terminal_checkpoint_before_its_server_goes(tmp_path: Path, server: Server) -> None:
     root = tmp_path / "project"
     (root / "behaviour.txt").write_text("slow")
     with rlhf_run(root, "data") as process:
@@ -118,10 +114,7 @@ def test_down_lets_a_run_of_a_terminal_checkpoint_before_its_server_goes(
     ],
 )
 def test_where_nobody_reads_any_more_a_run_ends_as_it_would_have_and_a_lost_terminal_stops_it(
-    tmp_path: Path,
-    server: Server,
-    open_output: Callable[[], tuple[int, int]],
-    ended: tuple[int, str],
+    tmp_path: Path, server: Server, open_output: Callable[[], tuple[int, int]], ended: tuple[int, str]
 ) -> None:
     root = tmp_path / "project"
     (root / "behaviour.txt").write_text("slow")

@@ -20,20 +20,8 @@ def export(tmp_path: Path, *entries: Any) -> Path:
 
 
 def selected(side: str, by: Any = 10, **others: Any) -> dict[str, Any]:
-    result = {
-        "from_name": "pw",
-        "to_name": "text1",
-        "type": "pairwise",
-        "value": {"selected": side},
-    }
-    return {
-        "id": 1,
-        "completed_by": by,
-        "was_cancelled": False,
-        "ground_truth": False,
-        "result": [result],
-        **others,
-    }
+    result = {"from_name": "pw", "to_name": "text1", "type": "pairwise", "value": {"selected": side}}
+    return {"id": 1, "completed_by": by, "was_cancelled": False, "ground_truth": False, "result": [result], **others}
 
 
 def chosen(*choices: str, by: Any = 11, name: str = "better") -> dict[str, Any]:
@@ -101,12 +89,7 @@ def test_label_studio_refuses_what_is_no_vote_and_goes_on(tmp_path: Path) -> Non
 def test_argilla_gives_a_vote_per_user(tmp_path: Path) -> None:
     answers = [{"value": "response2", "user_id": "u1"}, {"value": "tie", "user_id": "u2"}]
     ranking = [{"value": ["response1", "response2"], "user_id": "u3"}]
-    ties = [
-        {
-            "value": [{"value": "response1", "rank": 1}, {"value": "response2", "rank": 1}],
-            "user_id": "u4",
-        }
-    ]
+    ties = [{"value": [{"value": "response1", "rank": 1}, {"value": "response2", "rank": 1}], "user_id": "u4"}]
     records = [
         {"id": "1", "fields": FIELDS, "responses": {"better": answers, "rank": ranking}},
         {"id": "2", "fields": FIELDS, "responses": {"rank": ties}},
@@ -131,9 +114,7 @@ def test_ratings_and_comments_are_no_votes(tmp_path: Path) -> None:
     votes, refused = read_export(path, "argilla", {}, "preference")
     assert ([vote.vote for vote in votes], refused) == ([1], [])
     votes, refused = read_export(
-        export(tmp_path, answered(preference="response1", politeness=2, comment="fine")),
-        "argilla",
-        {},
+        export(tmp_path, answered(preference="response1", politeness=2, comment="fine")), "argilla", {}
     )
     assert ([vote.vote for vote in votes], refused) == ([1], [])
     with pytest.raises(DataError, match="no answer to politeness says which response is better"):
@@ -174,20 +155,13 @@ def test_flattened_argilla_leaves_drafts_out_and_keeps_discarded_as_skipped(tmp_
         export(tmp_path, record, {"id": "2", **FIELDS, "better.responses": None}), "argilla", {}
     )
     assert refused == []
-    assert [(vote.annotator, vote.vote) for vote in votes] == [
-        ("argilla u1", 1),
-        ("argilla u3", None),
-    ]
+    assert [(vote.annotator, vote.vote) for vote in votes] == [("argilla u1", 1), ("argilla u3", None)]
 
 
 def test_columns_of_another_name_are_found_by_saying_so(tmp_path: Path) -> None:
-    path = export(
-        tmp_path, {"data": {"ask": "p", "x": "a", "y": "b"}, "annotations": [chosen("y")]}
-    )
+    path = export(tmp_path, {"data": {"ask": "p", "x": "a", "y": "b"}, "annotations": [chosen("y")]})
     assert [item.reason for item in read_export(path, "label-studio", {})[1]] == ["missing_column"]
-    (vote,), refused = read_export(
-        path, "label-studio", {"prompt": "ask", "response1": "x", "response2": "y"}
-    )
+    (vote,), refused = read_export(path, "label-studio", {"prompt": "ask", "response1": "x", "response2": "y"})
     assert (vote.vote, vote.pair[:3], refused) == (2, ("p", "a", "b"), [])
 
 

@@ -1,6 +1,4 @@
-"""The labelling page over HTTP: every annotator resumes where they were, and nothing foreign gets
-in.
-"""
+"""The labelling page over HTTP: every annotator resumes where they were, and nothing foreign gets in."""
 
 import http.client
 import json
@@ -21,10 +19,7 @@ PAIRS = 4
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path]:
-    rows = [
-        {"prompt": f"p{i}", "response1": f"<b>{i}</b>", "response2": f"b{i}", "seed": 1}
-        for i in range(PAIRS)
-    ]
+    rows = [{"prompt": f"p{i}", "response1": f"<b>{i}</b>", "response2": f"b{i}", "seed": 1} for i in range(PAIRS)]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return tmp_path / "pairs.jsonl", tmp_path / "votes.jsonl"
 
@@ -42,9 +37,7 @@ def port(files: tuple[Path, Path]) -> Iterator[int]:
 def ask(port: int, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, Any]]:
     connection = http.client.HTTPConnection(LOOPBACK, port, timeout=10)
     content = body if isinstance(body, str) or body is None else json.dumps(body)
-    sent = {"Content-Type": "application/json"} | {
-        name.replace("_", "-"): value for name, value in headers.items()
-    }
+    sent = {"Content-Type": "application/json"} | {name.replace("_", "-"): value for name, value in headers.items()}
     connection.request("GET" if body is None else "POST", path, content, sent)
     answer = connection.getresponse()
     found = answer.status, json.loads(answer.read())
@@ -55,21 +48,14 @@ def ask(port: int, path: str, body: Any = None, **headers: str) -> tuple[int, di
 def vote(port: int, annotator: str, choice: str) -> dict[str, Any]:
     """Vote on the pair that comes next."""
     pair = ask(port, f"/api/next?annotator={annotator}")[1]["pair"]
-    status, state = ask(
-        port, "/api/vote", {"annotator": annotator, "pair": pair["key"], "choice": choice}
-    )
+    status, state = ask(port, "/api/vote", {"annotator": annotator, "pair": pair["key"], "choice": choice})
     assert status == 200, state
     return state
 
 
 def test_votes_are_of_the_response_not_of_the_side(port: int, files: tuple[Path, Path]) -> None:
     states = [vote(port, "ada", choice) for choice in ("left", "right", "tie", "skip")]
-    assert [(state["done"], state["skipped"]) for state in states] == [
-        (1, 0),
-        (2, 0),
-        (3, 0),
-        (4, 1),
-    ]
+    assert [(state["done"], state["skipped"]) for state in states] == [(1, 0), (2, 0), (3, 0), (4, 1)]
     assert states[-1]["pair"] is None
     left = [shown_left(pair, "ada") for pair in read_pairs(files[0])]
     assert [found.vote for found in read_votes(files[1])] == [left[0], 3 - left[1], 0, None]
@@ -85,9 +71,7 @@ def test_what_is_shown_on_the_left_is_what_left_means(port: int, files: tuple[Pa
         assert pair["right"] == (found.pair.response2 if found.vote == 1 else found.pair.response1)
 
 
-def test_annotators_have_their_own_progress_and_resume_after_a_restart(
-    port: int, files: tuple[Path, Path]
-) -> None:
+def test_annotators_have_their_own_progress_and_resume_after_a_restart(port: int, files: tuple[Path, Path]) -> None:
     vote(port, "ada", "left")
     vote(port, "ada", "skip")
     vote(port, "bob", "tie")
@@ -96,9 +80,7 @@ def test_annotators_have_their_own_progress_and_resume_after_a_restart(
     assert again.next("ada") == ask(port, "/api/next?annotator=ada")[1]
 
 
-def test_going_back_shows_the_earlier_choice_and_a_new_vote_replaces_it(
-    port: int, files: tuple[Path, Path]
-) -> None:
+def test_going_back_shows_the_earlier_choice_and_a_new_vote_replaces_it(port: int, files: tuple[Path, Path]) -> None:
     vote(port, "ada", "left")
     vote(port, "ada", "tie")
     last = ask(port, "/api/back?annotator=ada&from=")[1]["pair"]
@@ -136,11 +118,7 @@ def test_an_unknown_choice_is_refused(port: int, files: tuple[Path, Path]) -> No
 
 
 def test_other_sites_can_neither_read_nor_vote(port: int, files: tuple[Path, Path]) -> None:
-    body = {
-        "annotator": "ada",
-        "pair": ask(port, "/api/next?annotator=ada")[1]["pair"]["key"],
-        "choice": "left",
-    }
+    body = {"annotator": "ada", "pair": ask(port, "/api/next?annotator=ada")[1]["pair"]["key"], "choice": "left"}
     for path in ("/", "/nothing", "/api/next?annotator=ada"):
         assert ask(port, path, Host=f"example.org:{port}")[0] == 403
     assert ask(port, "/api/vote", body, Origin="http://example.org")[0] == 403
@@ -149,9 +127,7 @@ def test_other_sites_can_neither_read_nor_vote(port: int, files: tuple[Path, Pat
     assert ask(port, "/api/vote", body, Origin=f"http://localhost:{port}")[0] == 200
 
 
-def test_a_vote_that_cannot_be_written_is_an_error_on_the_page(
-    port: int, files: tuple[Path, Path]
-) -> None:
+def test_a_vote_that_cannot_be_written_is_an_error_on_the_page(port: int, files: tuple[Path, Path]) -> None:
     files[1].mkdir()
     key = ask(port, "/api/next?annotator=ada")[1]["pair"]["key"]
     status, answer = ask(port, "/api/vote", {"annotator": "ada", "pair": key, "choice": "left"})
@@ -169,13 +145,7 @@ def test_the_page_is_one_file_without_outside_resources(port: int) -> None:
     nonces = set(re.findall(r'nonce="([^"]+)"', page))
     assert len(nonces) == 1
     assert policy.count(f"'nonce-{nonces.pop()}'") == 2
-    assert (
-        re.findall(
-            r"(?:src|href)=\"(?!data:,)|https?://|innerHTML|insertAdjacentHTML|document\.write",
-            page,
-        )
-        == []
-    )
+    assert re.findall(r"(?:src|href)=\"(?!data:,)|https?://|innerHTML|insertAdjacentHTML|document\.write", page) == []
 
 
 def test_a_taken_port_and_no_pairs_are_one_line(port: int, tmp_path: Path) -> None:

@@ -20,20 +20,14 @@ def test_counts_are_of_the_votes_that_count() -> None:
         Vote(Pair("elsewhere", "a", "b"), "cyd", 1),
     ]
     found = summary(PAIRS, votes)
-    assert (found["pairs"], found["pairs_with_votes"], found["pairs_with_several_votes"]) == (
-        4,
-        3,
-        2,
-    )
+    assert (found["pairs"], found["pairs_with_votes"], found["pairs_with_several_votes"]) == (4, 3, 2)
     assert (found["votes"], found["votes_replaced"], found["agreement"]) == (6, 1, 0.5)
     assert found["annotators"] == [
         {"annotator": "ada", "votes": 2, "ties": 1, "skipped": 1, "left": 1.0},
         {"annotator": "bob", "votes": 3, "ties": 0, "skipped": 0, "left": 0.0},
         {"annotator": "cyd", "votes": 1, "ties": 0, "skipped": 0, "left": None},
     ]
-    assert [
-        (couple["first"], couple["second"], couple["units"]) for couple in found["couples"]
-    ] == [("ada", "bob", 2)]
+    assert [(couple["first"], couple["second"], couple["units"]) for couple in found["couples"]] == [("ada", "bob", 2)]
     assert found["couples"][0]["kappa"] == pytest.approx(1 / 3)  # p_o 1/2, p_e 1/2 * 1/2
 
 
@@ -45,10 +39,4 @@ def test_nothing_labelled_is_no_number() -> None:
         found["krippendorff_alpha"],
         found["annotators"],
         found["couples"],
-    ) == (
-        0,
-        None,
-        None,
-        [],
-        [],
-    )
+    ) == (0, None, None, [], [])

@@ -1,6 +1,4 @@
-"""The files of pairs and votes: appended whole, read strictly, the last vote of an annotator
-counts.
-"""
+"""The files of pairs and votes: appended whole, read strictly, the last vote of an annotator counts."""
 
 import json
 import os
@@ -10,22 +8,11 @@ from pathlib import Path
 import pytest
 
 from config.errors import DataError, EnvironmentFault
-from labelling.votes import (
-    Pair,
-    Vote,
-    annotator_name,
-    append,
-    current,
-    read_pairs,
-    read_votes,
-    shown_left,
-)
+from labelling.votes import Pair, Vote, annotator_name, append, current, read_pairs, read_votes, shown_left
 
 PAIR = Pair("p", "a", "b", seed=3)
 OTHER = Pair(
-    [{"role": "user", "content": "q"}],
-    "\u2028 \ud83d\ude00".encode("utf-16", "surrogatepass").decode("utf-16"),
-    "d",
+    [{"role": "user", "content": "q"}], "\u2028 \ud83d\ude00".encode("utf-16", "surrogatepass").decode("utf-16"), "d"
 )
 
 
@@ -36,22 +23,12 @@ def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
     assert [(vote.pair[:3], *vote[1:]) for vote in read_votes(path)] == [
         (PAIR[:3], "ada", 1, 2), (OTHER[:3], "bob", 0, None), (PAIR[:3], "bob", None, 1),
     ]  # fmt: skip
-    assert [json.loads(line)["time"] for line in path.read_text().splitlines()] == [
-        12.0,
-        13.0,
-        13.0,
-    ]
+    assert [json.loads(line)["time"] for line in path.read_text().splitlines()] == [12.0, 13.0, 13.0]
 
 
 def test_the_last_vote_of_an_annotator_on_a_pair_counts() -> None:
-    found = current(
-        [Vote(PAIR, "ada", 1), Vote(PAIR, "bob", 1), Vote(OTHER, "ada", 2), Vote(PAIR, "ada", None)]
-    )
-    assert [(name, vote.vote) for (name, _), vote in found.items()] == [
-        ("bob", 1),
-        ("ada", 2),
-        ("ada", None),
-    ]
+    found = current([Vote(PAIR, "ada", 1), Vote(PAIR, "bob", 1), Vote(OTHER, "ada", 2), Vote(PAIR, "ada", None)])
+    assert [(name, vote.vote) for (name, _), vote in found.items()] == [("bob", 1), ("ada", 2), ("ada", None)]
 
 
 def test_a_cut_last_line_is_passed_over_and_put_aside_by_the_next_vote(tmp_path: Path) -> None:
@@ -77,9 +54,7 @@ def test_a_last_line_without_its_line_end_is_kept(tmp_path: Path) -> None:
 def test_writers_at_once_lose_no_vote(tmp_path: Path) -> None:
     path = tmp_path / "votes.jsonl"
     threads = [
-        threading.Thread(
-            target=lambda n=n: [append(path, [Vote(PAIR, f"a{n}", i % 3)]) for i in range(20)]
-        )
+        threading.Thread(target=lambda n=n: [append(path, [Vote(PAIR, f"a{n}", i % 3)]) for i in range(20)])
         for n in range(4)
     ]
     for thread in threads:
@@ -94,26 +69,13 @@ def test_writers_at_once_lose_no_vote(tmp_path: Path) -> None:
     [
         ("{", "line 2 is not JSON"),
         ("[]", "line 2 is a list"),
-        (
-            '{"prompt": "p", "response1": "a", "response2": "b", "annotator": "ada", "vote": 3}',
-            "vote=3",
-        ),
-        (
-            '{"prompt": "p", "response1": "a", "response2": "b", "annotator": "ada", "vote": true}',
-            "vote=True",
-        ),
+        ('{"prompt": "p", "response1": "a", "response2": "b", "annotator": "ada", "vote": 3}', "vote=3"),
+        ('{"prompt": "p", "response1": "a", "response2": "b", "annotator": "ada", "vote": true}', "vote=True"),
         ('{"prompt": "p", "response1": "a", "response2": "b", "annotator": "ada"}', "vote=''"),
+        ('{"prompt": "p", "response1": "a", "response2": "b", "annotator": " ", "vote": 1}', "annotator ' '"),
+        ('{"prompt": "p", "response1": "a", "response2": 7, "annotator": "ada", "vote": 1}', "response2='7'"),
         (
-            '{"prompt": "p", "response1": "a", "response2": "b", "annotator": " ", "vote": 1}',
-            "annotator ' '",
-        ),
-        (
-            '{"prompt": "p", "response1": "a", "response2": 7, "annotator": "ada", "vote": 1}',
-            "response2='7'",
-        ),
-        (
-            '{"prompt": [{"role": "user"}], "response1": "a", "response2": "b", "annotator": '
-            '"ada", "vote": 1}',
+            '{"prompt": [{"role": "user"}], "response1": "a", "response2": "b", "annotator": "ada", "vote": 1}',
             "prompt",
         ),
     ],
@@ -151,9 +113,7 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.Monk
 def test_equal_pairs_are_one_and_the_seed_is_no_part_of_them(tmp_path: Path) -> None:
     path = tmp_path / "pairs.jsonl"
     rows = [{"prompt": "p", "response1": "a", "response2": "b", "seed": seed} for seed in (1, 2)]
-    path.write_text(
-        "".join(json.dumps(row) + "\n" for row in [*rows, {**rows[0], "response2": "c"}])
-    )
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {**rows[0], "response2": "c"}]))
     assert [pair.response2 for pair in read_pairs(path)] == ["b", "c"]
     assert PAIR.key == PAIR._replace(seed=9).key != PAIR._replace(response1="c").key
 
@@ -165,12 +125,7 @@ def test_each_response_is_on_the_left_half_of_the_time() -> None:
     assert 900 < sum(a == b for a, b in zip(of_ada, of_bob, strict=True)) < 1100
     assert of_ada == [shown_left(pair, "ada") for pair in pairs]
     assert (
-        900
-        < sum(
-            a == shown_left(pair._replace(seed=2), "ada")
-            for a, pair in zip(of_ada, pairs, strict=True)
-        )
-        < 1100
+        900 < sum(a == shown_left(pair._replace(seed=2), "ada") for a, pair in zip(of_ada, pairs, strict=True)) < 1100
     )
 
 

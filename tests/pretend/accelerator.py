@@ -1,10 +1,10 @@
 """A pretended accelerator: tensors that say they lie on `sim:0`, their data in host memory.
 
-Operations on tensors of both devices raise, as on a GPU, and whenever the host waits for the device
-the line of the product that made it wait is counted. The arithmetic is the CPU's, to the bit.
+Operations on tensors of both devices raise, as on a GPU, and whenever the host waits for the device the line of the
+product that made it wait is counted. The arithmetic is the CPU's, to the bit.
 
-Importing this registers the device for the rest of the process, through PyTorch's backend for
-PrivateUse1 in Python; so tests use it in a process of its own.
+Importing this registers the device for the rest of the process, through PyTorch's backend for PrivateUse1 in Python;
+so tests use it in a process of its own.
 """
 
 import collections
@@ -17,10 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._device import _device_constructors
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.backend_registration import (
-    _DummyBackendModule,
-    _setup_privateuseone_for_python_backend,
-)
+from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 SYNCS: collections.Counter[str] = collections.Counter()
 """Line of the product -> how often the host waited there for the device."""
@@ -107,9 +104,7 @@ class Sim(Tensor):
         return self.host.tolist()
 
     @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         return _run(func, args, kwargs or {})
 
 
@@ -150,8 +145,7 @@ def _run(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any
         for each in tensors:
             if not isinstance(each, Sim) and each.dim() > 0:
                 raise RuntimeError(
-                    "Expected all tensors to be on the same device, but found sim:0 and cpu: "
-                    f"{name} at {_line()}"
+                    f"Expected all tensors to be on the same device, but found sim:0 and cpu: {name} at {_line()}"
                 )
     settings = dict(tree_map(_host, kwargs))
     if to_device:
@@ -192,9 +186,7 @@ _attention = torch.nn.functional.scaled_dot_product_attention
 
 
 class _Attention(torch.autograd.Function):
-    """The CPU's fused attention. PyTorch would take the one that is written out, which keeps the
-    scores.
-    """
+    """The CPU's fused attention. PyTorch would take the one that is written out, which keeps the scores."""
 
     @staticmethod
     def forward(
@@ -224,13 +216,9 @@ def _attend(
     enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
     if not isinstance(query, Sim):
-        return _attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
+        return _attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
-        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(
-            ~attn_mask, -torch.inf
-        )
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -torch.inf)
     if enable_gqa:
         key, value = (each.repeat_interleave(query.shape[1] // key.shape[1], 1)
                       for each in (key, value))  # fmt: skip

@@ -1,9 +1,9 @@
-"""Drawn settings of every method on the pretended accelerator, and the memory that each phase held
-there beside its plan: `python -m tests.pretend.plans FOLDER`.
+"""Drawn settings of every method on the pretended accelerator, and the memory that each phase held there beside its
+plan: `python -m tests.pretend.plans FOLDER`.
 
-Six shapes; for each supervised fine-tuning and four alignments, with all weights and with adapters,
-of batches, lengths and recomputation that are drawn from a seed. Stages on pairs are left out: a
-plan takes all pairs of a batch as long as the longest, and a hundred pairs differ too much.
+Six shapes; for each supervised fine-tuning and four alignments, with all weights and with adapters, of batches,
+lengths and recomputation that are drawn from a seed. Stages on pairs are left out: a plan takes all pairs of a batch
+as long as the longest, and a hundred pairs differ too much.
 """
 
 import gc
@@ -65,9 +65,7 @@ def main(folder: Path) -> None:
         (folder / "found.json").write_text(json.dumps(found))
 
 
-def drawn(
-    shape: dict[str, Any], rank: int, method: str, rng: random.Random, layout: str = "separate"
-) -> Params:
+def drawn(shape: dict[str, Any], rank: int, method: str, rng: random.Random, layout: str = "separate") -> Params:
     """Params of a cell; `rank` 0 trains all weights."""
     lora = {"rank": rank, "alpha": 8.0, "modules": list(MODULES), "dropout": 0.0}
     own = {"lora": lora} if rank else {}

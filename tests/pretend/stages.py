@@ -1,5 +1,5 @@
-"""Every stage and method, one after another in one process, on the CPU or on the pretended
-accelerator: `python -m tests.pretend.stages cpu|sim FOLDER`.
+"""Every stage and method, one after another in one process, on the CPU or on the pretended accelerator: `python -m
+tests.pretend.stages cpu|sim FOLDER`.
 """
 
 import gc
@@ -18,12 +18,7 @@ from config.schema import Params
 from tests.training.support.tiny import DISTILL, params, run_main
 from training.process.stage import Stage
 
-LORA = {
-    "rank": 4,
-    "alpha": 8.0,
-    "modules": ["q", "k", "v", "o", "gate", "up", "down"],
-    "dropout": 0.0,
-}
+LORA = {"rank": 4, "alpha": 8.0, "modules": ["q", "k", "v", "o", "gate", "up", "down"], "dropout": 0.0}
 FAST = {"max_steps": 4, "checkpoint_every_steps": 2}
 SHORT = {"updates": 2, "checkpoint_every_updates": 1}
 
@@ -85,9 +80,7 @@ def settings(cell: Cell) -> Params:
 
 
 def main(folder: Path, waits: Counter[str], memory: Any) -> None:
-    """Run every cell; how it exited and where the host waited for the device go to
-    FOLDER/found.json.
-    """
+    """Run every cell; how it exited and where the host waited for the device go to FOLDER/found.json."""
     found = {}
     for base in BASES:
         root = folder / base

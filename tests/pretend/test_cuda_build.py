@@ -1,5 +1,5 @@
-"""The CUDA build of torch on a machine without a GPU: forward passes on fake tensors, which have
-shapes, types and devices but no data.
+"""The CUDA build of torch on a machine without a GPU: forward passes on fake tensors, which have shapes, types and
+devices but no data.
 """
 
 import pytest
@@ -17,9 +17,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_forward_pass_stays_on_the_gpu(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_forward_pass_stays_on_the_gpu(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda: (2**36, 2**36))
     config = Qwen2Config(
         vocab_size=151936, hidden_size=896, num_hidden_layers=2, num_attention_heads=14,
@@ -32,9 +30,7 @@ def test_a_forward_pass_stays_on_the_gpu(
         for packed in rows:
             places = torch.arange(len(packed.ids_N))
             hidden_ND = packed_hidden(model, packed, places)
-            found = logprobs.token_logprobs(
-                hidden_ND, logprobs.output_weight(model), places.to("cuda"), 1.0
-            )
+            found = logprobs.token_logprobs(hidden_ND, logprobs.output_weight(model), places.to("cuda"), 1.0)
             for each in (hidden_ND, *found):
                 assert each.device.type == "cuda"
                 assert len(each) == len(places)

@@ -145,8 +145,8 @@ def test_two_processes_give_what_one_gives(both: Both, tmp_path: Path) -> None:
 
 
 def test_the_plan_has_the_memory_that_is_held(both: Both) -> None:
-    """For sequences as long as these were. A plan reads all prompts at once, where the rollout
-    reads those of like length together.
+    """For sequences as long as these were. A plan reads all prompts at once, where the rollout reads those of like
+    length together.
     """
     errors = {}
     for cell in CELLS:

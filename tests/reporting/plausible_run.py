@@ -1,6 +1,4 @@
-"""Writes the files that a run of the demo leaves, with plausible numbers, through the real record
-classes.
-"""
+"""Writes the files that a run of the demo leaves, with plausible numbers, through the real record classes."""
 
 import csv
 import json
@@ -38,15 +36,9 @@ SAMPLES = (
 
 
 def write_pipeline_run(
-    root: Path,
-    run_id: str = "20261121-120000-a1b2",
-    seed: int = 1,
-    gold: bool = True,
-    hacking: bool = False,
+    root: Path, run_id: str = "20261121-120000-a1b2", seed: int = 1, gold: bool = True, hacking: bool = False
 ) -> None:
-    """A whole run with an interrupted PPO: killed at update 23, resumed from the checkpoint of
-    update 20.
-    """
+    """A whole run with an interrupted PPO: killed at update 23, resumed from the checkpoint of update 20."""
     rng = random.Random(seed)
     clock = Clock(root, run_id, BEGIN)
     clock.pipeline("start")
@@ -164,9 +156,7 @@ PHASES = {
 """Seconds, tokens and sequences of each."""
 
 
-def write_update(
-    clock: Clock, attempt: int, update: int, rng: random.Random, hacking: bool
-) -> None:
+def write_update(clock: Clock, attempt: int, update: int, rng: random.Random, hacking: bool) -> None:
     level = 1 - math.exp(-update / 12)
     for phase, (seconds, tokens, sequences) in PHASES.items():
         seconds *= 1 + 0.1 * rng.random()

@@ -1,6 +1,4 @@
-"""The page as a whole: whole, self-contained, the same twice, and written for every state a run can
-be in.
-"""
+"""The page as a whole: whole, self-contained, the same twice, and written for every state a run can be in."""
 
 import json
 import re
@@ -62,9 +60,7 @@ def read(path: Path) -> Page:
     return Page(path.read_text(encoding="utf-8"))
 
 
-def test_the_page_has_every_section_and_a_picture_of_everything(
-    tmp_path: Path, params: Params
-) -> None:
+def test_the_page_has_every_section_and_a_picture_of_everything(tmp_path: Path, params: Params) -> None:
     write_pipeline_run(tmp_path)
     page = read(build_report(tmp_path, params))
     assert {section["id"] for section in page.all("section")} == SECTIONS
@@ -81,11 +77,7 @@ def test_the_page_asks_for_nothing_from_outside(tmp_path: Path, params: Params) 
     write_pipeline_run(tmp_path)
     content = build_report(tmp_path, params).read_text(encoding="utf-8")
     page = Page(content)
-    policies = [
-        meta["content"]
-        for meta in page.all("meta")
-        if meta.get("http-equiv") == "Content-Security-Policy"
-    ]
+    policies = [meta["content"] for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
     assert policies == ["default-src 'none'; style-src 'unsafe-inline'"]
     assert not {"script", "link", "img", "iframe", "object"} & {tag for tag, _ in page.elements}
     assert not [attributes for _, attributes in page.elements if "src" in attributes]
@@ -102,12 +94,7 @@ def test_the_same_run_gives_the_same_bytes(tmp_path: Path, params: Params) -> No
 def test_a_reply_full_of_markup_stays_text(tmp_path: Path, params: Params) -> None:
     write_pipeline_run(tmp_path)
     attack = '</p><script>alert(1)</script><img src=x onerror="x">\ud800\u202e\x00'
-    row = {
-        "prompt": [{"role": "user", "content": attack}],
-        "base": attack,
-        "sft": "",
-        "aligned": "x" * 5000,
-    }
+    row = {"prompt": [{"role": "user", "content": attack}], "base": attack, "sft": "", "aligned": "x" * 5000}
     (tmp_path / "evaluation/samples.jsonl").write_text(json.dumps(row) + "\n")
     page = read(build_report(tmp_path, params))
     assert not {"script", "img"} & {tag for tag, _ in page.elements}
@@ -116,9 +103,7 @@ def test_a_reply_full_of_markup_stays_text(tmp_path: Path, params: Params) -> No
     assert "(empty reply)" in page.texts
 
 
-def test_a_cached_run_shows_what_it_saved_and_still_shows_the_results(
-    tmp_path: Path, params: Params
-) -> None:
+def test_a_cached_run_shows_what_it_saved_and_still_shows_the_results(tmp_path: Path, params: Params) -> None:
     write_pipeline_run(tmp_path)
     write_cached_run(tmp_path)
     page = read(build_report(tmp_path, params))
@@ -127,12 +112,8 @@ def test_a_cached_run_shows_what_it_saved_and_still_shows_the_results(
     assert len(list(page.all("svg"))) == 21
 
 
-@pytest.mark.parametrize(
-    "kept", [(), ("runs",), ("metrics",), ("runs", "metrics"), ("runs", "plots", "evaluation")]
-)
-def test_whatever_is_missing_the_page_is_written(
-    tmp_path: Path, params: Params, kept: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize("kept", [(), ("runs",), ("metrics",), ("runs", "metrics"), ("runs", "plots", "evaluation")])
+def test_whatever_is_missing_the_page_is_written(tmp_path: Path, params: Params, kept: tuple[str, ...]) -> None:
     write_pipeline_run(tmp_path)
     for name in {"runs", "metrics", "plots", "evaluation"} - set(kept):
         (tmp_path / name).rename(tmp_path / f"gone-{name}")
@@ -180,9 +161,7 @@ def test_a_curve_of_one_point_is_drawn(tmp_path: Path, params: Params) -> None:
     ("method", "remedy"),
     [("ppo", "raise ppo.kl.coef"), ("rloo", "raise rloo.kl.coef"), ("grpo", "raise grpo.kl.coef")],
 )
-def test_score_against_kl_is_told_of_the_method_of_the_run(
-    tmp_path: Path, method: str, remedy: str
-) -> None:
+def test_score_against_kl_is_told_of_the_method_of_the_run(tmp_path: Path, method: str, remedy: str) -> None:
     write_pipeline_run(tmp_path)  # by PPO; what another method logged stands beside it
     clock = Clock(tmp_path, "later", BEGIN + 9000)
     clock.pipeline("start")
@@ -245,9 +224,7 @@ def test_steps_are_marked_with_whole_numbers(tmp_path: Path, params: Params) -> 
     assert not [text for text in page.texts if text.startswith("1.5") or text.startswith("−")]
 
 
-def test_a_page_that_cannot_be_written_leaves_the_previous_one(
-    tmp_path: Path, params: Params
-) -> None:
+def test_a_page_that_cannot_be_written_leaves_the_previous_one(tmp_path: Path, params: Params) -> None:
     write_pipeline_run(tmp_path)
     path = build_report(tmp_path, params)
     before = path.read_bytes()

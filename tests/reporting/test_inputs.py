@@ -1,6 +1,4 @@
-"""What the report takes to be a run's own results, and what it does when pieces are missing or
-broken.
-"""
+"""What the report takes to be a run's own results, and what it does when pieces are missing or broken."""
 
 import json
 import math
@@ -27,27 +25,19 @@ def params() -> Params:
     return load(Path(__file__).parents[2] / "recipes" / "demo.yaml")
 
 
-def test_a_value_that_is_no_number_is_left_out_of_its_curve_and_said(
-    tmp_path: Path, params: Params
-) -> None:
+def test_a_value_that_is_no_number_is_left_out_of_its_curve_and_said(tmp_path: Path, params: Params) -> None:
     clock = Clock(tmp_path, "manual", BEGIN)
     clock.attempt("sft", 1, "start")
     for step, loss in ((1, 2.0), (2, math.nan), (3, math.inf)):
         clock.log("sft", 1, step, loss=loss, learning_rate=0.1)
     findings = read_findings(tmp_path, params)
-    assert findings.curves["sft"] == {
-        "loss": [(1.0, 2.0)],
-        "learning_rate": [(1.0, 0.1), (2.0, 0.1), (3.0, 0.1)],
-    }
+    assert findings.curves["sft"] == {"loss": [(1.0, 2.0)], "learning_rate": [(1.0, 0.1), (2.0, 0.1), (3.0, 0.1)]}
     assert findings.notes == [
-        "Stage sft logged loss=nan at step 2, and 1 values more are no numbers: the curves leave "
-        "them out."
+        "Stage sft logged loss=nan at step 2, and 1 values more are no numbers: the curves leave them out."
     ]
 
 
-def test_results_of_an_earlier_run_are_not_shown_as_those_of_a_failed_one(
-    tmp_path: Path, params: Params
-) -> None:
+def test_results_of_an_earlier_run_are_not_shown_as_those_of_a_failed_one(tmp_path: Path, params: Params) -> None:
     write_pipeline_run(tmp_path)
     clock = Clock(tmp_path, SECOND, BEGIN + 3600)
     clock.pipeline("start")
@@ -62,9 +52,7 @@ def test_results_of_an_earlier_run_are_not_shown_as_those_of_a_failed_one(
     assert read_findings(tmp_path, params, FIRST).value("evaluate", "gold_aligned") == 0.884
 
 
-def test_results_replaced_by_a_later_run_come_from_the_copy_the_run_kept(
-    tmp_path: Path, params: Params
-) -> None:
+def test_results_replaced_by_a_later_run_come_from_the_copy_the_run_kept(tmp_path: Path, params: Params) -> None:
     write_pipeline_run(tmp_path)
     clock = Clock(tmp_path, SECOND, BEGIN + 3600)
     clock.pipeline("start")
@@ -81,9 +69,7 @@ def test_results_replaced_by_a_later_run_come_from_the_copy_the_run_kept(
     assert read_findings(tmp_path, params).value("sft", "eval_loss") == 9.0
 
 
-def test_a_stage_that_was_made_outside_is_read_by_its_digest_or_not_known(
-    tmp_path: Path, params: Params
-) -> None:
+def test_a_stage_that_was_made_outside_is_read_by_its_digest_or_not_known(tmp_path: Path, params: Params) -> None:
     """Its attempt is not recorded here, and the next run has put other outputs in place."""
 
     def restored(run_id: str, time: float, loss: float) -> None:
@@ -110,14 +96,10 @@ def test_a_stage_that_was_made_outside_is_read_by_its_digest_or_not_known(
     write_json(kept_folder(tmp_path, FIRST) / "metrics/sft.json", {"eval_loss": 0.5})
     assert read_findings(tmp_path, params, FIRST).value("sft", "eval_loss") == 0.5
     write_json(kept_folder(tmp_path, FIRST) / "metrics/sft.json", {"eval_loss": 0.6})
-    assert read_findings(tmp_path, params, FIRST).metrics["sft"] == {}, (
-        "a copy that was changed is not the run's"
-    )
+    assert read_findings(tmp_path, params, FIRST).metrics["sft"] == {}, "a copy that was changed is not the run's"
 
 
-def test_the_curve_of_a_run_that_failed_ends_with_its_own_attempts(
-    tmp_path: Path, params: Params
-) -> None:
+def test_the_curve_of_a_run_that_failed_ends_with_its_own_attempts(tmp_path: Path, params: Params) -> None:
     for run_id, number, steps in ((FIRST, 1, (1, 2)), (SECOND, 2, (1, 2, 3))):
         clock = Clock(tmp_path, run_id, BEGIN + 1000 * number)
         clock.pipeline("start")
@@ -133,15 +115,10 @@ def test_samples_of_an_earlier_run_come_from_its_copy(tmp_path: Path, params: Pa
     write_two_runs(tmp_path)
     first, second = read_findings(tmp_path, params, FIRST), read_findings(tmp_path, params, SECOND)
     assert (len(first.samples), len(second.samples)) == (3, 2)
-    assert (first.value("evaluate", "gold_aligned"), second.value("evaluate", "gold_aligned")) == (
-        0.884,
-        0.93,
-    )
+    assert (first.value("evaluate", "gold_aligned"), second.value("evaluate", "gold_aligned")) == (0.884, 0.93)
 
 
-def test_outputs_that_were_restored_belong_to_the_run_that_restored_them(
-    tmp_path: Path, params: Params
-) -> None:
+def test_outputs_that_were_restored_belong_to_the_run_that_restored_them(tmp_path: Path, params: Params) -> None:
     write_pipeline_run(tmp_path)
     other = Clock(tmp_path, "other", BEGIN + 3600)
     other.pipeline("start")
@@ -154,9 +131,7 @@ def test_outputs_that_were_restored_belong_to_the_run_that_restored_them(
     assert findings.notes == []
 
 
-def test_outputs_made_by_hand_after_the_run_are_not_the_runs(
-    tmp_path: Path, params: Params
-) -> None:
+def test_outputs_made_by_hand_after_the_run_are_not_the_runs(tmp_path: Path, params: Params) -> None:
     write_pipeline_run(tmp_path)
     by_hand = Clock(tmp_path, "manual", BEGIN + 7200)
     by_hand.attempt("reward", 2, "start")
@@ -167,9 +142,7 @@ def test_outputs_made_by_hand_after_the_run_are_not_the_runs(
     assert len(findings.curves["reward"]["loss"]) == 25
 
 
-def test_outputs_without_any_record_are_shown_without_a_bill(
-    tmp_path: Path, params: Params
-) -> None:
+def test_outputs_without_any_record_are_shown_without_a_bill(tmp_path: Path, params: Params) -> None:
     with pytest.raises(CostError):
         read_findings(tmp_path, params)
     (tmp_path / "metrics").mkdir()
@@ -182,15 +155,9 @@ def test_outputs_without_any_record_are_shown_without_a_bill(
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[1]"])
-def test_broken_files_become_notes_not_crashes(
-    tmp_path: Path, params: Params, content: bytes
-) -> None:
+def test_broken_files_become_notes_not_crashes(tmp_path: Path, params: Params, content: bytes) -> None:
     write_pipeline_run(tmp_path)
-    for name in (
-        "metrics/evaluate.json",
-        "evaluation/samples.jsonl",
-        "plots/reward_calibration.csv",
-    ):
+    for name in ("metrics/evaluate.json", "evaluation/samples.jsonl", "plots/reward_calibration.csv"):
         (tmp_path / name).write_bytes(content)
     findings = read_findings(tmp_path, params)
     assert findings.metrics["evaluate"] == {}
@@ -208,9 +175,7 @@ def test_skipped_rows_are_reported(tmp_path: Path, params: Params) -> None:
 
 def test_a_metric_counts_only_if_it_is_a_finite_number() -> None:
     assert finite(1) == 1.0
-    assert [finite(value) for value in (True, None, "0.5", float("nan"), float("inf"))] == [
-        None
-    ] * 5
+    assert [finite(value) for value in (True, None, "0.5", float("nan"), float("inf"))] == [None] * 5
 
 
 def test_rows_of_the_fixture_are_those_of_the_schema(tmp_path: Path) -> None:

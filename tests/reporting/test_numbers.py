@@ -45,13 +45,7 @@ def test_durations_show_their_two_largest_units(seconds: float, shown: str) -> N
 
 @pytest.mark.parametrize(
     ("size", "shown"),
-    [
-        (940 * 2**20, "940 MiB"),
-        (1.5 * 2**30, "1.5 GiB"),
-        (2048, "2.0 KiB"),
-        (500, "0.5 KiB"),
-        (0, ABSENT),
-    ],
+    [(940 * 2**20, "940 MiB"), (1.5 * 2**30, "1.5 GiB"), (2048, "2.0 KiB"), (500, "0.5 KiB"), (0, ABSENT)],
 )
 def test_memory_is_counted_in_powers_of_1024(size: float, shown: str) -> None:
     assert memory(size) == shown
@@ -74,9 +68,7 @@ def test_decimals_keep_three_digits_without_false_precision(value: float, shown:
     assert decimal(value) == shown
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"), [(459_168, "459 k"), (1.24e6, "1.24 M"), (7e9, "7.00 B"), (950, "950")]
-)
+@pytest.mark.parametrize(("value", "shown"), [(459_168, "459 k"), (1.24e6, "1.24 M"), (7e9, "7.00 B"), (950, "950")])
 def test_parameter_counts_are_shortened_by_powers_of_1000(value: float, shown: str) -> None:
     assert short(value) == shown
 

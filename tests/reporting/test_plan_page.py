@@ -52,12 +52,7 @@ def test_the_bars_of_the_memory_are_to_one_scale() -> None:
     scaled = []
     for stage in made.stages:
         most = max(sum(parts.values()) for parts in stage.memory.values())
-        scaled += [
-            100 * size / most
-            for parts in stage.memory.values()
-            for size in parts.values()
-            if size > 0
-        ]
+        scaled += [100 * size / most for parts in stage.memory.values() for size in parts.values() if size > 0]
     assert widths == pytest.approx(scaled, abs=0.01)
 
 
@@ -67,8 +62,5 @@ def test_what_does_not_fit_is_said_with_what_helps() -> None:
     assert not sft.fits
     texts = Elements(plan_page(made, "Plan")).texts
     assert "Does not fit" in texts
-    assert (
-        f"Stage sft lacks {memory(sft.shortfall_bytes)} on each device. What helps: {sft.lever}."
-        in texts
-    )
+    assert f"Stage sft lacks {memory(sft.shortfall_bytes)} on each device. What helps: {sft.lever}." in texts
     assert "Fits" in Elements(plan_page(planned(), "Plan")).texts

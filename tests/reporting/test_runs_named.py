@@ -61,9 +61,7 @@ def test_the_nickname_of_a_run_names_it(root: Path) -> None:
         (["r3", "last-1"], "name run r3 twice"),
     ],
 )
-def test_a_mistake_is_one_line_with_the_runs_there_are(
-    root: Path, names: list[str], said: str
-) -> None:
+def test_a_mistake_is_one_line_with_the_runs_there_are(root: Path, names: list[str], said: str) -> None:
     with pytest.raises(UserError, match=said) as raised:
         resolve(root, names)
     assert "r4, r3, r2, r1" in str(raised.value)

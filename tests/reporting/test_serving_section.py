@@ -47,9 +47,7 @@ def test_a_run_without_a_benchmark_has_no_section(tmp_path: Path, params: Params
     assert "#served" not in found
 
 
-def test_prices_are_those_of_the_knee_and_a_quantised_file_pays_at_once(
-    tmp_path: Path, params: Params
-) -> None:
+def test_prices_are_those_of_the_knee_and_a_quantised_file_pays_at_once(tmp_path: Path, params: Params) -> None:
     write_pipeline_run(tmp_path)
     lock(tmp_path, RUN)
     keep_benchmark(tmp_path, RUN, "aligned.dir", benchmark("f32", {1: 100.0, 2: 250.0, 4: 900.0}))
@@ -64,9 +62,7 @@ def test_prices_are_those_of_the_knee_and_a_quantised_file_pays_at_once(
     assert found.count(">at once<") == 1
     assert found.count("never: it is no cheaper") == 1
     assert "rlhf serve has not served anything yet" in found
-    assert "| served |  | $2.00 per M tokens |  | 300 tokens/s, p95 TPOT 2 ms |" in summary(
-        findings
-    )
+    assert "| served |  | $2.00 per M tokens |  | 300 tokens/s, p95 TPOT 2 ms |" in summary(findings)
 
 
 def test_a_benchmark_that_was_stopped_replaces_no_whole_one(tmp_path: Path, params: Params) -> None:
@@ -117,6 +113,4 @@ def test_what_was_served_shares_the_cost_of_training(tmp_path: Path, params: Par
     jsonl.append(tmp_path / SERVED, row.model_copy(update={"run_id": "another"}))
     findings = read_findings(tmp_path, params, RUN)
     assert (findings.served.tokens, findings.served.usd) == (4e6, 1.0)
-    assert "4.00 M tokens were served so far, for $1.00" in page(findings).replace(
-        "4.0 M", "4.00 M"
-    )
+    assert "4.00 M tokens were served so far, for $1.00" in page(findings).replace("4.0 M", "4.00 M")

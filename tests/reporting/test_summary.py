@@ -33,11 +33,7 @@ def texts(element: ElementTree.Element) -> list[str]:
 
 def bar(panel: ElementTree.Element) -> list[float]:
     """Widths of the cuts of a panel's bar."""
-    return [
-        float(rect.attrib["width"])
-        for rect in panel.iter(f"{SVG}rect")
-        if rect.get("height") == "18"
-    ]
+    return [float(rect.attrib["width"]) for rect in panel.iter(f"{SVG}rect") if rect.get("height") == "18"]
 
 
 def test_the_picture_is_in_proportion(tmp_path: Path, params: Params) -> None:
@@ -53,9 +49,7 @@ def test_the_picture_is_in_proportion(tmp_path: Path, params: Params) -> None:
     assert {"gold, aligned", "0.884", "wins, gold", "87.3%"} <= set(texts(brought))
 
 
-def test_a_run_that_reused_everything_and_one_that_was_not_evaluated_say_so(
-    tmp_path: Path, params: Params
-) -> None:
+def test_a_run_that_reused_everything_and_one_that_was_not_evaluated_say_so(tmp_path: Path, params: Params) -> None:
     write_pipeline_run(tmp_path)
     write_cached_run(tmp_path)
     (tmp_path / "metrics" / "evaluate.json").unlink()
@@ -76,7 +70,5 @@ def test_both_files_are_kept_with_the_run(tmp_path: Path, params: Params) -> Non
     write_pipeline_run(tmp_path, "r1")
     build_summary(tmp_path, params, "r1")
     folder = tmp_path / "runs" / "pipeline" / "r1"
-    (picture,) = re.findall(
-        r"!\[.*?\]\((.*?)\)", (folder / "summary.md").read_text(encoding="utf-8")
-    )
+    (picture,) = re.findall(r"!\[.*?\]\((.*?)\)", (folder / "summary.md").read_text(encoding="utf-8"))
     assert len(panels((folder / picture).read_text(encoding="utf-8"))) == 3

@@ -14,8 +14,7 @@ from reporting.templating import join
 def test_text_and_attributes_are_escaped() -> None:
     made = remark('<script>alert("1")</script>', title='" onclick="x')
     assert made == (
-        '<span class="remark" title="&#34; onclick=&#34;x">'
-        "&lt;script&gt;alert(&#34;1&#34;)&lt;/script&gt;</span>"
+        '<span class="remark" title="&#34; onclick=&#34;x">&lt;script&gt;alert(&#34;1&#34;)&lt;/script&gt;</span>'
     )
 
 

@@ -33,10 +33,7 @@ def test_an_interval_that_holds_one_half_decides_nothing(tmp_path: Path, params:
     write_pipeline_run(tmp_path)
     assert judged(tmp_path, params, win_rate_gold_low=0.5).tone == "open"
     assert judged(tmp_path, params, win_rate_gold_low=0.4, win_rate_gold_high=0.5).tone == "open"
-    assert (
-        judged(tmp_path, params, win_rate_gold_low=0.4, win_rate_gold_high=0.499).title
-        == "Alignment did harm"
-    )
+    assert judged(tmp_path, params, win_rate_gold_low=0.4, win_rate_gold_high=0.499).title == "Alignment did harm"
 
 
 def test_reward_hacking_is_bad_whatever_the_score(tmp_path: Path, params: Params) -> None:
@@ -46,9 +43,7 @@ def test_reward_hacking_is_bad_whatever_the_score(tmp_path: Path, params: Params
     assert "0.566 to 0.884" in hacked.sentence
 
 
-def test_hacking_that_the_prompts_cannot_decide_is_neither_claimed_nor_denied(
-    tmp_path: Path, params: Params
-) -> None:
+def test_hacking_that_the_prompts_cannot_decide_is_neither_claimed_nor_denied(tmp_path: Path, params: Params) -> None:
     write_pipeline_run(tmp_path)
     undecided = judged(tmp_path, params, reward_hacking=None, reward_hacking_prompts_needed=1250)
     assert (undecided.tone, undecided.title) == ("good", "Alignment worked")
@@ -56,9 +51,7 @@ def test_hacking_that_the_prompts_cannot_decide_is_neither_claimed_nor_denied(
     assert "no sign" not in undecided.sentence
 
 
-def test_without_gold_the_verdict_says_that_it_is_the_proxys(
-    tmp_path: Path, params: Params
-) -> None:
+def test_without_gold_the_verdict_says_that_it_is_the_proxys(tmp_path: Path, params: Params) -> None:
     write_pipeline_run(tmp_path, gold=False)
     proxy = verdict(read_findings(tmp_path, params))
     assert (proxy.tone, proxy.title) == ("good", "Score rose")
@@ -88,9 +81,7 @@ def test_a_run_at_work_is_not_told_as_ended_and_one_that_was_killed_not_as_at_wo
     with locked(tmp_path):
         running = read_findings(tmp_path, params)
         assert running.ledger.state == running.ledger.stages[-1].state == "running"
-        assert verdict(running).sentence.startswith(
-            "The run is running in stage ppo: there is no evaluation yet."
-        )
+        assert verdict(running).sentence.startswith("The run is running in stage ppo: there is no evaluation yet.")
     killed = read_findings(tmp_path, params)
     assert killed.ledger.state == "unfinished"
     assert "ended in stage ppo" in verdict(killed).sentence
@@ -120,9 +111,7 @@ def test_the_bill_of_an_unchanged_run_is_what_it_saved(tmp_path: Path, params: P
     assert "every stage was reused" in verdict(second).sentence
 
 
-def test_a_run_that_has_begun_no_stage_is_said_to_be_at_work(
-    tmp_path: Path, params: Params
-) -> None:
+def test_a_run_that_has_begun_no_stage_is_said_to_be_at_work(tmp_path: Path, params: Params) -> None:
     clock = Clock(tmp_path, "r", BEGIN)
     clock.pipeline("start")
     with locked(tmp_path):
@@ -138,9 +127,7 @@ def stage(name: str = "ppo", state: str = "done", **changes: Any) -> StageCost:
     return stage_cost(name, **({"state": state, "seconds": 36.0, "usd": 5.0} | changes))
 
 
-def findings(
-    *stages: StageCost, state: str = "completed", metrics: dict[str, Any] | None = None
-) -> Findings:
+def findings(*stages: StageCost, state: str = "completed", metrics: dict[str, Any] | None = None) -> Findings:
     made = book(*stages, state=state)
     params = load(Path(__file__).parents[2] / "recipes" / "demo.yaml")
     found = {"evaluate": metrics or {}}
@@ -162,11 +149,7 @@ NOTHING_NEW = "Nothing had changed: every stage was reused at no cost, which sav
             "completed",
             "The run took 36 s and cost $5.00, $2.00 of it for work that was lost or done again.",
         ),
-        (
-            (stage(), REUSED),
-            "completed",
-            "The run took 36 s and cost $5.00; unchanged stages saved $5.00.",
-        ),
+        ((stage(), REUSED), "completed", "The run took 36 s and cost $5.00; unchanged stages saved $5.00."),
         (
             (stage(waste_usd=0.5), stage("sft", saved_usd=0.5)),
             "completed",
@@ -245,15 +228,13 @@ SURE = ", with no sign of reward hacking"
             WON | {"win_rate_gold": 0.4, "win_rate_gold_low": 0.3, "win_rate_gold_high": 0.49},
             "bad",
             "Alignment did harm",
-            "The aligned model wins 40.0% (30.0% to 49.0%) of comparisons with SFT on the gold "
-            f"score{TIED}.",
+            f"The aligned model wins 40.0% (30.0% to 49.0%) of comparisons with SFT on the gold score{TIED}.",
         ),
         (
             WON | {"win_rate_gold_low": 0.3, "win_rate_gold_high": 0.5},
             "open",
             "No clear effect",
-            "The aligned model wins 70.0% (30.0% to 50.0%) of comparisons with SFT on the gold "
-            f"score{TIED}{SURE}.",
+            f"The aligned model wins 70.0% (30.0% to 50.0%) of comparisons with SFT on the gold score{TIED}{SURE}.",
         ),
         (
             WON | {"win_rate_gold_low": None},
@@ -277,15 +258,9 @@ SURE = ", with no sign of reward hacking"
             PROXY | {"ties_reward": 100},
             "open",
             "No clear effect",
-            "The aligned model and SFT tie on each of the 100 prompts according to "
-            "the reward model.",
+            "The aligned model and SFT tie on each of the 100 prompts according to the reward model.",
         ),
-        (
-            {"reward_sft": 1.0},
-            "open",
-            "Not compared",
-            "The aligned model was not compared with the SFT model.",
-        ),
+        ({"reward_sft": 1.0}, "open", "Not compared", "The aligned model was not compared with the SFT model."),
         (
             WON | {"reward_hacking": None},
             "good",
@@ -296,15 +271,13 @@ SURE = ", with no sign of reward hacking"
             WON | {"reward_hacking": None, "reward_hacking_prompts_needed": 1250},
             "good",
             "Alignment worked",
-            f"{WINS}{TIED}; whether the reward was hacked is not decided (about 1,250 prompts "
-            "would decide).",
+            f"{WINS}{TIED}; whether the reward was hacked is not decided (about 1,250 prompts would decide).",
         ),
         (
             WON | {"reward_hacking": True},
             "bad",
             "Reward hacking",
-            "The reward model's score went from 1.00 to 2.00, the gold score only from 0.500 to "
-            "0.750.",
+            "The reward model's score went from 1.00 to 2.00, the gold score only from 0.500 to 0.750.",
         ),
         (
             WON | {"reward_hacking": True, "gold_aligned": None},
@@ -342,26 +315,16 @@ def test_what_an_evaluation_came_to_in_a_sentence(
             "stopped",
             "The run ended in stage reward (stopped), before an evaluation.",
         ),
-        (
-            (stage(), REUSED),
-            "completed",
-            "This run has no evaluation, so whether alignment worked is unknown.",
-        ),
+        ((stage(), REUSED), "completed", "This run has no evaluation, so whether alignment worked is unknown."),
         (
             (stage("sft"), stage("reward", "running")),
             "running",
             "The run is running in stage reward: there is no evaluation yet.",
         ),
-        (
-            (stage("sft"),),
-            "running",
-            "The run is running: there is no evaluation yet.",
-        ),
+        ((stage("sft"),), "running", "The run is running: there is no evaluation yet."),
     ],
 )
-def test_why_there_is_no_evaluation_in_a_sentence(
-    stages: tuple[StageCost, ...], state: str, said: str
-) -> None:
+def test_why_there_is_no_evaluation_in_a_sentence(stages: tuple[StageCost, ...], state: str, said: str) -> None:
     found = findings(*stages, state=state)
     assert verdict(found) == ("open", "Not evaluated", f"{said} {bill(found)}")
 

@@ -1,5 +1,5 @@
-"""Two runs in one folder as rlhf leaves them: the second has another KL coefficient, more updates,
-another price, and changed data rows.
+"""Two runs in one folder as rlhf leaves them: the second has another KL coefficient, more updates, another price, and
+changed data rows.
 """
 
 import json
@@ -10,13 +10,7 @@ from typing import Any
 
 from config.load import load, write
 from tests.conftest import ROOT
-from tests.reporting.plausible_run import (
-    BEGIN,
-    SAMPLES,
-    write_json,
-    write_pipeline_run,
-    write_update,
-)
+from tests.reporting.plausible_run import BEGIN, SAMPLES, write_json, write_pipeline_run, write_update
 from tests.support.clock import Clock
 
 FIRST, SECOND = "20261121-120000-a1b2", "20261121-130000-c3d4"
@@ -69,21 +63,14 @@ def write_second_run(root: Path) -> None:
     }
     metrics |= {"win_rate_reward": 0.94, "win_rate_reward_low": 0.912, "win_rate_reward_high": 0.96}
     write_json(root / "metrics/evaluate.json", metrics)
-    rows = [
-        json.loads(line) for line in (root / "evaluation/samples.jsonl").read_text().splitlines()
-    ]
-    rows = [
-        row | {"aligned": f"{row['aligned']} thank you <b>& bye</b>."}
-        for row in rows[: len(SAMPLES) - 1]
-    ]
+    rows = [json.loads(line) for line in (root / "evaluation/samples.jsonl").read_text().splitlines()]
+    rows = [row | {"aligned": f"{row['aligned']} thank you <b>& bye</b>."} for row in rows[: len(SAMPLES) - 1]]
     (root / "evaluation/samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     clock.pipeline("end", state="completed")
 
 
 def note_versions(clock: Clock, data: str) -> None:
-    clock.pipeline(
-        "stage", stage="data", cached=True, attempt=1, detail={"outs": {"data/prepared": data}}
-    )
+    clock.pipeline("stage", stage="data", cached=True, attempt=1, detail={"outs": {"data/prepared": data}})
     clock.pipeline("stage", stage="reward", cached=True, attempt=1, detail={"outs": REWARD})
 
 

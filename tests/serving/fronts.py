@@ -66,12 +66,7 @@ class Served:
     """A running front, and a client of it."""
 
     def __init__(
-        self,
-        root: Path,
-        export: Path,
-        slots: int = 4,
-        queue: int = 64,
-        engine: EngineName = "llama_cpp",
+        self, root: Path, export: Path, slots: int = 4, queue: int = 64, engine: EngineName = "llama_cpp"
     ) -> None:
         self.root, self.port = root, free_port()
         self.want(export)

@@ -41,9 +41,7 @@ def models() -> dict[str, PreTrainedModel]:
 
 
 @pytest.fixture(scope="module")
-def exports(
-    models: dict[str, PreTrainedModel], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Path]:
+def exports(models: dict[str, PreTrainedModel], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("exports")
     return {name: made_export(root / name, model) for name, model in models.items()}
 
@@ -82,8 +80,8 @@ def offline(model: PreTrainedModel, prompt: str, max_tokens: int) -> str:
 
 
 def whole_characters(text: str) -> str:
-    """Without halves, of which a model with random weights writes many: programs differ in how many
-    marks they put for one.
+    """Without halves, of which a model with random weights writes many: programs differ in how many marks they put for
+    one.
     """
     return text.replace("\ufffd", "")
 
@@ -114,9 +112,7 @@ def test_requests_side_by_side_each_get_the_reply_that_transformers_gives(
     assert shared.said[1] == "Key     in .rlhf/serve.key\n"
 
     with ThreadPoolExecutor(8) as threads:
-        found = list(
-            threads.map(lambda prompt: text_of(shared.ask(prompt, max_tokens=12)), PROMPTS)
-        )
+        found = list(threads.map(lambda prompt: text_of(shared.ask(prompt, max_tokens=12)), PROMPTS))
     assert found == [offline(models["first"], prompt, 12) for prompt in PROMPTS]
     assert len(set(found)) > 10
 
@@ -178,16 +174,7 @@ def test_a_completion_continues_a_text_as_it_is(shared: Served) -> None:
 def test_the_key_is_shown_on_a_terminal(exports: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "wanted").write_text(str(exports["first"]))
     ours, theirs = pty.openpty()
-    command = [
-        sys.executable,
-        "-c",
-        PROGRAM,
-        str(tmp_path),
-        "llama_cpp",
-        str(free_port()),
-        "1",
-        "1",
-    ]
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path), "llama_cpp", str(free_port()), "1", "1"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=theirs)
     try:
         with os.fdopen(ours, encoding="utf-8") as terminal:
@@ -204,9 +191,7 @@ def test_the_key_is_shown_on_a_terminal(exports: dict[str, Path], tmp_path: Path
 @pytest.fixture
 def client(shared: Served) -> Iterator[openai.OpenAI]:
     with httpx.Client(trust_env=False) as http:
-        yield openai.OpenAI(
-            base_url=f"{shared.url}/v1", api_key=shared.key, http_client=http, max_retries=0
-        )
+        yield openai.OpenAI(base_url=f"{shared.url}/v1", api_key=shared.key, http_client=http, max_retries=0)
 
 
 ASKED: dict[str, Any] = {
@@ -230,15 +215,11 @@ def test_the_openai_package_is_answered(client: openai.OpenAI) -> None:
         wrong.models.list()
 
 
-def test_a_reply_stops_before_a_text_also_where_it_spans_chunks(
-    shared: Served, client: openai.OpenAI
-) -> None:
+def test_a_reply_stops_before_a_text_also_where_it_spans_chunks(shared: Served, client: openai.OpenAI) -> None:
     whole = str(client.chat.completions.create(**ASKED).choices[0].message.content)
     stop = next(part for part in whole.split("�") if len(part) > 2)[:3]
     found = client.chat.completions.create(**ASKED, stop=[stop]).choices[0]
-    assert whole_characters(str(found.message.content)) == whole_characters(
-        whole.partition(stop)[0]
-    )
+    assert whole_characters(str(found.message.content)) == whole_characters(whole.partition(stop)[0])
     assert found.finish_reason == "stop"
     parts = chunks(shared, messages=ASKED["messages"], stop=stop)
     assert streamed(parts) == whole_characters(str(found.message.content))
@@ -252,22 +233,16 @@ def test_log_probs_penalties_schemas_and_seeds_are_the_engines(client: openai.Op
     token, runner_up = first.logprobs.content[0].top_logprobs
     assert 0 > token.logprob > runner_up.logprob
     ids = [each.model_extra["id"] for each in first.logprobs.content if each.model_extra]
-    biased = client.chat.completions.create(
-        **ASKED, logprobs=True, logit_bias={str(ids[0]): -100}
-    ).choices[0]
+    biased = client.chat.completions.create(**ASKED, logprobs=True, logit_bias={str(ids[0]): -100}).choices[0]
     assert biased.logprobs is not None
     assert biased.logprobs.content is not None
     assert biased.logprobs.content[0].token == runner_up.token
-    form: Any = {
-        "type": "json_schema",
-        "json_schema": {"name": "answer", "schema": {"enum": ["refund", "new one"]}},
-    }
+    form: Any = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"enum": ["refund", "new one"]}}}
     found = client.chat.completions.create(**ASKED, response_format=form)
     assert json.loads(str(found.choices[0].message.content)) in ("refund", "new one")
     hot = {**ASKED, "temperature": 1.5}
     drawn = [
-        client.chat.completions.create(**hot, seed=seed).choices[0].message.content
-        for seed in (1, 1, 2, 2**63, 2**63)
+        client.chat.completions.create(**hot, seed=seed).choices[0].message.content for seed in (1, 1, 2, 2**63, 2**63)
     ]
     assert drawn[0] == drawn[1] != drawn[2]
     assert drawn[3] == drawn[4]
@@ -275,10 +250,7 @@ def test_log_probs_penalties_schemas_and_seeds_are_the_engines(client: openai.Op
 
 def test_without_settings_a_reply_is_drawn_from_all_tokens(shared: Served) -> None:
     body = {**SAY, "max_tokens": 1}
-    drawn = {
-        text_of(shared.client.post("/v1/chat/completions", json={**body, "seed": seed}))
-        for seed in range(200)
-    }
+    drawn = {text_of(shared.client.post("/v1/chat/completions", json={**body, "seed": seed})) for seed in range(200)}
     assert len(drawn) > 45  # llama.cpp's own default is the likeliest 40
 
 
@@ -314,9 +286,7 @@ def turns(*roles: str) -> dict[str, Any]:
         (b'{"messages": [{"role": "user", "content": "hello \\ud83d"}], "stream": true}', "surr"),
     ],
 )  # fmt: skip
-def test_what_the_model_was_not_trained_on_is_refused(
-    shared: Served, body: Any, words: str
-) -> None:
+def test_what_the_model_was_not_trained_on_is_refused(shared: Served, body: Any, words: str) -> None:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     found = shared.client.post("/v1/chat/completions", content=content)
     assert (found.status_code, words in found.json()["error"]["message"]) == (400, True), found.text
@@ -340,15 +310,10 @@ def test_a_model_for_chats_gets_every_turn(
     found = served.ask("", messages=turns("system", "user", "assistant", "user")["messages"]).json()
     roles = "system: {0}<spare>user: {0}<spare>assistant: {0}<spare>user: {0}<spare>assistant:"
     text = roles.format("my lamp .")
-    assert found["usage"]["prompt_tokens"] == len(
-        tokenizer()(text, add_special_tokens=False).input_ids
-    )
+    assert found["usage"]["prompt_tokens"] == len(tokenizer()(text, add_special_tokens=False).input_ids)
     # the token that ends a turn ends a reply, as EOS does
     biased = served.ask("hello", logit_bias={"3": 100}).json()
-    assert (biased["choices"][0]["finish_reason"], biased["usage"]["completion_tokens"]) == (
-        "stop",
-        1,
-    )
+    assert (biased["choices"][0]["finish_reason"], biased["usage"]["completion_tokens"]) == ("stop", 1)
 
 
 def test_an_export_that_differs_from_training_is_not_served(
@@ -430,9 +395,7 @@ def answered_after_restart(served: Served) -> httpx.Response:
     return found
 
 
-def test_an_engine_that_is_killed_is_started_again(
-    front: Callable[..., Served], exports: dict[str, Path]
-) -> None:
+def test_an_engine_that_is_killed_is_started_again(front: Callable[..., Served], exports: dict[str, Path]) -> None:
     served = front(exports["first"])
     (engine,) = served.engines()
     engine.kill()
@@ -444,11 +407,7 @@ def test_a_promotion_under_load_loses_no_request_and_mixes_none_up(
     front: Callable[..., Served], exports: dict[str, Path], models: dict[str, PreTrainedModel]
 ) -> None:
     served = front(exports["first"])
-    expected = {
-        (name, prompt): offline(model, prompt, 8)
-        for name, model in models.items()
-        for prompt in PROMPTS[:6]
-    }
+    expected = {(name, prompt): offline(model, prompt, 8) for name, model in models.items() for prompt in PROMPTS[:6]}
     seen: list[str] = []
 
     def ask(number: int) -> None:

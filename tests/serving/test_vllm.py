@@ -20,9 +20,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.integration,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(
-        shutil.which(os.environ.get(VLLM_VARIABLE, "")) is None, reason="RLHF_VLLM names no vLLM"
-    ),
+    pytest.mark.skipif(shutil.which(os.environ.get(VLLM_VARIABLE, "")) is None, reason="RLHF_VLLM names no vLLM"),
 ]
 PROMPTS = [f"hello , my kettle is cracked . order number {n} ." for n in range(24)]
 
@@ -76,9 +74,7 @@ def test_its_words_its_limits_and_its_counts_pass_the_front(served: Served) -> N
     assert lines[-1] == "data: [DONE]"
     assert '"usage"' not in "".join(lines)
     metrics = dict(
-        line.rsplit(" ", 1)
-        for line in served.client.get("/metrics").text.splitlines()
-        if line.startswith("rlhf_")
+        line.rsplit(" ", 1) for line in served.client.get("/metrics").text.splitlines() if line.startswith("rlhf_")
     )
     assert float(metrics["rlhf_reply_tokens_total"]) > 5
     assert float(metrics["rlhf_time_to_first_token_seconds_count"]) == 1

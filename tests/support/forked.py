@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 
 def exit_code_of_fork(work: Callable[[], object]) -> int:
-    """What a fork that does `work` ends with, as subprocess tells it: minus the signal that killed
-    it. Nothing that it changes is changed here, files apart.
+    """What a fork that does `work` ends with, as subprocess tells it: minus the signal that killed it. Nothing that it
+    changes is changed here, files apart.
     """
     child = os.fork()
     if child == 0:

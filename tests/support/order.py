@@ -28,16 +28,14 @@ def recorded() -> dict[str, float]:
 
 
 def record(reports: Iterable[Any], seconds: dict[str, float]) -> dict[str, float]:
-    """What is recorded after a session: the sum of setups, calls and teardowns of each of its
-    files; the others as they were.
+    """What is recorded after a session: the sum of setups, calls and teardowns of each of its files; the others as
+    they were.
     """
     summed: dict[str, float] = defaultdict(float)
     for report in reports:
         summed[file_of(report.nodeid)] += report.duration
     merged = {**seconds, **summed}
-    return {
-        file: round(spent) for file, spent in sorted(merged.items()) if spent >= SHORTEST_SECONDS
-    }
+    return {file: round(spent) for file, spent in sorted(merged.items()) if spent >= SHORTEST_SECONDS}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,11 +53,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     if config.getoption("--record-durations"):
-        reports = [
-            report
-            for found in terminalreporter.stats.values()
-            for report in found
-            if hasattr(report, "when")
-        ]
+        reports = [report for found in terminalreporter.stats.values() for report in found if hasattr(report, "when")]
         text = json.dumps(record(reports, recorded()), indent=1)
         DURATIONS.write_text(text + "\n", encoding="utf-8")

@@ -25,11 +25,7 @@ class Parsed(NamedTuple):
 
 
 def parse_table(
-    table: Table,
-    form: str,
-    columns: Mapping[str, str],
-    vote: str | None = None,
-    rules: TextRules = RULES,
+    table: Table, form: str, columns: Mapping[str, str], vote: str | None = None, rules: TextRules = RULES
 ) -> Parsed:
     reading = Reading(table, form, columns, vote, rules)
     items = list(reading)
@@ -48,16 +44,12 @@ def table_of(*rows: Any) -> Table:
     return Table("rows.jsonl", "line", [SourceRow(i, row) for i, row in enumerate(rows, start=1)])
 
 
-def read_as(
-    form: str, *rows: Any, rules: TextRules = RULES, convention: str | None = None, **columns: str
-) -> Parsed:
+def read_as(form: str, *rows: Any, rules: TextRules = RULES, convention: str | None = None, **columns: str) -> Parsed:
     names = column_names(form, columns, "data.source")
     return parse_table(table_of(*rows), form, names, convention, rules)
 
 
-def read(
-    *rows: Any, rules: TextRules = RULES, convention: str | None = None, **columns: str
-) -> tuple[str, Parsed]:
+def read(*rows: Any, rules: TextRules = RULES, convention: str | None = None, **columns: str) -> tuple[str, Parsed]:
     """The layout that is recognised, and what it gives."""
     table = table_of(*rows)
     found = recognised(table, None, columns)

@@ -1,5 +1,5 @@
-"""Which tests may be skipped where CI is set: each for want of a thing that CI may lack, protected
-by other tests too. Any other skip fails there, so that none is lost unnoticed.
+"""Which tests may be skipped where CI is set: each for want of a thing that CI may lack, protected by other tests too.
+Any other skip fails there, so that none is lost unnoticed.
 """
 
 import re
@@ -9,8 +9,7 @@ import pytest
 
 ALLOWED = {
     r"no browser: none of": "a system package that .ci/run brings where it can",
-    r"no PostgreSQL here: ": "a system package; SQLite is tested everywhere, and the containers' "
-    "tests use PostgreSQL",
+    r"no PostgreSQL here: ": "a system package; SQLite is tested everywhere, and the containers' tests use PostgreSQL",
     r"only root can become another user": "CI need not run as root",
     r"this user may not mount a file system": "a container may not",
     r"this system cannot reset the peak of a process": "some sandboxes have no clear_refs",

@@ -1,5 +1,5 @@
-"""A project whose stages are quick scripts that keep the stage contract: what the parent sees of
-them is the real thing.
+"""A project whose stages are quick scripts that keep the stage contract: what the parent sees of them is the real
+thing.
 """
 
 import shutil
@@ -97,9 +97,7 @@ mark("end", 0)
 
 
 def make_project(root: Path, remote: Path, stages: Sequence[str]) -> Path:
-    """A checkout with `stages` in a row: the first reads `<stage>.in`, the others what the one
-    before made.
-    """
+    """A checkout with `stages` in a row: the first reads `<stage>.in`, the others what the one before made."""
     root.mkdir()
     (root / "stage.py").write_text(STAGE)
     (root / f"{stages[0]}.in").write_text("one")
@@ -118,8 +116,7 @@ def make_project(root: Path, remote: Path, stages: Sequence[str]) -> Path:
     write(load(ROOT / "recipes" / "demo.yaml"), root / "params.yaml")
     (root / ".dvc").mkdir()
     (root / ".dvc" / "config").write_text(
-        "[core]\n    analytics = false\n    remote = local\n['remote \"local\"']\n    url = "
-        "unused\n"
+        "[core]\n    analytics = false\n    remote = local\n['remote \"local\"']\n    url = unused\n"
     )
     point_remote(root, remote)
     git(root, "init", "--quiet")
@@ -127,8 +124,8 @@ def make_project(root: Path, remote: Path, stages: Sequence[str]) -> Path:
 
 
 def copy_of(folder: Path, place: Path) -> Path:
-    """A copy in `place` of the checkout `folder`/project, with a copy of its DVC remote in
-    `folder`/remote as its own.
+    """A copy in `place` of the checkout `folder`/project, with a copy of its DVC remote in `folder`/remote as its
+    own.
     """
     shutil.copytree(folder / "project", place / "project")
     if (folder / "remote").exists():

@@ -1,8 +1,8 @@
-"""A process that has imported the libraries of all stages and is forked for each that something
-below a test starts as `python -m training.X`.
+"""A process that has imported the libraries of all stages and is forked for each that something below a test starts as
+`python -m training.X`.
 
-For tests that are not about processes (fixture `quick_stages`): what a stage imports takes longer
-than its work. Its own modules are those of the folder that it is started in. Real starts are
+For tests that are not about processes (fixture `quick_stages`): what a stage imports takes longer than its work. Its
+own modules are those of the folder that it is started in. Real starts are
 in tests/e2e/test_pipeline.py. The workers of a session share one server, which pytest starts.
 """
 
@@ -124,9 +124,7 @@ def serve(address: Path, imported: Sequence[str]) -> None:
 
 
 def mind(connection: socket.socket) -> None:
-    """Do what is asked for in a fork, tell its id and then how it ended; it ends with the one who
-    asked.
-    """
+    """Do what is asked for in a fork, tell its id and then how it ended; it ends with the one who asked."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     size, fds, _, _ = socket.recv_fds(connection, 8, 3)
     with connection.makefile("rb", buffering=0) as stream:

@@ -64,9 +64,7 @@ def test_exit_code_output_folder_and_environment_are_those_of_the_stage(
     assert ("ValueError: of the test" in error) is (how == "raises")
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 75), (signal.SIGKILL, -signal.SIGKILL)]
-)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGKILL, -signal.SIGKILL)])
 def test_a_signal_reaches_the_stage_and_a_kill_ends_it(
     folder: Path, stages: dict[str, str], number: signal.Signals, code: int
 ) -> None:
@@ -79,9 +77,7 @@ def test_a_signal_reaches_the_stage_and_a_kill_ends_it(
     stage.wait(timeout=60)
 
 
-def test_a_stage_that_is_killed_ends_who_stands_for_it(
-    folder: Path, stages: dict[str, str]
-) -> None:
+def test_a_stage_that_is_killed_ends_who_stands_for_it(folder: Path, stages: dict[str, str]) -> None:
     with start(folder, stages, "waits") as process:
         os.kill(pid_of(folder), signal.SIGKILL)
         process.communicate(timeout=60)

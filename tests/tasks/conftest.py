@@ -25,9 +25,7 @@ def new_run(project: Path) -> Callable[..., Run]:
     names = iter(range(100))
 
     def make(*overrides: str) -> Run:
-        return begin(
-            project, f"run-{next(names)}", load(project / "params.yaml", list(overrides)), {}
-        )
+        return begin(project, f"run-{next(names)}", load(project / "params.yaml", list(overrides)), {})
 
     return make
 

@@ -27,9 +27,7 @@ LONG = ("sft.epochs=100.0", "sft.max_steps=600", "sft.checkpoint_every_steps=20"
 
 
 class Pool:
-    """Stands for Prefect and a worker: each request becomes a process with the environment of a
-    container.
-    """
+    """Stands for Prefect and a worker: each request becomes a process with the environment of a container."""
 
     def __init__(self, folder: Path) -> None:
         self.containers: list[subprocess.Popen[bytes]] = []
@@ -44,9 +42,7 @@ class Pool:
         variables = {
             "RLHF_WORKSPACES": str(self._folder / "workspaces"),
             "RLHF_CACHE": str(self._folder / "cache"),
-            "PYTHONPATH": os.pathsep.join(
-                [*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)]
-            ),
+            "PYTHONPATH": os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)]),
         }
         with (self._folder / "container.log").open("ab") as log:
             self.containers.append(
@@ -75,17 +71,12 @@ class Pool:
                 return Crashed(message=f"exit code {code}")
 
     def strike(self, number: int) -> None:
-        """A signal to the newest container: SIGKILL to all of it, SIGTERM to its first process, as
-        engines do.
-        """
+        """A signal to the newest container: SIGKILL to all of it, SIGTERM to its first process, as engines do."""
         container = self.containers[-1]
         if number == signal.SIGTERM:
             container.send_signal(number)
             return
-        for process in [
-            *psutil.Process(container.pid).children(recursive=True),
-            psutil.Process(container.pid),
-        ]:
+        for process in [*psutil.Process(container.pid).children(recursive=True), psutil.Process(container.pid)]:
             process.kill()
 
 

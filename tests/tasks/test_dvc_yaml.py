@@ -1,6 +1,4 @@
-"""dvc.yaml against the code: what decides a stage's numbers must be in its deps, and nothing
-else.
-"""
+"""dvc.yaml against the code: what decides a stage's numbers must be in its deps, and nothing else."""
 
 import ast
 from importlib import import_module
@@ -38,19 +36,13 @@ def imported(path: Path, found: set[str]) -> set[str]:
     found.add(name)
     tree = ast.parse(path.read_text(encoding="utf-8"))
     blocks = (
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
     )
     only_types = {id(node) for block in blocks for node in ast.walk(block)}
     for node in ast.walk(tree):
         if id(node) in only_types:
             continue
-        if (
-            isinstance(node, ast.ImportFrom)
-            and node.module
-            and node.module.split(".")[0] == "training"
-        ):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "training":
             modules = [node.module] + [f"{node.module}.{alias.name}" for alias in node.names]
             for module in modules:
                 imported(ROOT / f"{module.replace('.', '/')}.py", found)
@@ -111,13 +103,9 @@ def test_the_default_remote_is_the_same_for_every_checkout_of_a_user() -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_watches_the_params_that_dvc_records(stage: str) -> None:
-    assert list(entry(stage).sections) == [
-        key for key in PIPELINE[stage]["params"] if isinstance(key, str)
-    ]
+    assert list(entry(stage).sections) == [key for key in PIPELINE[stage]["params"] if isinstance(key, str)]
 
 
 def test_the_reward_model_depends_on_what_it_reads_of_the_datas_metrics() -> None:
-    assert {"metrics/data.json": list(import_module("training.reward").OF_DATA)} in PIPELINE[
-        "reward"
-    ]["params"]
+    assert {"metrics/data.json": list(import_module("training.reward").OF_DATA)} in PIPELINE["reward"]["params"]
     assert "metrics/data.json" not in PIPELINE["reward"]["deps"]

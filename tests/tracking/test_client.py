@@ -27,9 +27,7 @@ def test_a_database_whose_creation_was_killed_is_made_again(tmp_path: Path) -> N
     assert [experiment.name for experiment in MlflowClient(uri).search_experiments()] == ["Default"]
 
 
-def test_artifacts_go_beside_an_sqlite_file_else_into_the_project_or_to_the_server(
-    tmp_path: Path,
-) -> None:
+def test_artifacts_go_beside_an_sqlite_file_else_into_the_project_or_to_the_server(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     here = (tmp_path / "mlartifacts").as_uri()
     beside = (elsewhere / "mlartifacts").as_uri()

@@ -25,7 +25,7 @@ print(found.status_code, found.json()["experiments"][0]["name"])
 put = asked.put("/api/2.0/mlflow-artifacts/artifacts/kept.txt", content=b"kept", auth=("rlhf", "secret"))
 print(put.status_code, asked.get("/api/2.0/mlflow-artifacts/artifacts/kept.txt", auth=("rlhf", "secret")).text)
 print(asked.get(path, headers={"Host": "foreign.example"}, auth=("rlhf", "secret")).status_code)
-""".replace("SEARCH", SEARCH)  # noqa: E501
+""".replace("SEARCH", SEARCH)
 
 
 async def inner(scope: object, receive: object, send: object) -> None:
@@ -59,9 +59,7 @@ def basic(text: str) -> tuple[str, str]:
         ("/x/health", [], 401),
     ],
 )
-def test_only_the_name_with_its_password_is_answered(
-    path: str, headers: list[tuple[str, str]], expected: int
-) -> None:
+def test_only_the_name_with_its_password_is_answered(path: str, headers: list[tuple[str, str]], expected: int) -> None:
     assert status(path, headers) == expected
 
 
@@ -82,6 +80,4 @@ def test_mlflow_itself_is_behind_it(tmp_path: object) -> None:
         [sys.executable, "-c", ASKED, str(tmp_path)],
         cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
-    assert done.stdout.splitlines() == ["200 401 401 401", "200 Default", "200 kept", "403"], (
-        done.stderr[-2000:]
-    )
+    assert done.stdout.splitlines() == ["200 401 401 401", "200 Default", "200 kept", "403"], done.stderr[-2000:]

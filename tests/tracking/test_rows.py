@@ -2,23 +2,13 @@ from mlflow.entities import Metric
 
 from config.records import MetricRow
 from config.workspace.retraining import Contest, Mean, Safety, Share
-from tracking.rows import (
-    contest_metrics,
-    final_metrics,
-    metric_name,
-    training_metrics,
-)
+from tracking.rows import contest_metrics, final_metrics, metric_name, training_metrics
 
 
 def test_metrics_take_time_and_step_from_the_row() -> None:
     row = MetricRow(time=1000.5, run_id="r", attempt=1, step=7, values={"loss": 0.5})
     (metric,) = training_metrics("sft", row)
-    assert (metric.key, metric.value, metric.timestamp, metric.step) == (
-        "sft/loss",
-        0.5,
-        1000500,
-        7,
-    )
+    assert (metric.key, metric.value, metric.timestamp, metric.step) == ("sft/loss", 0.5, 1000500, 7)
     assert training_metrics("evaluate", row)[0].key == "eval/loss"
 
 
@@ -27,10 +17,7 @@ def test_names_hold_only_what_mlflow_takes() -> None:
 
 
 def test_final_metrics_count_a_boolean_and_leave_null_and_text_out() -> None:
-    results = {
-        "evaluate": {"kl": 1.5, "reward_hacking": True, "gold_base": None, "reason": "text"},
-        "ppo": {},
-    }
+    results = {"evaluate": {"kl": 1.5, "reward_hacking": True, "gold_base": None, "reason": "text"}, "ppo": {}}
     assert {metric.key: metric.value for metric in final_metrics(results, 1.0)} == {
         "eval/kl": 1.5,
         "eval/reward_hacking": 1.0,

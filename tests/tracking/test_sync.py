@@ -74,13 +74,9 @@ class Story:
         folder = self.root / "runs" / "pipeline" / self.run_id
         folder.mkdir(parents=True)
         write(self.params, folder / "params.yaml")
-        self.pipeline(
-            "start", detail={"dvc.remote": "/remote", "git.commit": "abc", "git.dirty": "False"}
-        )
+        self.pipeline("start", detail={"dvc.remote": "/remote", "git.commit": "abc", "git.dirty": "False"})
 
-    def attempt(
-        self, event: str, attempt: int = 1, stage: str = "ppo", code: int | None = None
-    ) -> None:
+    def attempt(self, event: str, attempt: int = 1, stage: str = "ppo", code: int | None = None) -> None:
         self.clock.attempt(stage, attempt, event, exit_code=code)
 
     def steps(self, first: int, last: int, attempt: int = 1, stage: str = "ppo") -> None:
@@ -92,18 +88,14 @@ class Story:
         folder = self.root / "models" / "ppo"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(config)
-        lock = {
-            "stages": {"ppo": {"outs": [{"path": "models/ppo", "md5": content_digest(folder)}]}}
-        }
+        lock = {"stages": {"ppo": {"outs": [{"path": "models/ppo", "md5": content_digest(folder)}]}}}
         for place in (self.root, self.root / "runs" / "pipeline" / self.run_id):
             (place / "dvc.lock").write_text(yaml.safe_dump(lock))
 
     def end(self, state: str = "completed") -> None:
         folder = self.root / "runs" / "pipeline" / self.run_id / "metrics"
         folder.mkdir()
-        (folder / "evaluate.json").write_text(
-            '{"gold_sft": 0.5, "gold_aligned": 0.9, "reward_hacking": false}'
-        )
+        (folder / "evaluate.json").write_text('{"gold_sft": 0.5, "gold_aligned": 0.9, "reward_hacking": false}')
         self.pipeline("end", state=state)
 
     def whole(self) -> None:
@@ -119,10 +111,7 @@ class Story:
         self.steps(1, 3)
         self.attempt("end", code=0)
         self.pipeline(
-            "stage",
-            stage="ppo",
-            attempt=1,
-            detail={"outs": {"models/ppo": DIGEST}, "deps": {"models/sft": "f" * 32}},
+            "stage", stage="ppo", attempt=1, detail={"outs": {"models/ppo": DIGEST}, "deps": {"models/sft": "f" * 32}}
         )
         self.model()
         self.pipeline("stage", stage="evaluate", cached=True, attempt=1)
@@ -131,10 +120,7 @@ class Story:
 
 def history(root: Path, key: str, metric: str) -> list[tuple[int, float]]:
     run = runs(root)[key]
-    return sorted(
-        (point.step, point.value)
-        for point in client(root).get_metric_history(run.info.run_id, metric)
-    )
+    return sorted((point.step, point.value) for point in client(root).get_metric_history(run.info.run_id, metric))
 
 
 def test_a_value_that_is_no_number_arrives_with_its_row(root: Path, params: Params) -> None:
@@ -157,25 +143,17 @@ def test_a_run_that_failed_has_no_results_of_another(root: Path, params: Params)
     story = Story(root, params)
     story.start()
     story.pipeline(
-        "stage",
-        stage="data",
-        cached=True,
-        attempt=4,
-        detail={"outs": {"metrics/data.json": "another digest"}},
+        "stage", stage="data", cached=True, attempt=4, detail={"outs": {"metrics/data.json": "another digest"}}
     )
     story.end("failed")
     (root / "runs/pipeline/r1/metrics/data.json").write_text('{"rows_read": 7}')
     sync(root, params)
     found = runs(root)["r1"]
     assert found.info.status == "FAILED"
-    assert [
-        name for name in found.data.metrics if name.startswith(("eval/", "ppo/", "data/"))
-    ] == []
+    assert [name for name in found.data.metrics if name.startswith(("eval/", "ppo/", "data/"))] == []
 
 
-def test_whole_runs_are_found_named_described_and_say_what_they_changed(
-    root: Path, params: Params
-) -> None:
+def test_whole_runs_are_found_named_described_and_say_what_they_changed(root: Path, params: Params) -> None:
     Story(root, params).whole()
     (root / "runs/pipeline/r1/summary.md").write_text("### Verdict\n\n![key picture](key.svg)\n")
     (root / "runs/pipeline/r1/key.svg").write_text("<svg/>")
@@ -199,10 +177,7 @@ def test_whole_runs_are_found_named_described_and_say_what_they_changed(
         [experiment.experiment_id], "tags.`rlhf.kind` = 'run'", order_by=["attributes.start_time"]
     )
     assert [run.info.run_name for run in found] == ["r1 (ppo)", "brave-otter (dpo)"]
-    assert [run.data.tags["rlhf.changed"] for run in found] == [
-        "first run",
-        "seed: 1 → 2, align.method: ppo → dpo",
-    ]
+    assert [run.data.tags["rlhf.changed"] for run in found] == ["first run", "seed: 1 → 2, align.method: ppo → dpo"]
     assert runs(root)["r1/ppo/1"].info.run_name == "ppo of r1"
     assert (
         found[0]
@@ -222,13 +197,9 @@ def test_whole_runs_are_found_named_described_and_say_what_they_changed(
     assert "key.svg" not in version.description
 
 
-def test_an_adapter_arrives_with_its_base_where_that_is_in_the_project(
-    root: Path, params: Params
-) -> None:
+def test_an_adapter_arrives_with_its_base_where_that_is_in_the_project(root: Path, params: Params) -> None:
     (root / "models/ppo").mkdir(parents=True)
-    (root / "models/ppo/adapter_config.json").write_text(
-        '{"base_model_name_or_path": "../../bases/small"}'
-    )
+    (root / "models/ppo/adapter_config.json").write_text('{"base_model_name_or_path": "../../bases/small"}')
     (root / "bases/small").mkdir(parents=True)
     (root / "bases/small/config.json").write_text("{}")
     Story(root, params).whole()
@@ -238,28 +209,19 @@ def test_an_adapter_arrives_with_its_base_where_that_is_in_the_project(
         folder: {item.path for item in client(root).list_artifacts(run_id, folder)}
         for folder in ("model", "model/models")
     }
-    assert found == {
-        "model": {"model/models", "model/bases"},
-        "model/models": {"model/models/ppo"},
-    }
-    version = client(root).get_model_version_by_alias(
-        params.tracking.registered_model, "challenger"
-    )
+    assert found == {"model": {"model/models", "model/bases"}, "model/models": {"model/models/ppo"}}
+    version = client(root).get_model_version_by_alias(params.tracking.registered_model, "challenger")
     assert version.tags["rlhf.model_folder"] == "models/ppo"
 
 
 def test_an_adapters_bases_from_elsewhere_stay_there(root: Path) -> None:
     (root / "models/ppo").mkdir(parents=True)
     for base in ("organisation/model", "/elsewhere/model", "../../../outside"):
-        (root / "models/ppo/adapter_config.json").write_text(
-            f'{{"base_model_name_or_path": "{base}"}}'
-        )
+        (root / "models/ppo/adapter_config.json").write_text(f'{{"base_model_name_or_path": "{base}"}}')
         assert model_folders(root, "models/ppo") == ["models/ppo"]
 
 
-def test_rows_arrive_once_however_often_they_are_shipped_while_the_run_is_at_work(
-    root: Path, params: Params
-) -> None:
+def test_rows_arrive_once_however_often_they_are_shipped_while_the_run_is_at_work(root: Path, params: Params) -> None:
     story = Story(root, params)
     story.start()
     story.attempt("start")
@@ -287,9 +249,7 @@ def test_shipping_again_after_a_kill_stores_nothing_twice(
     assert history(root, "r1/ppo/1", "ppo/score") == SCORES
     assert len(history(root, "r1", "cost/usd")) == 1
     assert len(runs(root)) == 2
-    assert (
-        len(client(root).search_model_versions(f"name = '{params.tracking.registered_model}'")) == 1
-    )
+    assert len(client(root).search_model_versions(f"name = '{params.tracking.registered_model}'")) == 1
 
 
 def test_the_same_model_gets_no_second_version_and_another_does(root: Path, params: Params) -> None:
@@ -306,9 +266,7 @@ def test_the_same_model_gets_no_second_version_and_another_does(root: Path, para
     assert newest.tags["rlhf.run_id"] == "r3"
 
 
-def test_a_model_that_was_replaced_before_it_could_be_shipped_is_said_to_be(
-    root: Path, params: Params
-) -> None:
+def test_a_model_that_was_replaced_before_it_could_be_shipped_is_said_to_be(root: Path, params: Params) -> None:
     Story(root, params).whole()
     (root / "models" / "ppo" / "config.json").write_text('{"another": "model"}')
     sync(root, params)
@@ -362,9 +320,7 @@ def test_stages_started_by_hand_are_tracked_too(root: Path, params: Params) -> N
     assert runs(root)["manual"].info.status == "FINISHED"
 
 
-def test_an_unreachable_mlflow_is_one_line_and_the_rows_are_shipped_later(
-    root: Path, params: Params
-) -> None:
+def test_an_unreachable_mlflow_is_one_line_and_the_rows_are_shipped_later(root: Path, params: Params) -> None:
     uri = f"http://127.0.0.1:{free_port()}"
     away = params.model_copy(update={"tracking": params.tracking.model_copy(update={"uri": uri})})
     Story(root, away).whole()
@@ -405,10 +361,7 @@ def test_the_background_shipper_ships_while_it_runs_and_the_rest_at_the_end(
 
 
 def test_the_background_shipper_waits_for_a_long_pass_until_somebody_gives_up(
-    root: Path,
-    params: Params,
-    shipper: Callable[[Path, Params], Shipper],
-    monkeypatch: pytest.MonkeyPatch,
+    root: Path, params: Params, shipper: Callable[[Path, Params], Shipper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shipped = threading.Event()
     monkeypatch.setattr(module, "sync", lambda *_, **__: shipped.wait(60))
@@ -465,12 +418,7 @@ def test_an_artifact_whose_server_takes_its_time_to_keep_it_arrives(
         place = f"http://127.0.0.1:{server.server_port}/api/2.0/mlflow-artifacts/artifacts"
         experiment = client(root).create_experiment("slow", artifact_location=place)
         connection = Connection(client(root), experiment)
-        log_folder(
-            connection,
-            connection.client.create_run(experiment).info.run_id,
-            tmp_path / "model",
-            "model",
-        )
+        log_folder(connection, connection.client.create_run(experiment).info.run_id, tmp_path / "model", "model")
         server.shutdown()
     assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "1"
 
@@ -491,12 +439,8 @@ def test_a_run_that_was_deleted_in_mlflow_does_not_hold_the_others_up(
             client(root)._tracking_client.store._hard_delete_run(run_id)
     deleted.steps(2, 3)
     deleted.attempt("end", code=0)
-    deleted.pipeline(
-        "stage", stage="data", cached=True, attempt=4, detail={"outs": {"data/prepared": DIGEST}}
-    )
-    deleted.pipeline(
-        "stage", stage="ppo", attempt=1, detail={"outs": {}, "deps": {"models/sft": "f" * 32}}
-    )
+    deleted.pipeline("stage", stage="data", cached=True, attempt=4, detail={"outs": {"data/prepared": DIGEST}})
+    deleted.pipeline("stage", stage="ppo", attempt=1, detail={"outs": {}, "deps": {"models/sft": "f" * 32}})
     deleted.model()
     deleted.end()
     other = Story(root, params, "r2", now=1.9e9)
@@ -510,9 +454,7 @@ def test_a_run_that_was_deleted_in_mlflow_does_not_hold_the_others_up(
     assert client(root).search_registered_models() == []
 
 
-def test_a_benchmark_arrives_on_the_run_and_on_the_model_version(
-    root: Path, params: Params
-) -> None:
+def test_a_benchmark_arrives_on_the_run_and_on_the_model_version(root: Path, params: Params) -> None:
     Story(root, params).whole()
     sync(root, params)
     page = client(root).get_model_version(params.tracking.registered_model, "1").description

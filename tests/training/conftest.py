@@ -1,6 +1,4 @@
-"""One thread per process unless set otherwise, and a project folder in which every stage has run
-once.
-"""
+"""One thread per process unless set otherwise, and a project folder in which every stage has run once."""
 
 import os
 import shutil
@@ -20,9 +18,7 @@ STREAMS = ("runs", "checkpoints")
 
 @pytest.fixture(autouse=True, scope="session")
 def threads(own_state: None) -> None:
-    """As many as the processes that tests start have; this one's torch was imported before that was
-    decided.
-    """
+    """As many as the processes that tests start have; this one's torch was imported before that was decided."""
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 

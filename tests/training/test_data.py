@@ -50,14 +50,10 @@ def file_source(path: Path, form: str, **columns: str) -> dict[str, Any]:
 
 
 def run(
-    root: Path,
-    source: dict[str, Any],
-    recipe: str = "demo",
-    model: dict[str, Any] | None = None,
-    **settings: Any,
+    root: Path, source: dict[str, Any], recipe: str = "demo", model: dict[str, Any] | None = None, **settings: Any
 ) -> dict[str, Any]:
-    """Run the stage in `root` and return its metrics. `settings` change the data section, `model`
-    the model section.
+    """Run the stage in `root` and return its metrics. `settings` change the data section, `model` the model
+    section.
     """
     content = read(PROJECT / f"recipes/{recipe}.yaml")
     content["data"] |= {"source": source, **settings}
@@ -77,25 +73,19 @@ def rows(root: Path, dataset: str, split: str) -> list[dict[str, Any]]:
 
 
 def prompts(root: Path, split: str) -> set[str]:
-    return {
-        same_prompt_key(row["prompt"]) for dataset in DATASETS for row in rows(root, dataset, split)
-    }
+    return {same_prompt_key(row["prompt"]) for dataset in DATASETS for row in rows(root, dataset, split)}
 
 
 def files(root: Path) -> dict[str, bytes]:
     outputs = [
-        path
-        for folder in ("data", "metrics", "plots")
-        for path in (root / folder).rglob("*")
-        if path.is_file()
+        path for folder in ("data", "metrics", "plots") for path in (root / folder).rglob("*") if path.is_file()
     ]
     return {str(path.relative_to(root)): path.read_bytes() for path in outputs}
 
 
 def pair_rows(count: int = 60) -> list[dict[str, Any]]:
     return [
-        {"prompt": f"question {i}", "chosen": f"a good answer {i}", "rejected": f"a bad one {i}"}
-        for i in range(count)
+        {"prompt": f"question {i}", "chosen": f"a good answer {i}", "rejected": f"a bad one {i}"} for i in range(count)
     ]
 
 
@@ -145,9 +135,7 @@ def test_a_drawn_world_is_prepared_and_its_own_truth_reported(tmp_path: Path) ->
     assert metrics["bayes_accuracy"] == helpdesk.bayes_accuracy(pairs, 0.12, drawn)
 
 
-def test_a_world_with_more_words_than_the_vocabulary_has_entries_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_a_world_with_more_words_than_the_vocabulary_has_entries_is_refused(tmp_path: Path) -> None:
     source = {**HELPDESK, "world": LARGE_WORLD}
     with pytest.raises(ParamsError, match="vocab_size=460 leaves 200 entries") as refusal:
         run(tmp_path, source, model={"random": random_shape(460)})
@@ -156,17 +144,11 @@ def test_a_world_with_more_words_than_the_vocabulary_has_entries_is_refused(
     assert metrics["vocab_size"] == enough
     words = {word for row in rows(tmp_path, "sft", "train") for word in row["prompt"].split()}
     tokenizer = load_tokenizer(tmp_path / "data/tokenizer")
-    split = [
-        ids
-        for ids in encode_responses(tokenizer, [f" {word}" for word in sorted(words)])
-        if len(ids) > 2
-    ]
+    split = [ids for ids in encode_responses(tokenizer, [f" {word}" for word in sorted(words)]) if len(ids) > 2]
     assert len(split) < 0.1 * len(words), "all but words that stand in one text alone"
 
 
-def test_a_world_whose_exchanges_do_not_fit_in_the_context_is_refused_with_what_would_do(
-    tmp_path: Path,
-) -> None:
+def test_a_world_whose_exchanges_do_not_fit_in_the_context_is_refused_with_what_would_do(tmp_path: Path) -> None:
     source = {**HELPDESK, "world": {**LARGE_WORLD, "sentence_words": 20}}
     model = {"random": random_shape(1100)}
     with pytest.raises(ParamsError, match=r"context_length=96 is too short") as refusal:
@@ -178,9 +160,7 @@ def test_a_world_whose_exchanges_do_not_fit_in_the_context_is_refused_with_what_
         run(tmp_path, source, model={**model, "context_length": enough - 1})
 
 
-def test_where_words_in_pieces_fill_the_context_a_vocabulary_that_would_do_is_named(
-    tmp_path: Path,
-) -> None:
+def test_where_words_in_pieces_fill_the_context_a_vocabulary_that_would_do_is_named(tmp_path: Path) -> None:
     source = {**HELPDESK, "world": LARGE_WORLD}
     with pytest.raises(ParamsError, match=r"and so would model.random.vocab_size=\d+") as refusal:
         run(tmp_path, source, model={"random": random_shape(512)})
@@ -193,13 +173,9 @@ def random_shape(vocab_size: int) -> dict[str, Any]:
     return {**shape, "vocab_size": vocab_size}
 
 
-def test_the_truth_of_the_world_is_reported_for_the_rows_that_were_kept(
-    world: tuple[Path, dict[str, Any]],
-) -> None:
+def test_the_truth_of_the_world_is_reported_for_the_rows_that_were_kept(world: tuple[Path, dict[str, Any]]) -> None:
     root, metrics = world
-    assert metrics["bayes_accuracy"] == helpdesk.bayes_accuracy(
-        rows(root, "preference", "test"), 0.12
-    )
+    assert metrics["bayes_accuracy"] == helpdesk.bayes_accuracy(rows(root, "preference", "test"), 0.12)
     assert metrics["gold_sft_mean"] == helpdesk.mean_gold(rows(root, "sft", "train"))
     assert metrics["baseline_bow_low"] < metrics["baseline_bow"] < metrics["baseline_bow_high"]
     assert metrics["baseline_bow"] < metrics["bayes_accuracy"] + 0.1
@@ -210,10 +186,7 @@ def test_the_tokenizer_reads_every_row_back(world: tuple[Path, dict[str, Any]]) 
     tokenizer = load_tokenizer(root / "data/tokenizer")
     assert len(tokenizer) == metrics["vocab_size"] <= 400
     for row in rows(root, "sft", "test"):
-        assert (
-            decode_response(tokenizer, encode_response(tokenizer, row["completion"]))
-            == row["completion"]
-        )
+        assert decode_response(tokenizer, encode_response(tokenizer, row["completion"])) == row["completion"]
     longest = max(
         len(encode_prompt(tokenizer, row["prompt"])) + len(encode_response(tokenizer, row[side]))
         for row in rows(root, "preference", "test")
@@ -222,25 +195,16 @@ def test_the_tokenizer_reads_every_row_back(world: tuple[Path, dict[str, Any]]) 
     assert metrics["preference_test_tokens_max"] == longest
 
 
-def test_the_tokenizer_has_learnt_from_the_train_split_alone(
-    world: tuple[Path, dict[str, Any]],
-) -> None:
+def test_the_tokenizer_has_learnt_from_the_train_split_alone(world: tuple[Path, dict[str, Any]]) -> None:
     root, _ = world
     train = [row for dataset in DATASETS for row in rows(root, dataset, "train")]
-    replies = [
-        row[column]
-        for row in train
-        for column in ("completion", "chosen", "rejected")
-        if column in row
-    ]
+    replies = [row[column] for row in train for column in ("completion", "chosen", "rejected") if column in row]
     prompts = [rendering()(row["prompt"]) for row in train]
     expected = trained_tokenizer(replies + prompts, 400)
     assert load_tokenizer(root / "data/tokenizer").get_vocab() == expected.get_vocab()
 
 
-def test_the_plots_hold_the_baselines_and_every_sequence(
-    world: tuple[Path, dict[str, Any]],
-) -> None:
+def test_the_plots_hold_the_baselines_and_every_sequence(world: tuple[Path, dict[str, Any]]) -> None:
     root, metrics = world
     with (root / "plots/data_baselines.csv").open() as file:
         assert {row["baseline"]: float(row["accuracy"]) for row in csv.DictReader(file)} == {
@@ -249,9 +213,7 @@ def test_the_plots_hold_the_baselines_and_every_sequence(
     with (root / "plots/data_lengths.csv").open() as file:
         histogram = list(csv.DictReader(file))
     sequences = sum(
-        int(row["sequences"])
-        for row in histogram
-        if (row["dataset"], row["split"]) == ("preference", "train")
+        int(row["sequences"]) for row in histogram if (row["dataset"], row["split"]) == ("preference", "train")
     )
     assert sequences == 2 * metrics["preference_train_rows"]
 
@@ -259,27 +221,17 @@ def test_the_plots_hold_the_baselines_and_every_sequence(
 def test_usage_is_recorded_per_phase(world: tuple[Path, dict[str, Any]]) -> None:
     root, _ = world
     usage = jsonl.read(root / "runs/data/usage.jsonl", UsageRow).rows
-    assert [row.phase for row in usage] == [
-        "start",
-        "read",
-        "tokenise",
-        "summarise",
-        "other",
-    ]
+    assert [row.phase for row in usage] == ["start", "read", "tokenise", "summarise", "other"]
     assert usage[1].sequences == 600
     assert usage[2].tokens > 10_000
 
 
-def test_the_same_seed_gives_the_same_bytes(
-    world: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_the_same_seed_gives_the_same_bytes(world: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     run(tmp_path, HELPDESK)
     assert files(tmp_path) == files(world[0])
 
 
-def test_more_rows_move_no_prompt_to_another_split(
-    world: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_more_rows_move_no_prompt_to_another_split(world: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     run(tmp_path, {**HELPDESK, "preference_rows": 350, "sft_rows": 250})
     for split in ("train", "test"):
         assert prompts(world[0], split) <= prompts(tmp_path, split)
@@ -289,9 +241,7 @@ def test_more_rows_move_no_prompt_to_another_split(
 
 
 def vote_lines(pairs: list[dict[str, str]], annotator: str = "ada") -> list[dict[str, Any]]:
-    """One vote a line for the preferred reply, as rlhf label writes them; it is shown second in
-    every other pair.
-    """
+    """One vote a line for the preferred reply, as rlhf label writes them; it is shown second in every other pair."""
     return [
         {
             "prompt": pair["prompt"],
@@ -322,9 +272,7 @@ def test_votes_are_added_to_the_preferences_and_change_nothing_else(
         assert all(row in pairs for row in after[len(before) :])
     before, after = files(world[0]), files(tmp_path)
     same = [
-        name
-        for name in before
-        if name.startswith(("data/tokenizer", "data/prepared/sft", "data/prepared/prompts"))
+        name for name in before if name.startswith(("data/tokenizer", "data/prepared/sft", "data/prepared/prompts"))
     ]
     assert len(same) >= 6
     assert [name for name in same if before[name] != after[name]] == []
@@ -340,20 +288,12 @@ def test_nobody_has_voted_yet(world: tuple[Path, dict[str, Any]], tmp_path: Path
 # ---------------------------------------------------------------- files
 
 
-def test_demonstrations_and_prompts_come_from_the_pairs_unless_they_have_a_source(
-    tmp_path: Path,
-) -> None:
+def test_demonstrations_and_prompts_come_from_the_pairs_unless_they_have_a_source(tmp_path: Path) -> None:
     pairs = file_source(jsonl_file(tmp_path / "pairs.jsonl", pair_rows()), "pairs")
     metrics = run(tmp_path, pairs)
     assert metrics["rows_read"] == 60
-    assert (
-        metrics["sft_train_rows"]
-        == metrics["preference_train_rows"]
-        == metrics["prompts_train_rows"]
-    )
-    assert all(
-        row["completion"].startswith("a good answer") for row in rows(tmp_path, "sft", "train")
-    )
+    assert metrics["sft_train_rows"] == metrics["preference_train_rows"] == metrics["prompts_train_rows"]
+    assert all(row["completion"].startswith("a good answer") for row in rows(tmp_path, "sft", "train"))
     assert metrics["bayes_accuracy"] is None
 
     demonstrations = jsonl_file(
@@ -376,13 +316,10 @@ def talk(text: str) -> list[dict[str, str]]:
 
 
 def test_a_prompt_is_rendered_in_one_way_whatever_source_it_came_from(tmp_path: Path) -> None:
-    """Plain pairs beside demonstrations that are conversations: all prompts are conversations
-    then.
-    """
+    """Plain pairs beside demonstrations that are conversations: all prompts are conversations then."""
     pairs = pair_rows()
     demonstrations = jsonl_file(
-        tmp_path / "demonstrations.jsonl",
-        [{"prompt": talk(row["prompt"]), "completion": "done"} for row in pairs],
+        tmp_path / "demonstrations.jsonl", [{"prompt": talk(row["prompt"]), "completion": "done"} for row in pairs]
     )
     votes = jsonl_file(tmp_path / "votes.jsonl", vote_lines(pairs))
     run(
@@ -395,16 +332,12 @@ def test_a_prompt_is_rendered_in_one_way_whatever_source_it_came_from(tmp_path: 
     for dataset in ("sft", "preference", "prompts"):
         for row in rows(tmp_path, dataset, "train"):
             assert isinstance(row["prompt"], list)
-            rendered.setdefault(prompt_text(row["prompt"]), set()).add(
-                render_prompt(tokenizer, row["prompt"])
-            )
+            rendered.setdefault(prompt_text(row["prompt"]), set()).add(render_prompt(tokenizer, row["prompt"]))
     assert len(rendered) > 20
     assert {len(ways) for ways in rendered.values()} == {1}
 
 
-def test_votes_on_conversations_do_not_change_how_plain_prompts_are_rendered(
-    tmp_path: Path,
-) -> None:
+def test_votes_on_conversations_do_not_change_how_plain_prompts_are_rendered(tmp_path: Path) -> None:
     pairs = pair_rows()
     spoken = [{**row, "prompt": talk(row["prompt"])} for row in pairs]
     votes = jsonl_file(tmp_path / "votes.jsonl", vote_lines(spoken))
@@ -418,17 +351,10 @@ def test_votes_on_conversations_do_not_change_how_plain_prompts_are_rendered(
 
 
 def test_refused_rows_are_in_the_quarantine_file_and_counted_by_reason(tmp_path: Path) -> None:
-    bad = [
-        {"prompt": "p", "chosen": True, "rejected": "b"},
-        {"prompt": "p", "chosen": "a", "rejected": " "},
-    ]
-    metrics = run(
-        tmp_path, file_source(jsonl_file(tmp_path / "pairs.jsonl", [*pair_rows(), *bad]), "pairs")
-    )
+    bad = [{"prompt": "p", "chosen": True, "rejected": "b"}, {"prompt": "p", "chosen": "a", "rejected": " "}]
+    metrics = run(tmp_path, file_source(jsonl_file(tmp_path / "pairs.jsonl", [*pair_rows(), *bad]), "pairs"))
     quarantine = list(jsonl.plain(tmp_path / "data/prepared/quarantine.jsonl"))
-    assert [
-        (row["reason"], row["number"], row["column"], row["original"]) for row in quarantine
-    ] == [
+    assert [(row["reason"], row["number"], row["column"], row["original"]) for row in quarantine] == [
         ("wrong_type", 61, "chosen", bad[0]),
         ("empty", 62, "rejected", bad[1]),
     ]
@@ -436,9 +362,7 @@ def test_refused_rows_are_in_the_quarantine_file_and_counted_by_reason(tmp_path:
     assert (metrics["quarantined_wrong_type"], metrics["quarantined_empty"]) == (1, 1)
 
 
-def test_above_the_limit_the_prepared_data_stays_and_the_refused_rows_can_be_looked_at(
-    tmp_path: Path,
-) -> None:
+def test_above_the_limit_the_prepared_data_stays_and_the_refused_rows_can_be_looked_at(tmp_path: Path) -> None:
     source = tmp_path / "pairs.jsonl"
     run(tmp_path, file_source(jsonl_file(source, pair_rows()), "pairs"))
     before = files(tmp_path)
@@ -453,23 +377,15 @@ def test_above_the_limit_the_prepared_data_stays_and_the_refused_rows_can_be_loo
 
 def test_a_prompt_that_fills_the_context_is_quarantined_with_its_tokens(tmp_path: Path) -> None:
     long = {"prompt": "x y z " * 60, "chosen": "a", "rejected": "b"}
-    metrics = run(
-        tmp_path, file_source(jsonl_file(tmp_path / "pairs.jsonl", [*pair_rows(), long]), "pairs")
-    )
+    metrics = run(tmp_path, file_source(jsonl_file(tmp_path / "pairs.jsonl", [*pair_rows(), long]), "pairs"))
     (refused,) = jsonl.plain(tmp_path / "data/prepared/quarantine.jsonl")
-    assert (refused["reason"], refused["number"], refused["original"]) == (
-        "prompt_fills_context",
-        61,
-        long,
-    )
+    assert (refused["reason"], refused["number"], refused["original"]) == ("prompt_fills_context", 61, long)
     assert metrics["rows_kept"] == 60
     assert max(metrics[f"prompts_{split}_tokens_max"] for split in ("train", "test")) < 96
 
 
 def test_a_source_that_has_nothing_for_its_dataset_is_refused(tmp_path: Path) -> None:
-    demonstrations = jsonl_file(
-        tmp_path / "demonstrations.jsonl", [{"prompt": "p", "completion": "a"}]
-    )
+    demonstrations = jsonl_file(tmp_path / "demonstrations.jsonl", [{"prompt": "p", "completion": "a"}])
     with pytest.raises(ParamsError, match=r"data\.source\.format=instructions"):
         run(tmp_path, file_source(demonstrations, "instructions"))
     with pytest.raises(ParamsError, match=r"data\.sft_source\.format=prompts"):
@@ -481,10 +397,7 @@ def test_the_tokenizer_of_a_base_model_is_used_with_the_prompt_template(tmp_path
     base.save_pretrained(tmp_path / "base")
     source = file_source(jsonl_file(tmp_path / "pairs.jsonl", pair_rows()), "pairs")
     metrics = run(
-        tmp_path,
-        source,
-        model={"path": str(tmp_path / "base"), "random": None},
-        prompt_template="Q: {prompt}\nA:",
+        tmp_path, source, model={"path": str(tmp_path / "base"), "random": None}, prompt_template="Q: {prompt}\nA:"
     )
     tokenizer = load_tokenizer(tmp_path / "data/tokenizer")
     assert metrics["vocab_size"] == len(base)
@@ -494,20 +407,14 @@ def test_the_tokenizer_of_a_base_model_is_used_with_the_prompt_template(tmp_path
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("content", "named"),
-    [('{"prompt": "p", "cho', "line 1"), ('{"prompt": "p", "chosen": "a"}\n', "'rejected'")],
+    ("content", "named"), [('{"prompt": "p", "cho', "line 1"), ('{"prompt": "p", "chosen": "a"}\n', "'rejected'")]
 )
 def test_the_process_ends_with_2_and_one_line_on_a_bad_file_and_leaves_no_output(
     tmp_path: Path, content: str, named: str
 ) -> None:
     (tmp_path / "pairs.jsonl").write_text(content)
     params = read(PROJECT / "recipes/demo.yaml")
-    params["data"]["source"] = {
-        "kind": "file",
-        "path": "pairs.jsonl",
-        "format": "pairs",
-        "columns": {},
-    }
+    params["data"]["source"] = {"kind": "file", "path": "pairs.jsonl", "format": "pairs", "columns": {}}
     write(validate(params, "test"), tmp_path / "params.yaml")
     environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
     done = subprocess.run(
@@ -530,23 +437,11 @@ def test_the_process_ends_with_2_and_one_line_on_a_bad_file_and_leaves_no_output
 
 
 def test_real_votes_come_through_the_recipe(tmp_path: Path) -> None:
-    source = {
-        **read(PROJECT / "recipes/votes-cpu.yaml")["data"]["source"],
-        "path": str(REAL / "pandalm_votes.json"),
-    }
+    source = {**read(PROJECT / "recipes/votes-cpu.yaml")["data"]["source"], "path": str(REAL / "pandalm_votes.json")}
     # room for every prompt, so that only dirty rows are refused
-    metrics = run(
-        tmp_path, source, "votes-cpu", model={"context_length": 1024}, max_quarantine_fraction=0.1
-    )
-    assert (
-        metrics["rows_read"],
-        metrics["quarantined_wrong_type"],
-        metrics["quarantined_empty"],
-    ) == (90, 6, 3)
-    kept = (
-        sum(metrics[f"preference_{split}_rows"] for split in ("train", "test"))
-        + metrics["preference_duplicates"]
-    )
+    metrics = run(tmp_path, source, "votes-cpu", model={"context_length": 1024}, max_quarantine_fraction=0.1)
+    assert (metrics["rows_read"], metrics["quarantined_wrong_type"], metrics["quarantined_empty"]) == (90, 6, 3)
+    kept = sum(metrics[f"preference_{split}_rows"] for split in ("train", "test")) + metrics["preference_duplicates"]
     assert metrics["ties_dropped"] == 21  # 20 even, and one vote against two ties
     assert kept + metrics["ties_dropped"] + metrics["rows_quarantined"] == 90
     assert not prompts(tmp_path, "train") & prompts(tmp_path, "test")
@@ -561,9 +456,7 @@ def test_real_trees_demonstrations_and_prompts_come_through(tmp_path: Path) -> N
         model={"context_length": 100_000},
         max_prompt_chars=100_000,
         max_response_chars=100_000,
-        sft_source=file_source(
-            REAL / "gsm8k.jsonl", "instructions", prompt="question", completion="answer"
-        ),
+        sft_source=file_source(REAL / "gsm8k.jsonl", "instructions", prompt="question", completion="answer"),
         prompt_source=file_source(REAL / "oasst_prompts.jsonl", "prompts"),
     )
     assert metrics["rows_read"] == 1145 + 60 + 40

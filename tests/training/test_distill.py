@@ -1,5 +1,5 @@
-"""Stage `distill`: what it computes against plain torch, what it leaves behind, and that a run that
-was killed or divided ends where an undisturbed one does.
+"""Stage `distill`: what it computes against plain torch, what it leaves behind, and that a run that was killed or
+divided ends where an undisturbed one does.
 """
 
 import json
@@ -64,9 +64,7 @@ def test_it_leaves_a_model_that_loads_and_figures_of_both(undisturbed: Path) -> 
     assert found["parameters_student"] < found["parameters_teacher"] / 3
     assert 0 < found["loss"] < 10
     assert 0 <= found["agreement"] <= 1
-    student = load_policy(
-        undisturbed / "models/distill", params().model, own_tokenizer(undisturbed)
-    )
+    student = load_policy(undisturbed / "models/distill", params().model, own_tokenizer(undisturbed))
     assert student.num_parameters() == found["parameters_student"]
     rows = metric_rows(undisturbed, "distill")
     assert ["agreement" in row.values for row in rows] == [False] * 2 + [True] * 6
@@ -123,8 +121,8 @@ def plain_distillation(
     batches: list[tuple[list[list[int]], list[int], list[list[int]]]],
     settings: Distill,
 ) -> Plain:
-    """The same in plain torch: dense logits, one sequence at a time. `batches` are (sequences,
-    where responses start, mini-batches) of every update.
+    """The same in plain torch: dense logits, one sequence at a time. `batches` are (sequences, where responses start,
+    mini-batches) of every update.
     """
     optimizer = torch.optim.AdamW(student.parameters(), lr=1.0, weight_decay=0.0)
     losses, rates, norms = [], [], []
@@ -137,13 +135,9 @@ def plain_distillation(
             for i in rows:
                 ids, targets = torch.tensor([sequences[i]]), torch.tensor(sequences[i])
                 place = slice(starts[i] - 1, len(sequences[i]) - 1)
-                q = torch.log_softmax(
-                    student(input_ids=ids).logits[0, place] / settings.temperature, dim=1
-                )
+                q = torch.log_softmax(student(input_ids=ids).logits[0, place] / settings.temperature, dim=1)
                 with torch.no_grad():
-                    p = torch.log_softmax(
-                        teacher(input_ids=ids).logits[0, place] / settings.temperature, dim=1
-                    )
+                    p = torch.log_softmax(teacher(input_ids=ids).logits[0, place] / settings.temperature, dim=1)
                 if update < settings.sft_updates:
                     loss = loss - q.gather(1, targets[starts[i] :, None]).sum()
                 else:
@@ -213,9 +207,7 @@ def test_lmbda_is_the_share_of_prompts_that_the_student_answers() -> None:
     assert [responses(share, 3) for share in (0.0, 0.25, 0.5)] == [0, 2, 4]
 
 
-def test_a_student_that_runs_away_is_stopped(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_student_that_runs_away_is_stopped(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     root = project("distill", distill={"sft_updates": 0, "updates": 12})
     stage, run = open_stage(root, "distill")
     lengths = iter([(16.0, 1.0)] * 6 + [(16.0, 0.1)] * 6)
@@ -247,9 +239,7 @@ def tiny_student(changes: dict[str, Any]) -> dict[str, Any]:
     return {"path": None, "revision": None, "random": None, "layers": None} | changes
 
 
-@pytest.mark.parametrize(
-    "lora", [None, {"rank": 2, "alpha": 4.0, "modules": ["q"], "dropout": 0.0}]
-)
+@pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 4.0, "modules": ["q"], "dropout": 0.0}])
 def test_a_student_from_a_folder_learns_whole_or_with_an_adapter(
     project: Project, lora: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,9 +276,7 @@ def test_a_student_of_another_tokenizer_is_refused_before_anything_is_sampled(
 # ---------------------------------------------------------------- no student
 
 
-def test_without_a_section_the_stage_says_so_and_keeps_an_earlier_student(
-    project: Project, undisturbed: Path
-) -> None:
+def test_without_a_section_the_stage_says_so_and_keeps_an_earlier_student(project: Project, undisturbed: Path) -> None:
     root = project("distill")
     assert run_main(root, "distill") == 0
     assert all((root / out).exists() for out in OUTS)
@@ -315,9 +303,7 @@ def test_a_run_killed_and_stopped_on_its_way_ends_with_the_bits_of_the_undisturb
 
 @pytest.mark.integration
 @pytest.mark.parametrize("sharding", ["none", pytest.param("zero3", marks=pytest.mark.slow)])
-def test_two_processes_go_the_way_of_one(
-    project: Project, undisturbed: Path, sharding: str
-) -> None:
+def test_two_processes_go_the_way_of_one(project: Project, undisturbed: Path, sharding: str) -> None:
     root = project("distill", distill={})
     place = {"default": {"pool": "local", "processes": 1, "sharding": sharding, "offload": False}}
     write(params(distill={}, where=place), root / "params.yaml")

@@ -70,12 +70,7 @@ def test_pairs_that_are_too_long_are_left_out_and_counted(project: Project) -> N
     assert 0 < len(pairs.rows) < total
     assert len(pairs.rows) + pairs.too_long == total
     assert (
-        max(
-            len(row["prompt_ids"] + row[side])
-            for row in pairs.rows
-            for side in ("chosen_ids", "rejected_ids")
-        )
-        <= 50
+        max(len(row["prompt_ids"] + row[side]) for row in pairs.rows for side in ("chosen_ids", "rejected_ids")) <= 50
     )
 
 
@@ -89,14 +84,8 @@ def test_the_margin_is_beta_times_what_the_chosen_reply_gained_over_the_other() 
     assert margins(policy, ref, 0.5).tolist() == [1.5, -1.5]
     found = judged(policy, ref, 0.5)
     assert found["accuracy"] == 0.5
-    assert (found["chosen_logps_change"], found["rejected_logps_change"], found["margin"]) == (
-        0.0,
-        0.0,
-        0.0,
-    )
-    assert found["eval_loss"] == pytest.approx(
-        (math.log1p(math.exp(-1.5)) + math.log1p(math.exp(1.5))) / 2
-    )
+    assert (found["chosen_logps_change"], found["rejected_logps_change"], found["margin"]) == (0.0, 0.0, 0.0)
+    assert found["eval_loss"] == pytest.approx((math.log1p(math.exp(-1.5)) + math.log1p(math.exp(1.5))) / 2)
 
 
 def test_reply_logps_are_those_of_the_reply_alone_after_its_prompt(finished: Path) -> None:
@@ -107,31 +96,17 @@ def test_reply_logps_are_those_of_the_reply_alone_after_its_prompt(finished: Pat
     with torch.no_grad():
         found = reply_logps(model, rows, stage)
         for i, row in enumerate(rows[:4]):
-            for side, value in (
-                ("chosen_ids", found.chosen[i]),
-                ("rejected_ids", found.rejected[i]),
-            ):
+            for side, value in (("chosen_ids", found.chosen[i]), ("rejected_ids", found.rejected[i])):
                 ids = torch.tensor([row["prompt_ids"] + row[side]])
-                logprobs = torch.log_softmax(model(input_ids=ids).logits[0, :-1], dim=-1).gather(
-                    1, ids[0, 1:, None]
-                )
-                assert float(value) == pytest.approx(
-                    float(logprobs[len(row["prompt_ids"]) - 1 :].sum()), abs=1e-3
-                )
+                logprobs = torch.log_softmax(model(input_ids=ids).logits[0, :-1], dim=-1).gather(1, ids[0, 1:, None])
+                assert float(value) == pytest.approx(float(logprobs[len(row["prompt_ids"]) - 1 :].sum()), abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("loss", "first"), [("sigmoid", math.log(2)), ("robust", math.log(2)), ("ipo", 25.0)]
-)
+@pytest.mark.parametrize(("loss", "first"), [("sigmoid", math.log(2)), ("robust", math.log(2)), ("ipo", 25.0)])
 def test_the_first_loss_is_that_of_a_policy_that_is_its_own_reference(
     project: Project, loss: str, first: float
 ) -> None:
-    changes = {
-        "max_steps": 1,
-        "loss": loss,
-        "label_smoothing": 0.1 if loss == "robust" else 0.0,
-        "beta": 0.1,
-    }
+    changes = {"max_steps": 1, "loss": loss, "label_smoothing": 0.1 if loss == "robust" else 0.0, "beta": 0.1}
     root = project("dpo", dpo=changes)
     work(root, "dpo")
     values = metric_rows(root, "dpo")[0].values
@@ -195,9 +170,7 @@ def test_logps_of_pairs_are_those_of_each_sequence_alone(budget_tokens: int) -> 
         model, [ids for pair in pairs for ids in pair], [n for n in lengths for _ in "12"], 1.0, 999
     )
     sums = torch.stack([each.double().sum() for each in alone]).view(-1, 2)
-    torch.testing.assert_close(
-        pair_logps(model, pairs, lengths, budget_tokens), sums, atol=1e-5, rtol=0
-    )
+    torch.testing.assert_close(pair_logps(model, pairs, lengths, budget_tokens), sums, atol=1e-5, rtol=0)
 
 
 # ---------------------------------------------------------------- training
@@ -218,11 +191,7 @@ def test_the_figures_are_those_of_the_saved_model_against_sft(undisturbed: Path)
     rows = read_pairs(stage, "test").rows
     with torch.no_grad():
         policy, ref = (
-            reply_logps(
-                load_policy(undisturbed / "models" / name, params().model, tokenizer).eval(),
-                rows,
-                stage,
-            )
+            reply_logps(load_policy(undisturbed / "models" / name, params().model, tokenizer).eval(), rows, stage)
             for name in ("dpo", "sft")
         )
     expected = judged(policy, ref, params().dpo.beta)
@@ -248,8 +217,7 @@ def test_every_token_is_accounted_in_the_phase_that_read_it(undisturbed: Path) -
     }
     rows = jsonl.read(undisturbed / "runs/dpo/usage.jsonl", UsageRow).rows
     spent = {
-        phase: sum(row.tokens for row in rows if row.phase == phase)
-        for phase in ("reference", "train", "evaluate")
+        phase: sum(row.tokens for row in rows if row.phase == phase) for phase in ("reference", "train", "evaluate")
     }
     assert spent == {
         "reference": tokens["train"] + tokens["test"],
@@ -261,11 +229,7 @@ def test_every_token_is_accounted_in_the_phase_that_read_it(undisturbed: Path) -
 def test_micro_batches_do_not_change_the_trajectory(project: Project) -> None:
     weights = []
     for micro_batch_size in (8, 2):
-        root = project(
-            "dpo",
-            f"micro-{micro_batch_size}",
-            dpo={"max_steps": 4, "micro_batch_size": micro_batch_size},
-        )
+        root = project("dpo", f"micro-{micro_batch_size}", dpo={"max_steps": 4, "micro_batch_size": micro_batch_size})
         work(root, "dpo")
         weights.append(load_file(root / "models/dpo/model.safetensors"))
     for name, weight in weights[0].items():
@@ -288,13 +252,9 @@ def test_a_run_killed_and_stopped_on_its_way_ends_with_the_bits_of_the_undisturb
 def test_an_adapter_learns_on_the_sft_model_which_is_its_reference(project: Project) -> None:
     lora = {"rank": 4, "alpha": 8.0, "modules": ["q", "v", "up"], "dropout": 0.0}
     changes = {"lora": lora, "max_steps": 15, "learning_rate": 1.2e-2}
-    straight, interrupted = (
-        project("dpo", name, dpo=changes) for name in ("straight", "interrupted")
-    )
+    straight, interrupted = (project("dpo", name, dpo=changes) for name in ("straight", "interrupted"))
     work(straight, "dpo")
-    assert {"adapter_model.safetensors", "adapter_config.json"} < set(
-        names(straight / "models/dpo")
-    )
+    assert {"adapter_model.safetensors", "adapter_config.json"} < set(names(straight / "models/dpo"))
     assert "model.safetensors" not in names(straight / "models/dpo")
     losses = [row.values["loss"] for row in metric_rows(straight, "dpo") if "loss" in row.values]
     assert losses[0] == pytest.approx(math.log(2), rel=1e-4)
@@ -322,14 +282,8 @@ def test_no_fitting_pair_is_a_mistake_of_the_user(project: Project) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (
-            {"batch_size": 8, "micro_batch_size": 3},
-            r"dpo\.batch_size=8 does not split into dpo\.micro_batch_size=3",
-        ),
-        (
-            {"label_smoothing": 0.1},
-            r"dpo\.label_smoothing=0\.1 has no effect with dpo\.loss=sigmoid",
-        ),
+        ({"batch_size": 8, "micro_batch_size": 3}, r"dpo\.batch_size=8 does not split into dpo\.micro_batch_size=3"),
+        ({"label_smoothing": 0.1}, r"dpo\.label_smoothing=0\.1 has no effect with dpo\.loss=sigmoid"),
         ({"max_length": 97}, r"dpo\.max_length=97 does not fit in model\.context_length=96"),
         ({"beta": 0.0}, r"dpo\.beta=0\.0"),
     ],

@@ -30,13 +30,9 @@ OUTPUTS = ("metrics/evaluate.json", "plots/evaluate.csv", "evaluation/samples.js
 MODELS = models(params())
 
 
-def answers(
-    rewards: list[float], golds: list[float] | None = None, lengths: list[int] | None = None
-) -> Answers:
+def answers(rewards: list[float], golds: list[float] | None = None, lengths: list[int] | None = None) -> Answers:
     count = len(rewards)
-    return Answers(
-        ["a b"] * count, lengths or [5] * count, [True] * count, rewards, golds, [0.5] * count
-    )
+    return Answers(["a b"] * count, lengths or [5] * count, [True] * count, rewards, golds, [0.5] * count)
 
 
 # ---------------------------------------------------------------- figures
@@ -48,9 +44,7 @@ def test_the_comparison_is_of_the_aligned_model_with_sft() -> None:
     result = compare({"base": base, "sft": sft, "aligned": aligned}, 0.95, seed=1)
     assert result["win_rate_reward"] == 0.75
     assert result["win_rate_gold"] == 2.5 / 4
-    assert (result["gold_base"], result["gold_sft"], result["gold_aligned"]) == pytest.approx(
-        (0.1, 0.5, 0.525)
-    )
+    assert (result["gold_base"], result["gold_sft"], result["gold_aligned"]) == pytest.approx((0.1, 0.5, 0.525))
     assert result["reward_gain"] == pytest.approx(0.5)
     assert (result["kl"], result["prompts"], result["ties_gold"]) == (0.5, 4, 1)
     assert result["win_rate_gold_low"] < 2.5 / 4 < result["win_rate_gold_high"]
@@ -68,9 +62,7 @@ def test_the_rate_of_right_items_is_that_of_the_aligned_replies() -> None:
 
 
 def test_without_a_gold_score_its_figures_are_null() -> None:
-    result = compare(
-        {name: answers([float(i), 1.0, 2.0]) for i, name in enumerate(MODELS)}, 0.95, seed=1
-    )
+    result = compare({name: answers([float(i), 1.0, 2.0]) for i, name in enumerate(MODELS)}, 0.95, seed=1)
     gold = (
         "gold_base",
         "gold_sft",
@@ -99,18 +91,12 @@ def test_a_description_holds_means_over_the_prompts() -> None:
     )
 
 
-def test_the_sft_model_is_its_own_reference_and_gold_scores_are_of_the_texts(
-    finished: Path,
-) -> None:
+def test_the_sft_model_is_its_own_reference_and_gold_scores_are_of_the_texts(finished: Path) -> None:
     rows = list(jsonl.plain(finished / "evaluation/samples.jsonl"))
     assert len(rows) == 4
     for row in rows:
         assert all(row[f"gold_{name}"] == gold_score(row["prompt"], row[name]) for name in MODELS)
-    values = {
-        name: value
-        for row in metric_rows(finished, "evaluate")
-        for name, value in row.values.items()
-    }
+    values = {name: value for row in metric_rows(finished, "evaluate") for name, value in row.values.items()}
     assert values["sft_kl"] == pytest.approx(0, abs=1e-5)
     assert values["base_kl"] > 0.1
     assert metrics(finished, "evaluate")["gold_sft"] == values["sft_gold"]
@@ -138,8 +124,7 @@ def test_the_answers_do_not_depend_on_the_batch(project: Project, finished: Path
     root = project("evaluate", evaluate={"batch_size": 5})
     work(root, "evaluate")
     replies = [
-        [[row[name] for name in MODELS] for row in jsonl.plain(place / OUTPUTS[2])]
-        for place in (root, finished)
+        [[row[name] for name in MODELS] for row in jsonl.plain(place / OUTPUTS[2])] for place in (root, finished)
     ]
     assert replies[0] == replies[1]
 
@@ -186,16 +171,13 @@ def test_no_room_for_an_answer_is_a_mistake_of_the_user(project: Project) -> Non
         run(stage)
 
 
-def test_what_people_voted_on_the_replies_is_the_judges_verdict(
-    project: Project, finished: Path
-) -> None:
+def test_what_people_voted_on_the_replies_is_the_judges_verdict(project: Project, finished: Path) -> None:
     rows = list(jsonl.plain(finished / OUTPUTS[2]))
     people = {"kind": "people", "path": "data/judge/votes.jsonl", "fewest": 3}
     root = project("evaluate", evaluate={"judge": people})
     (root / "data/judge").mkdir()
     votes = [
-        {"prompt": row["prompt"], "response1": row["sft"], "response2": row["aligned"], "vote": 2}
-        for row in rows
+        {"prompt": row["prompt"], "response1": row["sft"], "response2": row["aligned"], "vote": 2} for row in rows
     ]
     write_jsonl(root / "data/judge/votes.jsonl", votes)
     work(root, "evaluate")
@@ -221,8 +203,7 @@ def test_a_reward_model_of_the_judges_own_learns_from_its_own_pairs(project: Pro
     assert found["judge"] == "reward model of its own"
     assert 0 < found["judge_accuracy"] < 1
     ours, the_judges = (
-        (root / place / "models/reward/model.safetensors").read_bytes()
-        for place in ("", "evaluation/judge")
+        (root / place / "models/reward/model.safetensors").read_bytes() for place in ("", "evaluation/judge")
     )
     assert ours != the_judges
 
@@ -230,9 +211,7 @@ def test_a_reward_model_of_the_judges_own_learns_from_its_own_pairs(project: Pro
 # ---------------------------------------------------------------- resume
 
 
-def test_a_stop_after_any_model_goes_on_to_the_same_figures(
-    project: Project, finished: Path
-) -> None:
+def test_a_stop_after_any_model_goes_on_to_the_same_figures(project: Project, finished: Path) -> None:
     root = project("evaluate")
     for _ in MODELS:
         stage, run = open_stage(root, "evaluate")
@@ -261,21 +240,11 @@ def test_a_run_killed_on_its_way_ends_with_the_figures_of_the_undisturbed_one(
 
 # ---------------------------------------------------------------- reward hacking
 
-STEPS = {
-    "batch_size": 16,
-    "micro_batch_size": 16,
-    "checkpoint_every_steps": 1000,
-    "log_every_steps": 10,
-}
+STEPS = {"batch_size": 16, "micro_batch_size": 16, "checkpoint_every_steps": 1000, "log_every_steps": 10}
 HACKABLE = {
     "model": {"random": params().model.random.model_dump() | {"width": 64, "mlp_width": 128}},  # type: ignore[union-attr]
     "data": {
-        "source": {
-            **params().data.source.model_dump(),
-            "sft_rows": 2000,
-            "preference_rows": 600,
-            "prompt_rows": 2000,
-        }
+        "source": {**params().data.source.model_dump(), "sft_rows": 2000, "preference_rows": 600, "prompt_rows": 2000}
     },
     "sft": {**STEPS, "max_steps": 220, "learning_rate": 1.0e-2},
     "reward": {**STEPS, "max_steps": 40, "learning_rate": 2.0e-3},
@@ -316,18 +285,13 @@ def like_careful_ones(written: str, prompt: str, rng: random.Random) -> tuple[st
 @pytest.mark.slow
 @pytest.mark.parametrize(("taste", "hacked"), [(like_a_filler, True), (like_careful_ones, False)])
 def test_ppo_against_a_broken_reward_model_is_hacking_and_a_sound_one_raises_gold(
-    demonstrated: Path,
-    tmp_path: Path,
-    taste: Callable[[str, str, random.Random], tuple[str, str]],
-    hacked: bool,
+    demonstrated: Path, tmp_path: Path, taste: Callable[[str, str, random.Random], tuple[str, str]], hacked: bool
 ) -> None:
     root = tmp_path / "project"
     shutil.copytree(demonstrated, root)
     for split in ("train", "test"):
         path, rng = root / f"data/prepared/preference/{split}.jsonl", random.Random(1)
-        pairs = [
-            (row["prompt"], *taste(row["chosen"], row["prompt"], rng)) for row in jsonl.plain(path)
-        ]
+        pairs = [(row["prompt"], *taste(row["chosen"], row["prompt"], rng)) for row in jsonl.plain(path)]
         write_jsonl(
             path,
             [
@@ -346,8 +310,7 @@ def test_ppo_against_a_broken_reward_model_is_hacking_and_a_sound_one_raises_gol
     for count in (*range(2, 30), *range(30, 300, 10)):
         few = {
             name: answers(
-                [row[f"reward_{name}"] for row in rows[:count]],
-                [row[f"gold_{name}"] for row in rows[:count]],
+                [row[f"reward_{name}"] for row in rows[:count]], [row[f"gold_{name}"] for row in rows[:count]]
             )
             for name in MODELS
         }
@@ -357,9 +320,7 @@ def test_ppo_against_a_broken_reward_model_is_hacking_and_a_sound_one_raises_gol
 # ---------------------------------------------------------------- a student
 
 
-def test_a_student_answers_beside_the_others_and_is_held_against_the_aligned_model(
-    project: Project,
-) -> None:
+def test_a_student_answers_beside_the_others_and_is_held_against_the_aligned_model(project: Project) -> None:
     root = project("distill", distill={})
     work(root, "distill")
     work(root, "evaluate")

@@ -1,5 +1,5 @@
-"""A method that is one file in config/methods is trained and planned like the others; the file is
-docs/tour.md's example.
+"""A method that is one file in config/methods is trained and planned like the others; the file is docs/tour.md's
+example.
 """
 
 import os
@@ -40,9 +40,7 @@ def test_a_fifth_method_is_one_file(project: Callable[..., Path], tmp_path: Path
     for package in ("config", "costs", "training"):
         shutil.copytree(ROOT / package, checkout / package)
     shutil.copy(ROOT / "dvc.yaml", checkout)
-    example = re.search(
-        r"```python\n# config/methods/reinforce\.py\n(.*?)```", TOUR.read_text(), re.S
-    )
+    example = re.search(r"```python\n# config/methods/reinforce\.py\n(.*?)```", TOUR.read_text(), re.S)
     assert example is not None
     (checkout / "config/methods/reinforce.py").write_text(example[1], encoding="utf-8")
     content = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))

@@ -1,5 +1,5 @@
-"""The data that dvc.yaml says a stage depends on are the files that it opens, as Linux sees it:
-Python's own trace misses what safetensors, tokenizers and Arrow read.
+"""The data that dvc.yaml says a stage depends on are the files that it opens, as Linux sees it: Python's own trace
+misses what safetensors, tokenizers and Arrow read.
 """
 
 import ctypes

@@ -15,15 +15,7 @@ from config.load import write
 from config.methods.ppo import Ppo
 from config.records import UsageRow
 from tests.training.support.processes import killed_stopped_and_resumed, metric_rows, metrics
-from tests.training.support.tiny import (
-    files,
-    names,
-    open_stage,
-    params,
-    prompts,
-    random_responses,
-    work,
-)
+from tests.training.support.tiny import files, names, open_stage, params, prompts, random_responses, work
 from training.distributed import shards
 from training.modeling.tokenizer import load_tokenizer
 from training.preparation.prompts import read_prompts
@@ -97,8 +89,7 @@ def test_prompts_without_room_for_a_response_are_left_out(project: Project) -> N
 PROMPTS = prompts(6)
 RESPONSE_LENGTHS = [1, 9, 4, 12, 2, 6]
 SEQUENCES = [
-    [*prompt, *response]
-    for prompt, response in zip(PROMPTS, random_responses(RESPONSE_LENGTHS), strict=True)
+    [*prompt, *response] for prompt, response in zip(PROMPTS, random_responses(RESPONSE_LENGTHS), strict=True)
 ]
 PROMPT_LENGTHS = [len(prompt) for prompt in PROMPTS]
 
@@ -121,17 +112,13 @@ def gradients(roles: Roles, batches: list[list[int]], chosen: Ppo) -> dict[str, 
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_padding_is_inert_in_logprobs_values_and_gradients(
-    finished: Path, project: Project, layout: str
-) -> None:
+def test_padding_is_inert_in_logprobs_values_and_gradients(finished: Path, project: Project, layout: str) -> None:
     chosen = settings(layout=layout)
     roles = roles_in(project("ppo", ppo={"layout": layout}))
     together = roles.forward(SEQUENCES, PROMPT_LENGTHS)
     alone = [roles.forward([ids], [n]) for ids, n in zip(SEQUENCES, PROMPT_LENGTHS, strict=True)]
     for place in range(3):
-        torch.testing.assert_close(
-            together[place], torch.cat([one[place] for one in alone]), atol=1e-5, rtol=0
-        )
+        torch.testing.assert_close(together[place], torch.cat([one[place] for one in alone]), atol=1e-5, rtol=0)
     whole = gradients(roles, [list(range(6))], chosen)
     apart = gradients(roles, [[i] for i in (5, 3, 1, 0, 2, 4)], chosen)
     assert whole.keys() == apart.keys()
@@ -144,23 +131,13 @@ def test_old_values_and_reference_logprobs_are_those_of_the_forward(project: Pro
     roles = roles_in(project("ppo"))
     with torch.no_grad():
         new = roles.forward(SEQUENCES, PROMPT_LENGTHS)
+    torch.testing.assert_close(torch.cat(roles.values(SEQUENCES, PROMPT_LENGTHS, 4096)), new.values, atol=1e-5, rtol=0)
     torch.testing.assert_close(
-        torch.cat(roles.values(SEQUENCES, PROMPT_LENGTHS, 4096)),
-        new.values,
-        atol=1e-5,
-        rtol=0,
-    )
-    torch.testing.assert_close(
-        torch.cat(roles.ref_logprobs(SEQUENCES, PROMPT_LENGTHS, 4096)),
-        new.logprobs,
-        atol=1e-5,
-        rtol=0,
+        torch.cat(roles.ref_logprobs(SEQUENCES, PROMPT_LENGTHS, 4096)), new.logprobs, atol=1e-5, rtol=0
     )
 
 
-def test_a_fresh_value_head_has_small_weights_and_one_from_the_reward_model_its_weights(
-    project: Project,
-) -> None:
+def test_a_fresh_value_head_has_small_weights_and_one_from_the_reward_model_its_weights(project: Project) -> None:
     head = roles_in(project("ppo", "trunk", ppo={"layout": "shared_trunk"})).trunk_value_head
     assert head is not None
     assert head.bias is None
@@ -172,14 +149,9 @@ def test_a_fresh_value_head_has_small_weights_and_one_from_the_reward_model_its_
     assert from_reward is not None
     assert torch.equal(from_sft.score.weight, head.weight)
     reward = project("ppo", "saved") / "models/reward"
-    config, saved = (
-        json.loads((reward / "config.json").read_text()),
-        load_file(reward / "model.safetensors"),
-    )
+    config, saved = (json.loads((reward / "config.json").read_text()), load_file(reward / "model.safetensors"))
     assert torch.equal(from_reward.score.weight, saved["score.weight"] / config["score_std"])
-    assert from_reward.score.bias.item() == pytest.approx(
-        -config["score_mean"] / config["score_std"]
-    )
+    assert from_reward.score.bias.item() == pytest.approx(-config["score_mean"] / config["score_std"])
 
 
 def test_a_step_that_is_no_number_is_not_taken(project: Project) -> None:
@@ -205,22 +177,13 @@ def test_the_size_of_micro_batches_and_rollout_batches_does_not_change_the_traje
             "ppo",
             name,
             seed=2,  # with seed 1 a draw falls between two roundings, and samples another token
-            ppo={
-                "layout": layout,
-                "updates": 3,
-                "micro_batch_tokens": sizes[0],
-                "rollout_batch_size": sizes[1],
-            },
+            ppo={"layout": layout, "updates": 3, "micro_batch_tokens": sizes[0], "rollout_batch_size": sizes[1]},
         )
         work(root, "ppo")
         weights.append(load_file(root / "models/ppo/model.safetensors"))
         rows.append([row.values for row in metric_rows(root, "ppo")])
     for whole, small in zip(*rows, strict=True):
-        shared = {
-            name: value
-            for name, value in whole.items()
-            if name not in ("seconds", "first_ratio_error")
-        }
+        shared = {name: value for name, value in whole.items() if name not in ("seconds", "first_ratio_error")}
         assert {name: small[name] for name in shared} == pytest.approx(shared, abs=1e-3, rel=1e-3)
     before = load_file(root / "models/sft/model.safetensors")
     assert any(float((weights[0][name] - before[name]).abs().max()) > 3e-4 for name in before)
@@ -230,25 +193,17 @@ def test_the_size_of_micro_batches_and_rollout_batches_does_not_change_the_traje
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_the_ratio_of_the_first_mini_batch_is_one(
-    project: Project, layout: str, temperature: float
-) -> None:
+def test_the_ratio_of_the_first_mini_batch_is_one(project: Project, layout: str, temperature: float) -> None:
     root = project("ppo", ppo={"layout": layout, "updates": 2, "temperature": temperature})
     work(root, "ppo")
-    assert [row.values["first_ratio_error"] for row in metric_rows(root, "ppo")] == pytest.approx(
-        [0, 0], abs=1e-4
-    )
+    assert [row.values["first_ratio_error"] for row in metric_rows(root, "ppo")] == pytest.approx([0, 0], abs=1e-4)
     assert first_update(root)["kl"] == pytest.approx(0, abs=1e-4)
 
 
 def test_an_update_stops_early_where_the_policies_part(project: Project) -> None:
     tokens = []
     for name, target_kl in {"stopped": 1.0e-6, "whole": None}.items():
-        root = project(
-            "ppo",
-            name,
-            ppo={"updates": 1, "ppo_epochs": 4, "learning_rate": 0.01, "target_kl": target_kl},
-        )
+        root = project("ppo", name, ppo={"updates": 1, "ppo_epochs": 4, "learning_rate": 0.01, "target_kl": target_kl})
         work(root, "ppo")
         rows = jsonl.read(root / "runs/ppo/usage.jsonl", UsageRow).rows
         tokens.append(sum(row.tokens for row in rows if row.phase == "update"))
@@ -266,33 +221,24 @@ def test_training_ends_where_the_policy_leaves_the_sft_model_too_far(project: Pr
 
 
 def test_a_run_killed_after_its_last_checkpoint_only_writes_its_outputs(project: Project) -> None:
-    root = project(
-        "ppo", ppo={"max_kl": 0.001, "learning_rate": 0.01, "checkpoint_every_updates": 1}
-    )
+    root = project("ppo", ppo={"max_kl": 0.001, "learning_rate": 0.01, "checkpoint_every_updates": 1})
     stage, run = open_stage(root, "ppo")
     stage.checkpoints.clear = lambda: None  # type: ignore[method-assign] # what a kill just before it leaves
     run(stage)
-    straight, rows = (
-        (files(root / "models/ppo"), metrics(root, "ppo")),
-        len(metric_rows(root, "ppo")),
-    )
+    straight, rows = ((files(root / "models/ppo"), metrics(root, "ppo")), len(metric_rows(root, "ppo")))
     work(root, "ppo")
     assert len(metric_rows(root, "ppo")) == rows < 8
     assert (files(root / "models/ppo"), metrics(root, "ppo")) == straight
 
 
-def test_the_normalisation_stored_with_the_reward_model_is_applied_to_the_scores_of_ppo(
-    project: Project,
-) -> None:
+def test_the_normalisation_stored_with_the_reward_model_is_applied_to_the_scores_of_ppo(project: Project) -> None:
     scores = []
     for name, shift in {"as-stored": 0.0, "shifted": 3.0}.items():
         root = project("ppo", name, ppo={"updates": 1})
         path = root / "models/reward/config.json"
         config = json.loads(path.read_text())
         assert config["score_std"] != 1.0
-        path.write_text(
-            json.dumps(config | {"score_mean": config["score_mean"] + shift * config["score_std"]})
-        )
+        path.write_text(json.dumps(config | {"score_mean": config["score_mean"] + shift * config["score_std"]}))
         work(root, "ppo")
         scores.append(first_update(root)["score"])
     assert scores[0] - scores[1] == pytest.approx(3.0, abs=1e-4)
@@ -301,11 +247,7 @@ def test_the_normalisation_stored_with_the_reward_model_is_applied_to_the_scores
 def test_a_missing_end_of_sequence_costs_its_penalty(project: Project) -> None:
     returns = []
     for penalty in (0.0, 3.0):
-        root = project(
-            "ppo",
-            f"penalty-{penalty}",
-            ppo={"updates": 1, "missing_eos_penalty": penalty, "lam": 1.0},
-        )
+        root = project("ppo", f"penalty-{penalty}", ppo={"updates": 1, "missing_eos_penalty": penalty, "lam": 1.0})
         work(root, "ppo")
         returns.append(first_update(root))
     assert returns[0]["eos_rate"] < 0.5
@@ -314,17 +256,13 @@ def test_a_missing_end_of_sequence_costs_its_penalty(project: Project) -> None:
 
 
 def test_scores_are_clipped_before_they_become_rewards(project: Project) -> None:
-    root = project(
-        "ppo", ppo={"updates": 1, "score_clip": 0.001, "missing_eos_penalty": 0.0, "lam": 1.0}
-    )
+    root = project("ppo", ppo={"updates": 1, "score_clip": 0.001, "missing_eos_penalty": 0.0, "lam": 1.0})
     work(root, "ppo")
     assert abs(first_update(root)["score"]) > 0.001
     assert abs(first_update(root)["return"]) <= 0.001 + 1e-6
 
 
-def test_the_adaptive_coefficient_moves_and_the_fixed_one_does_not(
-    finished: Path, project: Project
-) -> None:
+def test_the_adaptive_coefficient_moves_and_the_fixed_one_does_not(finished: Path, project: Project) -> None:
     coefficients = [row.values["kl_coef"] for row in metric_rows(finished, "ppo")]
     assert coefficients[0] == 0.05
     assert len(set(coefficients)) == 8
@@ -353,8 +291,7 @@ def break_the_head(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("break_it", "said"),
-    [(zero_the_head, "cannot tell them apart"), (break_the_head, "ppo score is nan")],
+    ("break_it", "said"), [(zero_the_head, "cannot tell them apart"), (break_the_head, "ppo score is nan")]
 )
 def test_a_reward_model_that_cannot_teach_is_named_and_the_state_kept(
     project: Project, break_it: Callable[[Path], None], said: str
@@ -383,9 +320,7 @@ def test_a_reckless_learning_rate_is_named(project: Project) -> None:
     assert not (root / "models/ppo").exists()
     broke_at = int(str(said.value).split("in update ")[1][0])
     found = stage.checkpoints.latest()
-    assert (found.step if found else 0) == broke_at - 1, (
-        "the state before the update that went wrong is kept"
-    )
+    assert (found.step if found else 0) == broke_at - 1, "the state before the update that went wrong is kept"
 
 
 def test_a_policy_and_a_reward_model_of_two_vocabularies_do_not_meet(project: Project) -> None:
@@ -438,9 +373,7 @@ def test_a_run_stopped_after_every_update_ends_with_the_bits_of_the_undisturbed_
 def test_a_damaged_checkpoint_falls_back_and_still_ends_with_the_same_bits(
     project: Project, caplog: pytest.LogCaptureFixture
 ) -> None:
-    straight, stopped = (
-        project("ppo", name, ppo={"updates": 4}) for name in ("straight", "stopped")
-    )
+    straight, stopped = (project("ppo", name, ppo={"updates": 4}) for name in ("straight", "stopped"))
     work(straight, "ppo")
     for _ in range(3):
         stopped_after_one_more_update(stopped)
@@ -451,10 +384,7 @@ def test_a_damaged_checkpoint_falls_back_and_still_ends_with_the_same_bits(
     optimizer.write_bytes(content)
     with caplog.at_level(logging.WARNING):
         work(stopped, "ppo")
-    assert any(
-        f"{optimizer.name} is not what was written" in record.getMessage()
-        for record in caplog.records
-    )
+    assert any(f"{optimizer.name} is not what was written" in record.getMessage() for record in caplog.records)
     assert files(stopped / "models/ppo") == files(straight / "models/ppo")
 
 

@@ -1,9 +1,9 @@
-"""Every setting of `ppo` reaches its place: a run with all of them off their usual values equals
-the same run in plain torch.
+"""Every setting of `ppo` reaches its place: a run with all of them off their usual values equals the same run in plain
+torch.
 
-And each setting alone matters to that comparison (slow): put back to its usual value, plain torch
-gives something else. What changes only memory, time or who computes is in OBSERVED, with how it is
-seen. A new field is in neither, and fails here.
+And each setting alone matters to that comparison (slow): put back to its usual value, plain torch gives something
+else. What changes only memory, time or who computes is in OBSERVED, with how it is seen. A new field is in neither,
+and fails here.
 """
 
 import json
@@ -136,15 +136,10 @@ def done(
 ) -> Iterator[dict[str, tuple[Path, Outcome, Watched]]]:
     """Each of RUNS: its folder, what it left behind, how it went."""
     with pytest.MonkeyPatch.context() as patch:
-        yield {
-            name: ran(finished, tmp_path_factory.mktemp("settings") / "project", name, patch)
-            for name in RUNS
-        }
+        yield {name: ran(finished, tmp_path_factory.mktemp("settings") / "project", name, patch) for name in RUNS}
 
 
-def ran(
-    finished: Path, root: Path, name: str, patch: pytest.MonkeyPatch
-) -> tuple[Path, Outcome, Watched]:
+def ran(finished: Path, root: Path, name: str, patch: pytest.MonkeyPatch) -> tuple[Path, Outcome, Watched]:
     for part in ("data", "models/sft", "models/reward"):
         (root / part).parent.mkdir(parents=True, exist_ok=True)
         (root / part).symlink_to(finished / part)
@@ -155,25 +150,16 @@ def ran(
     calls = []
     with patch.context() as p:
         for engine in rollout_phase.ENGINES:
-            p.setitem(
-                rollout_phase.ENGINES,
-                engine,
-                offset(engine, rollout_phase.ENGINES[engine], watched),
-            )
+            p.setitem(rollout_phase.ENGINES, engine, offset(engine, rollout_phase.ENGINES[engine], watched))
         forward = Roles.forward
         p.setattr(
             Roles,
             "forward",
-            lambda self, rows, *rest: (
-                watched.tokens.append(sum(map(len, rows))),
-                forward(self, rows, *rest),
-            )[1],
+            lambda self, rows, *rest: (watched.tokens.append(sum(map(len, rows))), forward(self, rows, *rest))[1],
         )
         hook = torch.nn.modules.module.register_module_forward_pre_hook(
             lambda module, _: (
-                calls.append(1)
-                if isinstance(module, LlamaDecoderLayer) and torch.is_grad_enabled()
-                else None
+                calls.append(1) if isinstance(module, LlamaDecoderLayer) and torch.is_grad_enabled() else None
             )
         )
         run(stage)
@@ -195,20 +181,14 @@ def offset(name: str, engine: Any, watched: Watched) -> Any:
 
 def left_behind(root: Path) -> Outcome:
     rows = [row.values for row in metric_rows(root, "ppo")]
-    samples = [
-        json.loads(line) for line in (root / "runs/ppo/samples.jsonl").read_text().splitlines()
-    ]
+    samples = [json.loads(line) for line in (root / "runs/ppo/samples.jsonl").read_text().splitlines()]
     newest = max((root / "checkpoints/ppo").glob("*/step-*"))
     weights, state = (stored(newest / folder) for folder in (shards.WEIGHTS, shards.OPTIMIZER))
     rest = json.loads((newest / shards.OPTIMIZER / shards.REST).read_text())
-    moments = {
-        name.removesuffix(MOMENT): value for name, value in state.items() if name.endswith(MOMENT)
-    }
+    moments = {name.removesuffix(MOMENT): value for name, value in state.items() if name.endswith(MOMENT)}
     return Outcome(
         rows=[{key: value for key, value in row.items() if key != "seconds"} for row in rows],
-        samples=[
-            {key: row[key] for key in ("step", "score", "prompt", "response")} for row in samples
-        ],
+        samples=[{key: row[key] for key in ("step", "score", "prompt", "response")} for row in samples],
         saved=[
             row.step
             for row in jsonl.read(root / "runs/ppo/usage.jsonl", UsageRow).rows
@@ -222,11 +202,7 @@ def left_behind(root: Path) -> Outcome:
 
 def stored(folder: Path) -> dict[str, Tensor]:
     """The tensors of a checkpoint's folder, which one process has written."""
-    return {
-        name: tensor
-        for path in folder.glob("*.safetensors")
-        for name, tensor in load_file(path).items()
-    }
+    return {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
 
 
 def plain(root: Path, name: str, **changes: Any) -> Outcome:
@@ -238,61 +214,39 @@ def differences(found: Outcome, expected: Outcome) -> list[str]:
     """Where two runs differ by more than rounding."""
     gap = {"rollout_logprob_gap", "rollout_logprob_gap_max"}
     rows = [{key: value for key, value in row.items() if key not in gap} for row in found.rows]
-    result = (
-        []
-        if [row.keys() for row in rows] == [row.keys() for row in expected.rows]
-        else ["the rows' names"]
-    )
+    result = [] if [row.keys() for row in rows] == [row.keys() for row in expected.rows] else ["the rows' names"]
     for update, (row, other) in enumerate(zip(rows, expected.rows, strict=False), 1):
         result += [
             f"{key} in row {update}: {row[key]} {other[key]}"
             for key in row
             if key in other and row[key] != pytest.approx(other[key], rel=2e-3, abs=2e-4)
         ]
+    result += [] if found.saved == expected.saved else [f"saved after {found.saved}, {expected.saved}"]
     result += (
-        [] if found.saved == expected.saved else [f"saved after {found.saved}, {expected.saved}"]
-    )
-    result += (
-        []
-        if found.rates == pytest.approx(expected.rates)
-        else [f"learning rates {found.rates}, {expected.rates}"]
+        [] if found.rates == pytest.approx(expected.rates) else [f"learning rates {found.rates}, {expected.rates}"]
     )
     texts = [[{**row, "score": 0.0} for row in outcome.samples] for outcome in (found, expected)]
     scores = [[row["score"] for row in outcome.samples] for outcome in (found, expected)]
-    result += (
-        []
-        if texts[0] == texts[1] and scores[0] == pytest.approx(scores[1], abs=2e-4)
-        else ["samples"]
-    )
+    result += [] if texts[0] == texts[1] and scores[0] == pytest.approx(scores[1], abs=2e-4) else ["samples"]
     for kind, mine, theirs in (
         ("weight", found.weights, expected.weights),
         ("gradient", found.moments, expected.moments),
     ):
         result += [f"{kind}s of {name}" for name in sorted(mine.keys() ^ theirs.keys())]
-        result += [
-            f"{kind} {name}"
-            for name in mine.keys() & theirs.keys()
-            if not close(mine[name], theirs[name])
-        ]
+        result += [f"{kind} {name}" for name in mine.keys() & theirs.keys() if not close(mine[name], theirs[name])]
     return result
 
 
 def close(x: Tensor, y: Tensor) -> bool:
-    """Up to a hundredth of what is typical of the tensor, but for the few weights whose gradient is
-    noise.
-    """
+    """Up to a hundredth of what is typical of the tensor, but for the few weights whose gradient is noise."""
     return x.shape == y.shape and float((x - y).abs().mean()) <= 2e-3 * float(y.abs().mean()) + 1e-7
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_with_every_setting_off_its_usual_value_is_that_of_plain_torch(
-    done: dict, name: str
-) -> None:
+def test_a_run_with_every_setting_off_its_usual_value_is_that_of_plain_torch(done: dict, name: str) -> None:
     root, found, _ = done[name]
     assert differences(found, plain(root, name)) == []
-    assert [row["first_ratio_error"] for row in found.rows] == pytest.approx(
-        [0.0] * len(found.rows), abs=1e-4
-    )
+    assert [row["first_ratio_error"] for row in found.rows] == pytest.approx([0.0] * len(found.rows), abs=1e-4)
     for row in found.rows:  # the engine's numbers are not those that are learnt from
         assert (row["rollout_logprob_gap"], row["rollout_logprob_gap_max"]) == pytest.approx(
             (OFFSET, OFFSET), abs=1e-3
@@ -319,9 +273,7 @@ def dropout_is_refused(watched: Watched, settings: Ppo) -> None:
 
 
 def other_numbers_are_not_learnt_from(watched: Watched, settings: Ppo) -> None:
-    """With OFFSET in the engine's log-probs the run is that of plain torch, which knows of no
-    engine: seen above.
-    """
+    """With OFFSET in the engine's log-probs the run is that of plain torch, which knows of no engine: seen above."""
     assert settings.recompute_logprobs
 
 
@@ -339,24 +291,12 @@ def leaves() -> list[str]:
     """Every setting that there is."""
     nested = {"kl": Kl, "lora": Lora}
     own = [name for name in Ppo.model_fields if name != "kl"]
-    return own + [
-        f"{name}.{leaf}" for name, section in nested.items() for leaf in section.model_fields
-    ]
+    return own + [f"{name}.{leaf}" for name, section in nested.items() for leaf in section.model_fields]
 
 
-PUT_BACK = {
-    "lora.rank": 8,
-    "lora.alpha": 16.0,
-    "lora.modules": ["q", "v"],
-    "checkpoint_every_updates": 1,
-}
+PUT_BACK = {"lora.rank": 8, "lora.alpha": 16.0, "lora.modules": ["q", "v"], "checkpoint_every_updates": 1}
 """Usual values that USUAL has not, below its null."""
-HOME = {
-    "value_init": "adapters",
-    "lora": "adapters",
-    "optimizer": "adapters",
-    "rollout_engine": "adapters",
-}
+HOME = {"value_init": "adapters", "lora": "adapters", "optimizer": "adapters", "rollout_engine": "adapters"}
 
 
 @pytest.fixture(scope="module")
@@ -389,8 +329,6 @@ def test_every_setting_is_off_its_usual_value_or_seen_at_work(done: dict, leaf: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("leaf", [leaf for leaf in leaves() if leaf not in OBSERVED])
-def test_every_setting_matters_to_the_comparison(
-    done: dict, unchanged: dict[str, Outcome], leaf: str
-) -> None:
+def test_every_setting_matters_to_the_comparison(done: dict, unchanged: dict[str, Outcome], leaf: str) -> None:
     name, changes = changed_back(leaf)
     assert differences(plain(done[name][0], name, **changes), unchanged[name]) != []

@@ -24,9 +24,7 @@ def said(i: int, *texts: str) -> list[dict[str, str]]:
 
 def hh(i: int, *texts: str) -> str:
     speakers = ("Human", "Assistant") * 3
-    return "".join(
-        f"\n\n{who}: {text.format(i)}" for who, text in zip(speakers, texts, strict=False)
-    )
+    return "".join(f"\n\n{who}: {text.format(i)}" for who, text in zip(speakers, texts, strict=False))
 
 
 def winner_index(i: int) -> dict[str, Any]:
@@ -110,9 +108,7 @@ def checked(root: Path, content: list[Any], *arguments: Any) -> Inspection:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_the_data_stage_does_what_the_check_says(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_data_stage_does_what_the_check_says(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content, pairs, refused = TABLES[name]
     monkeypatch.chdir(tmp_path)
     found = checked(tmp_path, content)
@@ -129,8 +125,7 @@ def test_the_data_stage_does_what_the_check_says(
     text = "indentation" if name == "indentation" else "kettle is here"
     for row in made:
         chosen, rejected = (
-            row[side] if isinstance(row[side], str) else row[side][0]["content"]
-            for side in ("chosen", "rejected")
+            row[side] if isinstance(row[side], str) else row[side][0]["content"] for side in ("chosen", "rejected")
         )
         if text == "indentation":
             assert chosen.endswith("\n    return found")
@@ -139,9 +134,7 @@ def test_the_data_stage_does_what_the_check_says(
             assert (text in chosen, text in rejected) == (True, False)
 
 
-def test_a_reader_of_ones_own_is_checked_like_any_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_of_ones_own_is_checked_like_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(
         "from training.preparation.sources import rows_in\n"

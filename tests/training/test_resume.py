@@ -1,5 +1,5 @@
-"""Every stage after a kill, with checkpoints that were damaged meanwhile, and after it was done but
-nobody took note.
+"""Every stage after a kill, with checkpoints that were damaged meanwhile, and after it was done but nobody took
+note.
 """
 
 import json
@@ -53,8 +53,8 @@ def made_by(root: Path, stage: str) -> dict[str, bytes]:
 def interrupted(
     finished: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str, Path], tuple[Path, list[Path]]]:
-    """Copies a project whose stage was stopped after three steps; its two checkpoints are given
-    with it, the older first.
+    """Copies a project whose stage was stopped after three steps; its two checkpoints are given with it, the older
+    first.
     """
     made: dict[str, Path] = {}
 
@@ -77,10 +77,7 @@ def interrupted(
 
 def largest(checkpoint: Path) -> Path:
     """The file with the optimizer, whatever the stage calls it."""
-    return max(
-        (path for path in checkpoint.rglob("*") if path.is_file()),
-        key=lambda path: path.stat().st_size,
-    )
+    return max((path for path in checkpoint.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
 
 
 def empty_a_file(checkpoint: Path) -> None:
@@ -141,11 +138,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before_and_to_the_sam
 
 @pytest.mark.parametrize("stage", ["reward", "ppo"])
 def test_with_every_checkpoint_damaged_a_stage_begins_anew(
-    stage: str,
-    interrupted: Callable,
-    finished: Path,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    stage: str, interrupted: Callable, finished: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     root, checkpoints = interrupted(stage, tmp_path / "project")
     for checkpoint in checkpoints:
@@ -164,9 +157,7 @@ def test_a_checkpoint_of_another_fingerprint_is_not_picked_up(
     stage: str, interrupted: Callable, tmp_path: Path
 ) -> None:
     root, _ = interrupted(stage, tmp_path / "project")
-    write(
-        params(**{stage: {"updates" if stage == "ppo" else "max_steps": 1}}), root / "params.yaml"
-    )
+    write(params(**{stage: {"updates" if stage == "ppo" else "max_steps": 1}}), root / "params.yaml")
     before = len(attempts(root, stage))
     work(root, stage)
     assert "resume" not in [row.event for row in attempts(root, stage)[before:]]
@@ -205,10 +196,7 @@ def change_the_code(checkpoints: list[Path]) -> None:
 
 
 def test_a_checkpoint_of_other_code_is_refused_unless_somebody_says_what_to_do(
-    interrupted: Callable,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    interrupted: Callable, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(CHANGED_CODE_VARIABLE, raising=False)
     root, checkpoints = interrupted("ppo", tmp_path / "project")
@@ -269,9 +257,7 @@ def test_a_stage_that_is_asked_again_after_it_was_done_computes_nothing(
     root = tmp_path / "project"
     shutil.copytree(finished, root)
     before = {
-        path: path.stat().st_mtime_ns
-        for path in (root / "metrics", root / "models")
-        for path in path.rglob("*")
+        path: path.stat().st_mtime_ns for path in (root / "metrics", root / "models") for path in path.rglob("*")
     }
     again = attempts(root, stage)[-1].attempt + 1  # other tests open stages of the shared project
     assert run_main(root, stage) == 0
@@ -280,27 +266,19 @@ def test_a_stage_that_is_asked_again_after_it_was_done_computes_nothing(
         (again, "resume", None),
         (again, "end", 0),
     ]
-    usage = [
-        row
-        for row in jsonl.read(root / f"runs/{stage}/usage.jsonl", UsageRow).rows
-        if row.attempt == again
-    ]
+    usage = [row for row in jsonl.read(root / f"runs/{stage}/usage.jsonl", UsageRow).rows if row.attempt == again]
     assert {row.phase for row in usage} <= IDLE_PHASES
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert made_by(root, stage) == made_by(finished, stage)
 
 
 @pytest.mark.parametrize("stage", PIPELINE)
-def test_what_says_that_a_stage_is_done_names_every_output_of_dvc(
-    stage: str, finished: Path
-) -> None:
+def test_what_says_that_a_stage_is_done_names_every_output_of_dvc(stage: str, finished: Path) -> None:
     recorded = json.loads((finished / "checkpoints" / stage / DONE).read_text())["outputs"]
     assert sorted(recorded) == sorted(outputs(stage))
 
 
-def test_an_output_that_is_gone_or_other_inputs_make_it_work_again(
-    finished: Path, tmp_path: Path
-) -> None:
+def test_an_output_that_is_gone_or_other_inputs_make_it_work_again(finished: Path, tmp_path: Path) -> None:
     root = tmp_path / "project"
     shutil.copytree(finished, root)
     (root / "plots/ppo.csv").unlink()

@@ -45,8 +45,7 @@ def test_pairs_are_prompt_and_reply_as_one_sequence(finished: Path) -> None:
     for row, pair in zip(rows, pairs.rows, strict=True):
         prompt = encode_prompt(tokenizer, row["prompt"])
         assert pair == {
-            f"{side}_ids": prompt + encode_response(tokenizer, row[side])
-            for side in ("chosen", "rejected")
+            f"{side}_ids": prompt + encode_response(tokenizer, row[side]) for side in ("chosen", "rejected")
         }
 
 
@@ -74,10 +73,7 @@ def test_the_figures_are_those_of_the_saved_model_on_the_held_out_pairs(finished
     found = metrics(finished, "reward")
     held_out = np.array(
         [
-            float(
-                raw_scores(model, [row["chosen_ids"]], 1)
-                - raw_scores(model, [row["rejected_ids"]], 1)
-            )
+            float(raw_scores(model, [row["chosen_ids"]], 1) - raw_scores(model, [row["rejected_ids"]], 1))
             for row in rows
         ]
     )
@@ -86,13 +82,11 @@ def test_the_figures_are_those_of_the_saved_model_on_the_held_out_pairs(finished
     assert (found["accuracy_low"], found["accuracy_high"]) == pytest.approx(
         wilson(found["accuracy"] * len(rows), len(rows))[1:]
     )
-    assert found["ece"] == pytest.approx(
-        expected_calibration_error(reliability(held_out)), abs=1e-5
-    )
+    assert found["ece"] == pytest.approx(expected_calibration_error(reliability(held_out)), abs=1e-5)
     data = metrics(finished, "data")
-    assert {
-        name: found[name] for name in ("bayes_accuracy", "baseline_longer_wins", "baseline_bow")
-    } == {name: data[name] for name in ("bayes_accuracy", "baseline_longer_wins", "baseline_bow")}
+    assert {name: found[name] for name in ("bayes_accuracy", "baseline_longer_wins", "baseline_bow")} == {
+        name: data[name] for name in ("bayes_accuracy", "baseline_longer_wins", "baseline_bow")
+    }
 
 
 def test_scores_of_the_training_replies_have_mean_zero_and_deviation_one(finished: Path) -> None:
@@ -119,9 +113,7 @@ def test_loss_and_gradient_of_every_weight_are_those_of_trls_padded_batch(
     model = reward_model(family=family)
     trainer = RewardTrainer(
         model=model,
-        args=RewardConfig(
-            str(tmp_path), max_length=None, use_cpu=True, report_to="none", bf16=False
-        ),
+        args=RewardConfig(str(tmp_path), max_length=None, use_cpu=True, report_to="none", bf16=False),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer(),
     )
@@ -160,9 +152,7 @@ def test_training_tells_replies_apart_and_counts_every_token_once(finished: Path
     assert pair_accuracy(margins(model, pairs, 4096)) > 0.6
     rows = jsonl.read(finished / "runs/reward/usage.jsonl", UsageRow).rows
     trained = [row for row in rows if row.phase in ("start", "train")]
-    found = [
-        {tuple(ids[: n + 1]) for ids in row.values() for n in range(len(ids))} for row in pairs
-    ]
+    found = [{tuple(ids[: n + 1]) for ids in row.values() for n in range(len(ids))} for row in pairs]
     assert sum(row.tokens for row in trained) == 3 * sum(len(read) for read in found)
     assert sum(row.sequences for row in trained) == 3 * 2 * len(pairs)
 
@@ -193,8 +183,5 @@ def test_a_smaller_reward_model_and_the_value_model_that_starts_from_it(project:
     roles = load_roles(stage, tokenizer)
     assert isinstance(roles.reward_model, torch.nn.Module)
     assert isinstance(roles.value_model, torch.nn.Module)
-    layers = [
-        each.config.num_hidden_layers
-        for each in (roles.policy, roles.reward_model, roles.value_model)
-    ]
+    layers = [each.config.num_hidden_layers for each in (roles.policy, roles.reward_model, roles.value_model)]
     assert layers == [2, 1, 1]

@@ -1,6 +1,4 @@
-"""RLOO and GRPO: the loop of PPO without a critic. The estimators themselves:
-test_advantages.py.
-"""
+"""RLOO and GRPO: the loop of PPO without a critic. The estimators themselves: test_advantages.py."""
 
 import shutil
 from collections.abc import Callable
@@ -52,12 +50,10 @@ def usage(root: Path, method: str) -> list[UsageRow]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_training_raises_the_score_and_starts_at_the_reference(
-    project: Project, method: str
-) -> None:
-    """Responses of three tokens, so that a model that says anything soon finds what the reward
-    model likes. The gains are 1.1 (RLOO) and 0.7 (GRPO) with the seed of the tiny recipe, and less
-    than half of that is asked for; another seed may gain less.
+def test_training_raises_the_score_and_starts_at_the_reference(project: Project, method: str) -> None:
+    """Responses of three tokens, so that a model that says anything soon finds what the reward model likes. The gains
+    are 1.1 (RLOO) and 0.7 (GRPO) with the seed of the tiny recipe, and less than half of that is asked for; another
+    seed may gain less.
     """
     changes = {
         "updates": 30,
@@ -82,16 +78,12 @@ def test_training_raises_the_score_and_starts_at_the_reference(
     assert found["score"] == pytest.approx(sum(row["score"] for row in rows[-5:]) / 5)
 
 
-def test_there_is_no_value_phase_and_every_token_is_accounted_in_the_others(
-    undisturbed: tuple[str, Path],
-) -> None:
+def test_there_is_no_value_phase_and_every_token_is_accounted_in_the_others(undisturbed: tuple[str, Path]) -> None:
     method, root = undisturbed
     rows = usage(root, method)
     for step in range(1, 9):
         spent = {
-            row.phase: row.tokens
-            for row in rows
-            if row.step == step and row.phase not in ("save", "start", "other")
+            row.phase: row.tokens for row in rows if row.step == step and row.phase not in ("save", "start", "other")
         }
         assert set(spent) == {"rollout", "logprobs", "score", "reference", "advantage", "update"}
         assert spent["score"] == spent["reference"] == spent["rollout"]
@@ -115,9 +107,7 @@ def test_nothing_is_told_of_values_that_nobody_has(undisturbed: tuple[str, Path]
         "grad_norm",
         "learning_rate",
     } < metrics(root, method).keys()
-    assert [row["learning_rate"] for row in rows] == pytest.approx(
-        [1e-3 * (1 - update / 8) for update in range(8)]
-    )
+    assert [row["learning_rate"] for row in rows] == pytest.approx([1e-3 * (1 - update / 8) for update in range(8)])
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -135,9 +125,7 @@ def test_an_update_learns_from_the_methods_own_advantages(
         return rewards[-1]
 
     monkeypatch.setattr(loop, "token_rewards", kept)
-    monkeypatch.setattr(
-        loop, "Episodes", lambda *columns: episodes.append(batch(*columns)) or episodes[-1]
-    )
+    monkeypatch.setattr(loop, "Episodes", lambda *columns: episodes.append(batch(*columns)) or episodes[-1])
     changes = {
         "updates": 1,
         "responses_per_prompt": 4,
@@ -159,9 +147,7 @@ def test_an_update_learns_from_the_methods_own_advantages(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_no_value_model_is_loaded(
-    project: Project, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_value_model_is_loaded(project: Project, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
         raise AssertionError("a critic was made")
 
@@ -203,11 +189,9 @@ def test_the_paged_engine_teaches_the_same(project: Project) -> None:
 
 
 @pytest.mark.parametrize("method", SAMPLING_METHODS)
-def test_bf16_noise_between_sampling_and_learning_stays_within_the_clip_range(
-    project: Project, method: str
-) -> None:
-    """Ratios are of tokens: the noise of a whole response's would grow with its length. Kernels
-    without vector instructions round alike in both forwards, and have none.
+def test_bf16_noise_between_sampling_and_learning_stays_within_the_clip_range(project: Project, method: str) -> None:
+    """Ratios are of tokens: the noise of a whole response's would grow with its length. Kernels without vector
+    instructions round alike in both forwards, and have none.
     """
     changes = {
         "updates": 1,
@@ -242,27 +226,17 @@ def test_a_run_killed_and_stopped_on_its_way_ends_with_the_bits_of_the_undisturb
     killed_stopped_and_resumed(root, method, kill_at=4, stop_at=5)
     assert files(root / "models" / method) == files(straight / "models" / method)
     assert metrics(root, method) == metrics(straight, method)
-    assert (root / f"plots/{method}.csv").read_bytes() == (
-        straight / f"plots/{method}.csv"
-    ).read_bytes()
+    assert (root / f"plots/{method}.csv").read_bytes() == (straight / f"plots/{method}.csv").read_bytes()
     assert not list((root / "checkpoints" / method).glob("*/step-*"))
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_an_adapter_learns_on_the_sft_model_which_is_its_reference(
-    project: Project, method: str
-) -> None:
+def test_an_adapter_learns_on_the_sft_model_which_is_its_reference(project: Project, method: str) -> None:
     lora = {"rank": 4, "alpha": 8.0, "modules": ["q", "v", "up"], "dropout": 0.0}
-    changes = {
-        method: {"lora": lora, "updates": 3, "learning_rate": 1.0e-2, "checkpoint_every_updates": 1}
-    }
-    straight, interrupted = (
-        project(method, name, **changes) for name in ("straight", "interrupted")
-    )
+    changes = {method: {"lora": lora, "updates": 3, "learning_rate": 1.0e-2, "checkpoint_every_updates": 1}}
+    straight, interrupted = (project(method, name, **changes) for name in ("straight", "interrupted"))
     work(straight, method)
-    assert {"adapter_model.safetensors", "adapter_config.json"} < set(
-        names(straight / "models" / method)
-    )
+    assert {"adapter_model.safetensors", "adapter_config.json"} < set(names(straight / "models" / method))
     assert "model.safetensors" not in names(straight / "models" / method)
     rows = [row.values for row in metric_rows(straight, method)]
     assert rows[0]["kl"] == pytest.approx(0.0, abs=1e-4)
@@ -276,9 +250,7 @@ def test_an_adapter_learns_on_the_sft_model_which_is_its_reference(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_training_ends_where_the_policy_leaves_the_sft_model_too_far(
-    project: Project, method: str
-) -> None:
+def test_training_ends_where_the_policy_leaves_the_sft_model_too_far(project: Project, method: str) -> None:
     root = project(method, **{method: {"max_kl": 0.001, "learning_rate": 0.01}})
     work(root, method)
     assert metrics(root, method)["updates"] == len(metric_rows(root, method)) < 8
@@ -290,18 +262,14 @@ def test_training_ends_where_the_policy_leaves_the_sft_model_too_far(
 def test_no_fitting_prompt_is_a_mistake_of_the_user(project: Project) -> None:
     stage, run = open_stage(project("rloo", rloo={"max_new_tokens": 95}), "rloo")
     with pytest.raises(
-        DataError,
-        match=r"no prompt of at most 1 tokens \(model\.context_length - rloo\.max_new_tokens\)",
+        DataError, match=r"no prompt of at most 1 tokens \(model\.context_length - rloo\.max_new_tokens\)"
     ):
         run(stage)
 
 
 @pytest.mark.parametrize(
     ("factor", "said"),
-    [
-        (0.0, "the reward model cannot tell them apart"),
-        (float("nan"), r"grpo score is nan.*grpo\.learning_rate"),
-    ],
+    [(0.0, "the reward model cannot tell them apart"), (float("nan"), r"grpo score is nan.*grpo\.learning_rate")],
 )
 def test_a_reward_model_that_cannot_teach_is_named_and_the_state_kept(
     project: Project, factor: float, said: str
@@ -309,11 +277,7 @@ def test_a_reward_model_that_cannot_teach_is_named_and_the_state_kept(
     root = project("grpo")
     path = root / "models/reward/model.safetensors"
     weights = load_file(path)
-    save_file(
-        {**weights, "score.weight": weights["score.weight"] * factor},
-        path,
-        metadata={"format": "pt"},
-    )
+    save_file({**weights, "score.weight": weights["score.weight"] * factor}, path, metadata={"format": "pt"})
     stage, run = open_stage(root, "grpo")
     with pytest.raises(TrainingDiverged, match=said):
         run(stage)
@@ -325,25 +289,17 @@ def test_a_reward_model_that_cannot_teach_is_named_and_the_state_kept(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (
-            {"batch_size": 16, "num_mini_batches": 3},
-            r"\.batch_size=16 does not split into \w+\.num_mini_batches=3",
-        ),
+        ({"batch_size": 16, "num_mini_batches": 3}, r"\.batch_size=16 does not split into \w+\.num_mini_batches=3"),
         (
             {"batch_size": 16, "responses_per_prompt": 3},
             r"\.batch_size=16 does not split into \w+\.responses_per_prompt=3",
         ),
-        (
-            {"lora": {"rank": 4, "alpha": 8.0, "modules": ["q"], "dropout": 0.1}},
-            r"\.lora\.dropout=0\.1",
-        ),
+        ({"lora": {"rank": 4, "alpha": 8.0, "modules": ["q"], "dropout": 0.1}}, r"\.lora\.dropout=0\.1"),
         ({"responses_per_prompt": 1}, r"\.responses_per_prompt=1"),
         ({"max_new_tokens": 96}, r"\.max_new_tokens=97 does not fit in model\.context_length=96"),
         ({"layout": "separate"}, r"\.layout is not a parameter"),
     ],
 )
-def test_settings_that_cannot_work_are_refused_in_one_line(
-    method: str, changes: dict, said: str
-) -> None:
+def test_settings_that_cannot_work_are_refused_in_one_line(method: str, changes: dict, said: str) -> None:
     with pytest.raises(ParamsError, match=method + said):
         params(**{method: changes, "align": {"method": method}})

@@ -26,10 +26,7 @@ def test_examples_are_prompt_and_completion_with_the_prompt_out_of_the_loss(fini
     tokenizer = load_tokenizer(finished / "data/tokenizer")
     rows = list(jsonl.plain(finished / "data/prepared/sft/train.jsonl"))
     for row, example in zip(rows, examples(stage, "train").rows, strict=True):
-        prompt, completion = (
-            encode_prompt(tokenizer, row["prompt"]),
-            encode_response(tokenizer, row["completion"]),
-        )
+        prompt, completion = (encode_prompt(tokenizer, row["prompt"]), encode_response(tokenizer, row["completion"]))
         assert example["input_ids"] == prompt + completion
         assert example["labels"] == [IGNORED] * len(prompt) + completion
         assert completion[-1] == tokenizer.eos_token_id
@@ -39,10 +36,7 @@ def test_long_examples_are_cut_and_those_without_a_completion_left_out(project: 
     root = project("sft", sft={"max_length": 36})
     stage, _ = open_stage(root, "sft")
     tokenizer = load_tokenizer(root / "data/tokenizer")
-    rows = [
-        json.loads(line)
-        for line in (root / "data/prepared/sft/train.jsonl").read_text().splitlines()
-    ]
+    rows = [json.loads(line) for line in (root / "data/prepared/sft/train.jsonl").read_text().splitlines()]
     fitting = sum(len(encode_prompt(tokenizer, row["prompt"])) < 36 for row in rows)
     assert 0 < fitting < len(rows)
     cut = examples(stage, "train")
@@ -50,8 +44,7 @@ def test_long_examples_are_cut_and_those_without_a_completion_left_out(project: 
     assert max(len(row["input_ids"]) for row in cut.rows) == max(cut.lengths) == 36
     assert cut.dropped == len(rows) - fitting
     longer = sum(
-        len(encode_prompt(tokenizer, row["prompt"]) + encode_response(tokenizer, row["completion"]))
-        > 36
+        len(encode_prompt(tokenizer, row["prompt"]) + encode_response(tokenizer, row["completion"])) > 36
         for row in rows
     )
     assert 0 < cut.cut == longer - cut.dropped
@@ -68,10 +61,7 @@ def test_the_held_out_loss_is_that_of_the_completions_of_the_saved_model(finishe
     model = load_policy(finished / "models/sft", params().model, tokenizer).eval()
     rows = list(jsonl.plain(finished / "data/prepared/sft/test.jsonl"))
     prompts = [encode_prompt(tokenizer, row["prompt"]) for row in rows]
-    sequences = [
-        p + encode_response(tokenizer, row["completion"])
-        for p, row in zip(prompts, rows, strict=True)
-    ]
+    sequences = [p + encode_response(tokenizer, row["completion"]) for p, row in zip(prompts, rows, strict=True)]
     logprobs = sequence_logprobs(model, sequences, [len(p) for p in prompts], 1.0, 4096)
     batches = [logprobs[k : k + 8] for k in range(0, len(rows), 8)]
     loss = sum(float(-torch.cat(batch).mean()) * len(batch) for batch in batches) / len(rows)
@@ -95,11 +85,7 @@ def test_every_token_of_the_three_epochs_is_accounted_once(finished: Path) -> No
 def test_micro_batches_do_not_change_the_trajectory(project: Project) -> None:
     weights = []
     for micro_batch_size in (8, 2):
-        root = project(
-            "sft",
-            f"micro-{micro_batch_size}",
-            sft={"max_steps": 8, "micro_batch_size": micro_batch_size},
-        )
+        root = project("sft", f"micro-{micro_batch_size}", sft={"max_steps": 8, "micro_batch_size": micro_batch_size})
         work(root, "sft")
         weights.append(load_file(root / "models/sft/model.safetensors"))
     for name, weight in weights[0].items():

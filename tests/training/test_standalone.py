@@ -32,12 +32,7 @@ def test_the_stages_need_neither_prefect_nor_mlflow_nor_dvc(tmp_path: Path) -> N
     (tmp_path / "params.yaml").write_text("seed: -1\n", encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", HIDDEN],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-c", HIDDEN], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("sft: seed=-1 in params.yaml")

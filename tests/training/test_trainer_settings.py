@@ -1,5 +1,5 @@
-"""Every setting of `sft`, `reward` and `dpo` reaches its place, as
-tests/training/test_ppo_settings.py says of `ppo`.
+"""Every setting of `sft`, `reward` and `dpo` reaches its place, as tests/training/test_ppo_settings.py says of
+`ppo`.
 """
 
 import json
@@ -28,11 +28,7 @@ from training.modeling import scoring, sequences
 from training.modeling.packing import pack_pairs
 
 SECTIONS: dict[str, type[Optimisation]] = {"sft": Sft, "reward": Reward, "dpo": Dpo}
-PLAIN: dict[str, Callable[..., Outcome]] = {
-    "sft": plain_sft,
-    "reward": plain_reward,
-    "dpo": plain_dpo,
-}
+PLAIN: dict[str, Callable[..., Outcome]] = {"sft": plain_sft, "reward": plain_reward, "dpo": plain_dpo}
 OWN_USUAL: dict[str, dict[str, Any]] = {
     "sft": {"max_length": 96},
     "reward": {"max_length": 96, "init": "sft", "layers": None, "normalise": True},
@@ -126,9 +122,7 @@ def done(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
     return get
 
 
-def ran(
-    finished: Path, root: Path, stage_name: str, kind: str, section: dict[str, Any]
-) -> tuple[Outcome, Watched]:
+def ran(finished: Path, root: Path, stage_name: str, kind: str, section: dict[str, Any]) -> tuple[Outcome, Watched]:
     for part in ("data", "models/sft", "metrics"):
         shutil.copytree(finished / part, root / part)
     of_base: dict[str, Any] = {}
@@ -155,9 +149,7 @@ def ran(
         return pack_pairs(pairs)
 
     hooks = [
-        torch.nn.modules.module.register_module_forward_pre_hook(
-            lambda module, given: watch(module, given, {})
-        ),
+        torch.nn.modules.module.register_module_forward_pre_hook(lambda module, given: watch(module, given, {})),
         register_optimizer_step_pre_hook(
             lambda optimizer, *_: optimizers.add(type(optimizer).__module__.split(".")[0])
         ),
@@ -181,9 +173,7 @@ def left_behind(root: Path, stage: str) -> Outcome:
     stored = load_file(adapter if adapter.exists() else folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text())
     saved = [
-        row.step
-        for row in jsonl.read(root / "runs" / stage / "usage.jsonl", UsageRow).rows
-        if row.phase == "save"
+        row.step for row in jsonl.read(root / "runs" / stage / "usage.jsonl", UsageRow).rows if row.phase == "save"
     ]
     return Outcome(
         rows={
@@ -199,36 +189,22 @@ def left_behind(root: Path, stage: str) -> Outcome:
 
 
 def plain(root: Path, stage: str, kind: str, **changes: Any) -> Outcome:
-    settings = SECTIONS[stage].model_validate(
-        getattr(params(), stage).model_dump() | RUNS[stage, kind] | changes
-    )
+    settings = SECTIONS[stage].model_validate(getattr(params(), stage).model_dump() | RUNS[stage, kind] | changes)
     return PLAIN[stage](root, load(root / "params.yaml"), settings)
 
 
 def differences(found: Outcome, expected: Outcome) -> list[str]:
     """Where two runs differ by more than rounding."""
-    result = [
-        name for name in ("steps", "saved") if getattr(found, name) != getattr(expected, name)
-    ]
+    result = [name for name in ("steps", "saved") if getattr(found, name) != getattr(expected, name)]
     if found.rows.keys() != expected.rows.keys():
         result.append("steps of the rows")
     for step in found.rows.keys() & expected.rows.keys():
-        result += (
-            [f"row {step}"]
-            if found.rows[step] != pytest.approx(expected.rows[step], rel=1e-3, abs=1e-5)
-            else []
-        )
-    result += (
-        []
-        if found.normalisation == pytest.approx(expected.normalisation, abs=1e-3)
-        else ["normalisation"]
-    )
+        result += [f"row {step}"] if found.rows[step] != pytest.approx(expected.rows[step], rel=1e-3, abs=1e-5) else []
+    result += [] if found.normalisation == pytest.approx(expected.normalisation, abs=1e-3) else ["normalisation"]
     result += [f"weight {name}" for name in found.weights.keys() ^ expected.weights.keys()]
     for name in found.weights.keys() & expected.weights.keys():
         mine, theirs = found.weights[name], expected.weights[name]
-        if mine.shape != theirs.shape or float((mine - theirs).abs().mean()) > 1e-3 * float(
-            theirs.abs().mean()
-        ):
+        if mine.shape != theirs.shape or float((mine - theirs).abs().mean()) > 1e-3 * float(theirs.abs().mean()):
             result.append(f"weight {name}")
     return result
 
@@ -242,9 +218,7 @@ def test_a_run_with_every_setting_off_its_usual_value_is_that_of_plain_torch(
 
 
 def passes_hold_at_most_these_rows(run: Done, stage: str) -> None:
-    assert max(run.watched.rows_at_once) == COMMON["micro_batch_size"] * (
-        1 if stage == "sft" else 2
-    )
+    assert max(run.watched.rows_at_once) == COMMON["micro_batch_size"] * (1 if stage == "sft" else 2)
 
 
 def layers_run_twice(run: Done, stage: str) -> None:
@@ -269,9 +243,7 @@ def eight_bits_of_state(run: Done, stage: str) -> None:
 
 
 def nothing_chooses_among_checkpoints(run: Done, stage: str) -> None:
-    assert "kept_step" not in metrics(
-        run.root, stage
-    )  # with validation rows: hf/test_validation.py
+    assert "kept_step" not in metrics(run.root, stage)  # with validation rows: hf/test_validation.py
 
 
 def a_model_is_trained(run: Done, stage: str) -> None:
@@ -290,12 +262,7 @@ OBSERVED: dict[str, Callable[[Done, str], None]] = {
 def leaves() -> list[tuple[str, str]]:
     """Every setting that there is."""
     own = [(stage, name) for stage, section in SECTIONS.items() for name in section.model_fields]
-    return own + [
-        (stage, f"lora.{name}")
-        for stage in SECTIONS
-        for name in Lora.model_fields
-        if name != "dropout"
-    ]
+    return own + [(stage, f"lora.{name}") for stage in SECTIONS for name in Lora.model_fields if name != "dropout"]
 
 
 def changed_back(stage: str, leaf: str) -> tuple[str, dict[str, Any]]:
@@ -328,12 +295,8 @@ def test_every_setting_is_off_its_usual_value_or_seen_at_work(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("stage", "leaf"), [(stage, leaf) for stage, leaf in leaves() if leaf not in OBSERVED]
-)
-def test_every_setting_matters_to_the_comparison(
-    done: Callable[[str, str], Done], stage: str, leaf: str
-) -> None:
+@pytest.mark.parametrize(("stage", "leaf"), [(stage, leaf) for stage, leaf in leaves() if leaf not in OBSERVED])
+def test_every_setting_matters_to_the_comparison(done: Callable[[str, str], Done], stage: str, leaf: str) -> None:
     kind, changes = changed_back(stage, leaf)
     run = done(stage, kind)
     assert differences(plain(run.root, stage, kind, **changes), run.expected) != []

@@ -1,19 +1,17 @@
-"""Our PPO against what TRL 1.12.0's computed on the same batch, recorded by
-benchmarks/record_trl_fixture.py.
+"""Our PPO against what TRL 1.12.0's computed on the same batch, recorded by benchmarks/record_trl_fixture.py.
 
-Layout `separate`. Where the two differ by intention, the test translates, so that everything else
-is compared number by number:
+Layout `separate`. Where the two differ by intention, the test translates, so that everything else is compared number
+by number:
 
 - After a response that ended early TRL keeps one more position: it puts the score there, on the
   first pad token, with a KL of zero,
-  and has the value model predict (and learn) the value behind EOS. Ours ends the episode at EOS:
-  the score is on it, and the value behind it is zero. `with_place_behind_eos` gives our functions
-  that extra position. In the case `full` there is none, and the two agree as they are.
+  and has the value model predict (and learn) the value behind EOS. Ours ends the episode at EOS: the score is on it,
+  and the value behind it is zero. `with_place_behind_eos` gives our functions that extra position. In the case `full`
+  there is none, and the two agree as they are.
 - TRL whitens advantages with the unbiased variance (n - 1), ours with n.
 - TRL takes the mean of a micro-batch: the policy loss over its response tokens, the value loss over
   these and the extra positions.
-  Ours divides both sums by the response tokens of the whole mini-batch. Micro-batch and mini-batch
-  are the same here.
+  Ours divides both sums by the response tokens of the whole mini-batch. Micro-batch and mini-batch are the same here.
 - TRL adds 1e-7 to the temperature, and does not clip gradients.
 - TRL cuts a response at a pad token the policy sampled, and takes a micro-batch's mean for its
   share whatever its number of tokens, with
@@ -29,12 +27,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    LlamaForSequenceClassification,
-    PreTrainedModel,
-)
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedModel
 
 from config.load import load
 from config.methods.method import Targets
@@ -42,13 +35,7 @@ from config.methods.ppo import Ppo, advantages, gae, whiten
 from tests.training.support.one_step import step_of_the_loop
 from training.modeling.scoring import score
 from training.rl.episodes import joined, pad_responses
-from training.rl.ppo_math import (
-    kl_per_token,
-    masked_mean,
-    policy_loss,
-    token_rewards,
-    value_loss,
-)
+from training.rl.ppo_math import kl_per_token, masked_mean, policy_loss, token_rewards, value_loss
 from training.rl.roles import Models, Roles
 
 ROOT = Path(__file__).parents[2]
@@ -56,8 +43,8 @@ FIXTURE = ROOT / "tests" / "fixtures" / "trl_ppo_loss.safetensors"
 PAD, EOS = 0, 1
 CASES = ("ragged", "full")
 LAST = -1
-"""The optimizer step whose weights and gradients are recorded: the last of the second epoch, where
-ratios are away from 1 and clipped.
+"""The optimizer step whose weights and gradients are recorded: the last of the second epoch, where ratios are away
+from 1 and clipped.
 """
 
 
@@ -97,10 +84,7 @@ class Recording:
         return [row[row != PAD].tolist() for row in self["queries"]]
 
     def responses(self) -> list[list[int]]:
-        return [
-            row[:length].tolist()
-            for row, length in zip(self["responses"], self.lengths(), strict=True)
-        ]
+        return [row[:length].tolist() for row, length in zip(self["responses"], self.lengths(), strict=True)]
 
     def per_token(self, name: str, lengths: list[int]) -> list[Tensor]:
         """A recorded [B, T] tensor without what lies behind `lengths`."""
@@ -110,9 +94,7 @@ class Recording:
 @pytest.fixture(scope="module", params=CASES)
 def recording(request: pytest.FixtureRequest) -> Recording:
     with safe_open(FIXTURE, "pt") as file:
-        metadata = {
-            name: json.loads(text) for name, text in file.metadata().items() if text.startswith("{")
-        }
+        metadata = {name: json.loads(text) for name, text in file.metadata().items() if text.startswith("{")}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return Recording(request.param, tensors, metadata)
 
@@ -126,17 +108,13 @@ def roles(recording: Recording, policy: str, value_model: str) -> Roles:
             parameter.data.copy_(recording.tensors[f"{prefix}/{name}"])
         return model.eval()
 
-    reward_model = filled(
-        LlamaForSequenceClassification(LlamaConfig(**config, num_labels=1)), "initial/reward_model"
-    )
+    reward_model = filled(LlamaForSequenceClassification(LlamaConfig(**config, num_labels=1)), "initial/reward_model")
     reward_model.config.score_mean, reward_model.config.score_std = 0.0, 1.0
     models = Models(
         policy=filled(LlamaForCausalLM(LlamaConfig(**config)), policy),
         ref_policy=filled(LlamaForCausalLM(LlamaConfig(**config)), "initial/ref_policy"),
         reward_model=reward_model,
-        value_model=filled(
-            LlamaForSequenceClassification(LlamaConfig(**config, num_labels=1)), value_model
-        ),
+        value_model=filled(LlamaForSequenceClassification(LlamaConfig(**config, num_labels=1)), value_model),
         trunk_value_head=None,
     )
     return Roles(models, recording.settings)
@@ -147,20 +125,15 @@ def initial_roles(recording: Recording) -> Roles:
 
 
 def last_roles(recording: Recording) -> Roles:
-    return roles(
-        recording, f"{recording.case}/weights/policy", f"{recording.case}/weights/value_model"
-    )
+    return roles(recording, f"{recording.case}/weights/policy", f"{recording.case}/weights/value_model")
 
 
 def with_place_behind_eos(recording: Recording) -> list[list[int]]:
-    """The responses as TRL's value model and rewards see them: a pad token behind each that ended
-    before the last position.
+    """The responses as TRL's value model and rewards see them: a pad token behind each that ended before the last
+    position.
     """
     total = recording["responses"].shape[1]
-    return [
-        [*response, PAD] if len(response) < total else response
-        for response in recording.responses()
-    ]
+    return [[*response, PAD] if len(response) < total else response for response in recording.responses()]
 
 
 def close(ours: Tensor, theirs: Tensor) -> None:
@@ -188,15 +161,12 @@ def test_values_are_those_of_trl_also_behind_eos(recording: Recording) -> None:
     responses = with_place_behind_eos(recording)
     sequences, prompt_lengths = joined(recording.prompts(), responses)
     values = initial_roles(recording).values(sequences, prompt_lengths, 4096)
-    close(
-        torch.cat(values),
-        torch.cat(recording.per_token("values", [len(response) for response in responses])),
-    )
+    close(torch.cat(values), torch.cat(recording.per_token("values", [len(response) for response in responses])))
 
 
 def targets(recording: Recording) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Rewards, advantages before whitening, returns and mask [B, T] with TRL's extra position, from
-    its log-probs and values.
+    """Rewards, advantages before whitening, returns and mask [B, T] with TRL's extra position, from its log-probs and
+    values.
     """
     settings, trl = recording.settings, recording["rewards"].shape[1]
     lengths = [len(response) for response in with_place_behind_eos(recording)]
@@ -215,9 +185,7 @@ def test_rewards_and_returns_are_those_of_trl(recording: Recording) -> None:
     close(returns_BT[mask_BT], recording["returns"][mask_BT])
 
 
-def test_whitened_advantages_are_those_of_trl_but_for_the_unbiased_variance(
-    recording: Recording,
-) -> None:
+def test_whitened_advantages_are_those_of_trl_but_for_the_unbiased_variance(recording: Recording) -> None:
     _, advantages_BT, _, _ = targets(recording)
     _, mask_BT = pad_responses(recording.per_token("logprobs", recording.lengths()))
     count = int(mask_BT.sum())
@@ -225,27 +193,19 @@ def test_whitened_advantages_are_those_of_trl_but_for_the_unbiased_variance(
 
 
 def loss_of_last_step(recording: Recording, models: Roles) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss, its policy part and its value part for the last recorded mini-batch, by our forward and
-    our loss functions.
+    """Loss, its policy part and its value part for the last recorded mini-batch, by our forward and our loss
+    functions.
     """
     settings, rows = recording.settings, recording["rows"][LAST].tolist()
-    prompts, lengths, extended = (
-        recording.prompts(),
-        recording.lengths(),
-        with_place_behind_eos(recording),
-    )
+    prompts, lengths, extended = (recording.prompts(), recording.lengths(), with_place_behind_eos(recording))
     sequences, prompt_lengths = joined([prompts[i] for i in rows], [extended[i] for i in rows])
     new = models.forward(sequences, prompt_lengths)
     real_N = torch.cat([torch.arange(len(extended[i])) < lengths[i] for i in rows])
 
     def old(name: str) -> Tensor:
-        return torch.cat(
-            [recording.per_token(name, [len(response) for response in extended])[i] for i in rows]
-        )
+        return torch.cat([recording.per_token(name, [len(response) for response in extended])[i] for i in rows])
 
-    policy = policy_loss(
-        new.logprobs[real_N], old("logprobs")[real_N], old("advantages")[real_N], settings.cliprange
-    )
+    policy = policy_loss(new.logprobs[real_N], old("logprobs")[real_N], old("advantages")[real_N], settings.cliprange)
     value = value_loss(new.values, old("values"), old("returns"), settings.cliprange_value)
     assert 0 < int(policy.clipped.sum()) < len(policy.clipped)
     assert 0 < int(value.clipped.sum()) < len(value.clipped)
@@ -276,16 +236,14 @@ def compare_gradients(recording: Recording, models: Roles) -> None:
             assert theirs.abs().max() > 1e-5
             torch.testing.assert_close(parameter.grad, theirs, rtol=1e-4, atol=1e-6)
             compared += parameter.numel()
-    assert compared == sum(
-        p.numel() for m in (models.policy, models.value_model) for p in m.parameters()
-    )
+    assert compared == sum(p.numel() for m in (models.policy, models.value_model) for p in m.parameters())
 
 
 def test_without_responses_that_end_early_the_loop_itself_has_trls_gradients(
     recording: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In `full` nothing needs translation but the variance of the whitening: the loop of
-    training/ppo.py, in micro-batches, gives TRL's gradient of every weight.
+    """In `full` nothing needs translation but the variance of the whitening: the loop of training/ppo.py, in
+    micro-batches, gives TRL's gradient of every weight.
     """
     if recording.case == "ragged":
         assert with_place_behind_eos(recording) != recording.responses()
@@ -294,9 +252,7 @@ def test_without_responses_that_end_early_the_loop_itself_has_trls_gradients(
     values = recording.per_token("values", recording.lengths())
     monkeypatch.setattr(models, "values", lambda *_: values)
 
-    def unbiased(
-        reward_BT: Tensor, score_B: Tensor, values_BT: Tensor, mask_BT: Tensor, chosen: Ppo
-    ) -> Targets:
+    def unbiased(reward_BT: Tensor, score_B: Tensor, values_BT: Tensor, mask_BT: Tensor, chosen: Ppo) -> Targets:
         found = advantages(reward_BT, score_B, values_BT, mask_BT, chosen)
         assert float(masked_mean(found.advantages, mask_BT)) == pytest.approx(0.0, abs=1e-6)
         count = int(mask_BT.sum())

@@ -1,5 +1,5 @@
-"""In processes of their own: libgomp reads how its threads wait once, as torch is imported, and
-says on request what it read.
+"""In processes of their own: libgomp reads how its threads wait once, as torch is imported, and says on request what
+it read.
 """
 
 import os
@@ -15,9 +15,7 @@ LIBGOMPS_OWN = 300_000
 def spin_count(code: str, **chosen: str) -> int:
     """Turns that a waiting thread takes before it sleeps, in a process that runs `code`."""
     inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+        name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
     }
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -1,5 +1,5 @@
-"""Exports of models with random weights, for `rlhf calibrate` to serve: a small one, a deep small
-one, and one whose weights exceed the caches, in every weight type.
+"""Exports of models with random weights, for `rlhf calibrate` to serve: a small one, a deep small one, and one whose
+weights exceed the caches, in every weight type.
 
 python -m training.calibrate.exports --to FOLDER
 """
@@ -35,10 +35,7 @@ def write_exports(folder: Path) -> None:
     """Write an export of each shape below `folder`."""
     for name, shape in SHAPES.items():
         overrides = [f"model.random.{key}={value}" for key, value in shape.items()]
-        overrides += [
-            f"model.random.kv_heads={shape['heads']}",
-            f"model.context_length={CONTEXT[name]}",
-        ]
+        overrides += [f"model.random.kv_heads={shape['heads']}", f"model.context_length={CONTEXT[name]}"]
         content = compose(read(HOME / "recipes" / "demo.yaml"), {}, overrides)
         params = validate(content, "the params of a calibration")
         assert isinstance(params.data.source, HelpdeskSource)

@@ -60,8 +60,8 @@ def addition_rate(on: torch.device) -> float:
 
 
 def best_seconds(work: Callable[[], object]) -> float:
-    """Seconds of the fastest call within SECONDS, after one that warms up: other work on the
-    machine only ever makes it slower.
+    """Seconds of the fastest call within SECONDS, after one that warms up: other work on the machine only ever makes
+    it slower.
     """
     work()
     best, end = float("inf"), time.perf_counter() + SECONDS
@@ -75,17 +75,12 @@ def best_seconds(work: Callable[[], object]) -> float:
 
 
 def device_memory(on: torch.device) -> tuple[str, int, int]:
-    """(name, bytes, bytes available to programs) of the device of stages; for a CPU within its
-    control group.
-    """
+    """(name, bytes, bytes available to programs) of the device of stages; for a CPU within its control group."""
     if on.type != "cpu":
         free, total = torch.accelerator.get_memory_info()
         return device_name(on), total, free
     limits = [psutil.virtual_memory().total]
-    for path in (
-        Path("/sys/fs/cgroup/memory.max"),
-        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-    ):
+    for path in (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")):
         text = path.read_text().strip() if path.exists() else ""
         limits += [int(text)] if text.isdigit() else []
     return "cpu", min(limits), min(limits)

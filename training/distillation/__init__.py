@@ -1,3 +1,3 @@
-"""Distillation of the aligned model (teacher) into a smaller one (student): the student's initial
-weights, its loss, and detection of divergence. The loop is training/distill.py.
+"""Distillation of the aligned model (teacher) into a smaller one (student): the student's initial weights, its loss,
+and detection of divergence. The loop is training/distill.py.
 """

@@ -1,5 +1,4 @@
-"""The divergence of a student from its teacher, computed without holding the logits of all tokens
-at once.
+"""The divergence of a student from its teacher, computed without holding the logits of all tokens at once.
 
 Shapes: N tokens, V vocabulary, D width of the student, E width of the teacher.
 """
@@ -18,9 +17,9 @@ def generalised_jsd(student_NV: Tensor, teacher_NV: Tensor, beta: float) -> Tens
 
     beta KL(P || M) + (1 - beta) KL(Q || M),  M = beta P + (1 - beta) Q
 
-    At the ends, where it is 0, the limit of the divergence over beta is used: KL(P || Q) at 0 and
-    KL(Q || P) at 1. Both arguments are log-probabilities [N, V]. Source: Agarwal et al. 2024
-    (arXiv:2306.13649), section 2 and equation 1.
+    At the ends, where it is 0, the limit of the divergence over beta is used: KL(P || Q) at 0 and KL(Q || P) at 1.
+    Both arguments are log-probabilities [N, V]. Source: Agarwal et al. 2024 (arXiv:2306.13649), section 2 and equation
+    1.
     """
     if beta == 0:
         return _kl(teacher_NV, student_NV)
@@ -45,29 +44,22 @@ class Divergence(NamedTuple):
 
 
 def divergence(
-    student_ND: Tensor,
-    student_VD: Tensor,
-    teacher_NE: Tensor,
-    teacher_VE: Tensor,
-    beta: float,
-    temperature: float,
+    student_ND: Tensor, student_VD: Tensor, teacher_NE: Tensor, teacher_VE: Tensor, beta: float, temperature: float
 ) -> Divergence:
-    """`generalised_jsd` of softmax(hidden @ weight.T / temperature), summed over the tokens, in
-    fp32 and chunk by chunk.
+    """`generalised_jsd` of softmax(hidden @ weight.T / temperature), summed over the tokens, in fp32 and chunk by
+    chunk.
 
     If one vocabulary is padded to more rows than the other, both are used up to the shorter one.
     """
     rows = min(len(student_VD), len(teacher_VE))
     return Divergence(
-        *_ChunkedDivergence.apply(
-            student_ND, student_VD[:rows], teacher_NE, teacher_VE[:rows], beta, temperature
-        )
+        *_ChunkedDivergence.apply(student_ND, student_VD[:rows], teacher_NE, teacher_VE[:rows], beta, temperature)
     )
 
 
 class _ChunkedDivergence(torch.autograd.Function):
-    """The gradient of the sum is computed in the forward pass, while a chunk's logits exist, and
-    scaled in the backward pass: each logit is computed once.
+    """The gradient of the sum is computed in the forward pass, while a chunk's logits exist, and scaled in the
+    backward pass: each logit is computed once.
     """
 
     @staticmethod
@@ -110,9 +102,7 @@ class _ChunkedDivergence(torch.autograd.Function):
         return total, agreed_N
 
     @staticmethod
-    def backward(
-        ctx: Any, grad: Tensor, _: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
         grad_ND, grad_VD = ctx.saved_tensors
         return (
             (grad_ND * grad).to(ctx.dtype) if ctx.needs_input_grad[0] else None,

@@ -8,18 +8,15 @@ from config.errors import TrainingDiverged
 WINDOW = 5
 """Updates averaged: a single batch is too noisy."""
 MAX_LENGTH_RATIO = 2.0
-"""Mean response length of the student over the teacher's. On-policy students drift to ever longer
-responses where each token is rewarded for being likely.
+"""Mean response length of the student over the teacher's. On-policy students drift to ever longer responses where each
+token is rewarded for being likely.
 """
 MIN_EOS_RATIO = 0.5
 """Share of responses that end, relative to the best so far."""
 
 
-def check_responses(
-    lengths: Sequence[float], eos_rates: Sequence[float], teacher_length: float | None
-) -> None:
-    """Raise TrainingDiverged if the student's responses grow far beyond the teacher's, or ever
-    fewer of them end.
+def check_responses(lengths: Sequence[float], eos_rates: Sequence[float], teacher_length: float | None) -> None:
+    """Raise TrainingDiverged if the student's responses grow far beyond the teacher's, or ever fewer of them end.
 
     lengths, eos_rates  means of every update so far in which the student sampled
     teacher_length      mean length of the teacher's responses; None if it sampled none

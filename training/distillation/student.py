@@ -13,13 +13,7 @@ from training.modeling.adapter_base import named_base
 from training.modeling.adapters import AdapterView, begin_adapter
 from training.modeling.layers import with_layers
 from training.modeling.logprobs import output_weight
-from training.modeling.models import (
-    autocast,
-    initialise,
-    load_policy,
-    random_config,
-    without_dropout,
-)
+from training.modeling.models import autocast, initialise, load_policy, random_config, without_dropout
 from training.modeling.tokenizer import tokenizer_of
 from training.process.stage import Stage
 from training.rl.learner import Learner, Role
@@ -81,13 +75,9 @@ def _student(stage: Stage, settings: Distill, tokenizer: PreTrainedTokenizerBase
         return without_dropout(with_layers(teacher, origin.layers, "distill.student.layers"))
     assert origin.path is not None
     own = tokenizer_of(origin.path, origin.revision, "distill.student.path")
-    require_same_vocabulary(
-        own.get_vocab(), tokenizer.get_vocab(), f"distill.student.path={origin.path}"
-    )
+    require_same_vocabulary(own.get_vocab(), tokenizer.get_vocab(), f"distill.student.path={origin.path}")
     if settings.lora is None:
-        return load_policy(
-            origin.path, params.model, tokenizer, trainable=True, revision=origin.revision
-        )
+        return load_policy(origin.path, params.model, tokenizer, trainable=True, revision=origin.revision)
     model = load_policy(origin.path, params.model, tokenizer, revision=origin.revision)
     begin_adapter(model, settings.lora, STUDENT, seed, "distill.lora", origin.path)
     return AdapterView(model, STUDENT, autocast(params.model, stage.torch_device))
@@ -114,7 +104,4 @@ def parameters_of(model: PreTrainedModel) -> dict[str, int]:
         for weight in layer.parameters()
     }
     total = model.num_parameters()
-    return {
-        "parameters": total,
-        "non_embedding_parameters": total - sum(weight.numel() for weight in outer.values()),
-    }
+    return {"parameters": total, "non_embedding_parameters": total - sum(weight.numel() for weight in outer.values())}

@@ -1,9 +1,8 @@
 """Collectives: how processes share work, results and gradients.
 
-With one process each function is what it is without this module, to the bit. Every process knows
-the whole batch; the costly work on it is divided, and its results, a few numbers per token, are
-handed to all. What is computed from them (advantages, statistics, decisions) is computed by
-everybody and comes out the same everywhere.
+With one process each function is what it is without this module, to the bit. Every process knows the whole batch; the
+costly work on it is divided, and its results, a few numbers per token, are handed to all. What is computed from them
+(advantages, statistics, decisions) is computed by everybody and comes out the same everywhere.
 """
 
 import os
@@ -25,19 +24,19 @@ from config.work import BUCKET_ELEMENTS
 
 T = TypeVar("T")
 Backoff = Callable[[Callable[[int], Any]], Any]
-"""Runs work with a micro-batch size that fits in memory, the same in all processes: OomBackoff.run
-of training/process/out_of_memory.py.
+"""Runs work with a micro-batch size that fits in memory, the same in all processes: OomBackoff.run of
+training/process/out_of_memory.py.
 """
 
 LONGEST_WAIT = timedelta(hours=2)
-"""For the other processes, while rank 0 writes a checkpoint or a model. A process that is lost ends
-all of them at once: training/process/launch.py.
+"""For the other processes, while rank 0 writes a checkpoint or a model. A process that is lost ends all of them at
+once: training/process/launch.py.
 """
 
 
 def join(stage: str, device: torch.device) -> None:
-    """Join the process group of this stage, if it has several processes: gloo on CPU, on an
-    accelerator what torch has for it (NCCL on NVIDIA and AMD GPUs).
+    """Join the process group of this stage, if it has several processes: gloo on CPU, on an accelerator what torch has
+    for it (NCCL on NVIDIA and AMD GPUs).
 
     Raises EnvironmentFault if there are more processes than accelerators on this machine.
     """
@@ -85,8 +84,8 @@ def barrier() -> None:
 
 
 def balanced_partition(costs: Sequence[int], parts: int) -> list[list[int]]:
-    """Split the indices of `costs` into `parts` of similar total: largest first, each to the part
-    with the smallest total so far; ascending within each part.
+    """Split the indices of `costs` into `parts` of similar total: largest first, each to the part with the smallest
+    total so far; ascending within each part.
     """
     totals = [0] * parts
     result: list[list[int]] = [[] for _ in range(parts)]
@@ -102,14 +101,11 @@ def local_indices(costs: Sequence[int]) -> list[int]:
     return balanced_partition(costs, world_size())[rank()]
 
 
-def map_across_ranks(
-    backoff: Backoff, work: Callable[..., Sequence[T]], *columns: Sequence[Any]
-) -> list[T]:
-    """Results for all rows of `columns`, in order: each process computes its share and gathers the
-    others'.
+def map_across_ranks(backoff: Backoff, work: Callable[..., Sequence[T]], *columns: Sequence[Any]) -> list[T]:
+    """Results for all rows of `columns`, in order: each process computes its share and gathers the others'.
 
-    `work` gets a micro-batch size from `backoff`, then the columns of a share, and returns a result
-    per row. Shares have similar total lengths of the first column.
+    `work` gets a micro-batch size from `backoff`, then the columns of a share, and returns a result per row. Shares
+    have similar total lengths of the first column.
     """
     mine = local_indices([len(item) for item in columns[0]])
     share = [[column[i] for i in mine] for column in columns]
@@ -125,8 +121,8 @@ def map_across_ranks(
 
 
 def counted_batches(batches: Sequence[T], lockstep: bool) -> list[tuple[T, bool]]:
-    """`batches`, and whether each counts: in `lockstep` a process with fewer than another repeats
-    its last, so that all have the same number.
+    """`batches`, and whether each counts: in `lockstep` a process with fewer than another repeats its last, so that
+    all have the same number.
 
     In lockstep every process must have at least one batch.
     """
@@ -142,9 +138,7 @@ def counted_batches(batches: Sequence[T], lockstep: bool) -> list[tuple[T, bool]
 
 
 def all_reduce_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Replace each gradient by its sum over the processes; a process that had nothing to do counts
-    as zero.
-    """
+    """Replace each gradient by its sum over the processes; a process that had nothing to do counts as zero."""
     if world_size() == 1:
         return
     bucket: list[Tensor] = []
@@ -164,16 +158,12 @@ def all_reduce_gradients(parameters: Iterable[nn.Parameter]) -> None:
 def _sum_in_place(tensors: Sequence[Tensor]) -> None:
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     dist.all_reduce(flat)
-    for tensor, part in zip(
-        tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True
-    ):
+    for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
         tensor.copy_(part.view_as(tensor))
 
 
 def broadcast_from_rank0(work: Callable[[], T]) -> T:
-    """Run `work` on rank 0 only and broadcast its result. It must not raise: the other ranks would
-    wait.
-    """
+    """Run `work` on rank 0 only and broadcast its result. It must not raise: the other ranks would wait."""
     if world_size() == 1:
         return work()
     found = [work() if rank() == 0 else None]
@@ -211,8 +201,8 @@ def all_reduce_max(value: float) -> float:
 
 
 def report_fault(line: str) -> None:
-    """Report why this process ends: through training.process.launch, which prints the same line of
-    several processes once, or directly without a launcher.
+    """Report why this process ends: through training.process.launch, which prints the same line of several processes
+    once, or directly without a launcher.
     """
     folder, rank = os.environ.get(FAULTS_VARIABLE), os.environ.get("RANK", "0")
     if folder is None or os.environ.get("WORLD_SIZE", "1") == "1":
@@ -227,19 +217,11 @@ def fault_of_peer() -> str | None:
     """The error line that another process of the stage left before it ended, if any."""
     folder = os.environ.get(FAULTS_VARIABLE)
     own = f"{os.environ.get('RANK', '0')}{FAULT_SUFFIX}"
-    found = (
-        [path for path in sorted(Path(folder).glob(f"*{FAULT_SUFFIX}")) if path.name != own]
-        if folder
-        else []
-    )
+    found = [path for path in sorted(Path(folder).glob(f"*{FAULT_SUFFIX}")) if path.name != own] if folder else []
     return found[0].read_text(encoding="utf-8").rstrip("\n") if found else None
 
 
 def is_lost_peer(error: BaseException) -> bool:
     """Whether an exception means that another process is gone."""
     words = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "gloo")
-    return (
-        world_size() > 1
-        and isinstance(error, RuntimeError)
-        and any(word in str(error) for word in words)
-    )
+    return world_size() > 1 and isinstance(error, RuntimeError) and any(word in str(error) for word in words)

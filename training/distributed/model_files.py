@@ -4,8 +4,8 @@ model.safetensors           weights, in Hugging Face's layout; of more than SHAR
                             model-00001-of-0000n.safetensors with model.safetensors.index.json
 adapter_model.safetensors   weights of an adapter, always one file, as PEFT reads no other
 
-The bytes are those that `save_pretrained` writes of the whole model. Every process of a divided
-model must come here, at the same point.
+The bytes are those that `save_pretrained` writes of the whole model. Every process of a divided model must come here,
+at the same point.
 """
 
 import json
@@ -52,10 +52,7 @@ def save_model(folder: Path, model: PreTrainedModel, shard_bytes: int = SHARD_BY
     converted = revert_weight_conversion(model, {name: empty(state[name]) for name in state})
     shapes = {name: empty(part) for name, part in converted.items()}  # parts that share nothing
     split = split_torch_state_dict_into_shards(shapes, max_shard_size=shard_bytes)
-    files = {
-        file: {name: shapes[name] for name in names}
-        for file, names in split.filename_to_tensors.items()
-    }
+    files = {file: {name: shapes[name] for name in names} for file, names in split.filename_to_tensors.items()}
     if collectives.rank() == 0:
         _write_config(folder, model)
         if split.is_sharded:
@@ -68,15 +65,10 @@ def save_model(folder: Path, model: PreTrainedModel, shard_bytes: int = SHARD_BY
 
 
 def save_adapter(
-    folder: Path,
-    model: PreTrainedModel,
-    name: str,
-    base: str,
-    revision: str | None,
-    score: nn.Linear | None = None,
+    folder: Path, model: PreTrainedModel, name: str, base: str, revision: str | None, score: nn.Linear | None = None
 ) -> None:
-    """Write the files of the adapter `name`, of a reward model with its head `score`; `base` as
-    `named_base` gives it.
+    """Write the files of the adapter `name`, of a reward model with its head `score`; `base` as `named_base` gives
+    it.
     """
     if is_divided(model):
         reshard(model)
@@ -114,8 +106,8 @@ def _state_to_write(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def _converted_together(model: PreTrainedModel, state: Mapping[str, Tensor]) -> list[list[str]]:
-    """Names of `state` in groups that the model's conversion to the hub's layout, such as of
-    experts, needs at once: each alone, or if that gives something else all of them.
+    """Names of `state` in groups that the model's conversion to the hub's layout, such as of experts, needs at once:
+    each alone, or if that gives something else all of them.
     """
     shapes = {name: empty(tensor) for name, tensor in state.items()}
     together = revert_weight_conversion(model, dict(shapes))
@@ -141,11 +133,7 @@ def _unsharded(tensor: Tensor) -> Tensor:
     return found.cpu() if collectives.rank() == 0 else found.new_empty(0)
 
 
-def _write(
-    folder: Path,
-    files: Mapping[str, Mapping[str, Tensor]],
-    tensors: Iterator[Mapping[str, Tensor]],
-) -> None:
+def _write(folder: Path, files: Mapping[str, Mapping[str, Tensor]], tensors: Iterator[Mapping[str, Tensor]]) -> None:
     """Write `tensors`, a few at a time, to their files. Collective; rank 0 writes."""
     first = collectives.rank() == 0
     places: dict[str, Place] = {}

@@ -1,5 +1,5 @@
-"""Sharding of weights, gradients and optimizer state over a stage's processes, by `sharding` in
-params.yaml; results do not change.
+"""Sharding of weights, gradients and optimizer state over a stage's processes, by `sharding` in params.yaml; results
+do not change.
 
 none    every process holds all
 zero2   the optimizer's state, gradients, and weights between two steps: whole from a step's first
@@ -8,10 +8,10 @@ zero2   the optimizer's state, gradients, and weights between two steps: whole f
 zero3   also weights in use: each layer's are gathered for its forward and for its backward
         torch's FSDP2
 
-A model is divided layer by layer, and what is not in a layer (embedding, last norm, head) together.
-What looks at weights outside of the model's own forward does so `inside` it, or while it is
-`gathered`. All processes must divide, gather and go `inside` at the same points. Source:
-Rajbhandari et al. 2020 (arXiv:1910.02054), section 5; Zhao et al. 2023 (arXiv:2304.11277).
+A model is divided layer by layer, and what is not in a layer (embedding, last norm, head) together. What looks at
+weights outside of the model's own forward does so `inside` it, or while it is `gathered`. All processes must divide,
+gather and go `inside` at the same points. Source: Rajbhandari et al. 2020 (arXiv:1910.02054), section 5; Zhao et al.
+2023 (arXiv:2304.11277).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -24,12 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    FSDPModule,
-    fully_shard,
-    register_fsdp_forward_method,
-)
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -59,8 +54,8 @@ def is_divided(module: nn.Module) -> bool:
 def shard(module: nn.Module, stage: Stage, sums_gradients: bool = False) -> None:
     """Move a model to the stage's device: all of it, or with zero2 and zero3 this process's shard.
 
-    Gradients are means over the processes, as in DDP, or `sums_gradients`. Which parameters learn
-    may still change, until `set_root_modules`.
+    Gradients are means over the processes, as in DDP, or `sums_gradients`. Which parameters learn may still change,
+    until `set_root_modules`.
     """
     device = stage.torch_device.type
     if not shards_weights(stage):
@@ -74,10 +69,7 @@ def shard(module: nn.Module, stage: Stage, sums_gradients: bool = False) -> None
     }
     if stage.params.where.of(stage.name).offload:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=device != "cpu")
-    for part in [
-        *[part for part in module.modules() if isinstance(part, GradientCheckpointingLayer)],
-        module,
-    ]:
+    for part in [*[part for part in module.modules() if isinstance(part, GradientCheckpointingLayer)], module]:
         divided: Any = fully_shard(part, **options)
         if sums_gradients:
             divided.set_gradient_divide_factor(1.0)
@@ -89,8 +81,8 @@ def shard(module: nn.Module, stage: Stage, sums_gradients: bool = False) -> None
 
 
 def set_root_modules(modules: Iterable[nn.Module]) -> None:
-    """Make each sharded model the root of its layers, whichever part runs first. Trained parameters
-    must be known by now.
+    """Make each sharded model the root of its layers, whichever part runs first. Trained parameters must be known by
+    now.
     """
     for module in modules:
         if is_divided(module):
@@ -104,8 +96,8 @@ def _work_inside(module: nn.Module, work: Callable[[], T]) -> T:
 
 
 def run_as_forward(modules: Iterable[nn.Module], work: Callable[[], T]) -> T:
-    """Run `work` as if it were the forward of these models: their embeddings, last norms and heads
-    are unsharded meanwhile. Returns its result.
+    """Run `work` as if it were the forward of these models: their embeddings, last norms and heads are unsharded
+    meanwhile. Returns its result.
 
     Tensors in the result that need a gradient may be used in one backward pass.
     """
@@ -117,9 +109,7 @@ def run_as_forward(modules: Iterable[nn.Module], work: Callable[[], T]) -> T:
 
 @contextmanager
 def unsharded(*modules: nn.Module | None) -> Iterator[None]:
-    """Keep these models unsharded, for passes without gradient whose number differs between
-    processes.
-    """
+    """Keep these models unsharded, for passes without gradient whose number differs between processes."""
     divided: list[Any] = [module for module in modules if isinstance(module, FSDPModule)]
     for module in divided:
         module.set_reshard_after_forward(False)
@@ -146,9 +136,7 @@ def reshard(module: nn.Module) -> None:
 def learning_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """Trained parameters of a model by name: of a sharded model its sharded parameters."""
     reshard(module)
-    return {
-        name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad
-    }
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
 # ---------------------------------------------------------------- gradients

@@ -1,11 +1,10 @@
-"""Weights and optimizer state on disk as safetensors: each process writes its shard, and reads what
-it needs from all shards.
+"""Weights and optimizer state on disk as safetensors: each process writes its shard, and reads what it needs from all
+shards.
 
-What is divided is written by whoever has it; what all processes have is written once, by one of
-them. Reading maps the files into memory and copies the slices that this process needs, so a run can
-go on with another number of processes and another `sharding`. Every process must come here, with
-the same names. Source: torch.distributed.checkpoint, in its safetensors format: nothing is
-unpickled.
+What is divided is written by whoever has it; what all processes have is written once, by one of them. Reading maps the
+files into memory and copies the slices that this process needs, so a run can go on with another number of processes
+and another `sharding`. Every process must come here, with the same names. Source: torch.distributed.checkpoint, in its
+safetensors format: nothing is unpickled.
 """
 
 import json
@@ -27,17 +26,9 @@ from torch.distributed.checkpoint._hf_utils import (
     _gen_file_name,
 )
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import (
-    HuggingFaceStorageReader,
-    HuggingFaceStorageWriter,
-)
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.planner import (
-    SavePlan,
-    SavePlanner,
-    TensorWriteData,
-    WriteItem,
-)
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, TensorWriteData, WriteItem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
@@ -58,11 +49,7 @@ def save_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     storages: set[int] = set()
     apart = {}  # safetensors refuses tensors that share memory
     for name, tensor in tensors.items():
-        place = (
-            (tensor.to_local() if isinstance(tensor, DTensor) else tensor)
-            .untyped_storage()
-            .data_ptr()
-        )
+        place = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).untyped_storage().data_ptr()
         apart[name] = tensor.detach().clone() if place in storages else tensor.detach()
         storages.add(place)
     with _alone_or_together(), _first_reason():
@@ -70,23 +57,17 @@ def save_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 class _OneAtATime(HuggingFaceStorageWriter):
-    """torch's writer without its copies: it builds a file's bytes, copied three times, before
-    writing.
-    """
+    """torch's writer without its copies: it builds a file's bytes, copied three times, before writing."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this process's file. No index is needed: the files of a sharded checkpoint describe
-        themselves.
-        """
+        """Write this process's file. No index is needed: the files of a sharded checkpoint describe themselves."""
         items = {item.index.fqn: item for item in plan.items}
         chunks = {name: _tensor_data(item) for name, item in items.items()}
         shapes = {
             name: torch.empty(data.chunk.sizes, dtype=data.properties.dtype, device="meta")
             for name, data in chunks.items()
         }
-        offsets = {
-            name: {SAVED_OFFSETS_KEY: list(data.chunk.offsets)} for name, data in chunks.items()
-        }
+        offsets = {name: {SAVED_OFFSETS_KEY: list(data.chunk.offsets)} for name, data in chunks.items()}
         metadata = {
             CUSTOM_METADATA_KEY: json.dumps(offsets),
             DCP_VERSION_KEY: str(HF_DCP_VERSION),
@@ -115,8 +96,8 @@ def _tensor_data(item: WriteItem) -> TensorWriteData:
 
 
 def load_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Read `tensors` in place, of sharded ones this process's shard. Raises ValueError or
-    RuntimeError for another shape or name.
+    """Read `tensors` in place, of sharded ones this process's shard. Raises ValueError or RuntimeError for another
+    shape or name.
     """
     with _alone_or_together(), _first_reason():
         load(
@@ -127,9 +108,7 @@ def load_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 @contextmanager
 def _first_reason() -> Iterator[None]:
-    """Raise the error of a process, such as a full disk, instead of torch's wrapper, which is not
-    an Exception.
-    """
+    """Raise the error of a process, such as a full disk, instead of torch's wrapper, which is not an Exception."""
     try:
         yield
     except CheckpointException as error:
@@ -139,16 +118,11 @@ def _first_reason() -> Iterator[None]:
         raise reasons[0] from None
 
 
-def save_optimizer(
-    folder: Path, optimizer: torch.optim.Optimizer, named: Mapping[str, nn.Parameter]
-) -> None:
+def save_optimizer(folder: Path, optimizer: torch.optim.Optimizer, named: Mapping[str, nn.Parameter]) -> None:
     """Write the state of the optimizer of these parameters."""
     state = {name: optimizer.state.get(parameter, {}) for name, parameter in named.items()}
     tensors = {
-        f"{name}/{key}": value
-        for name, of in state.items()
-        for key, value in of.items()
-        if isinstance(value, Tensor)
+        f"{name}/{key}": value for name, of in state.items() for key, value in of.items() if isinstance(value, Tensor)
     }
     save_tensors(folder, tensors)
     if collectives.rank() == 0:  # optimizers with other values are never sharded
@@ -156,25 +130,16 @@ def save_optimizer(
             name: {key: value for key, value in of.items() if not isinstance(value, Tensor)}
             for name, of in state.items()
         }
-        groups = [
-            {key: value for key, value in group.items() if key != "params"}
-            for group in optimizer.param_groups
-        ]
-        (folder / REST).write_text(
-            json.dumps({"groups": groups, "values": others}), encoding="utf-8"
-        )
+        groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+        (folder / REST).write_text(json.dumps({"groups": groups, "values": others}), encoding="utf-8")
 
 
-def load_optimizer(
-    folder: Path, optimizer: torch.optim.Optimizer, named: Mapping[str, nn.Parameter]
-) -> None:
+def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer, named: Mapping[str, nn.Parameter]) -> None:
     """Load the state written by `save_optimizer` into an optimizer with any sharding."""
     rest = json.loads((folder / REST).read_text(encoding="utf-8"))
     state: dict[str, dict[str, Any]] = {name: dict(rest["values"][name]) for name in named}
     tensors: dict[str, Tensor] = {}
-    for key, stored in (
-        HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata.items()
-    ):
+    for key, stored in HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata.items():
         name, field = key.rsplit("/", 1)
         if name in named and isinstance(stored, TensorStorageMetadata):
             tensors[key] = state[name][field] = _room(named[name], stored)
@@ -182,13 +147,8 @@ def load_optimizer(
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     index = {id(parameter): i for i, parameter in enumerate(parameters)}
     groups = optimizer.state_dict()["param_groups"]
-    merged = [
-        {**group, **_tuples(saved)} for group, saved in zip(groups, rest["groups"], strict=True)
-    ]
-    content = {
-        "state": {index[id(named[name])]: of for name, of in state.items() if of},
-        "param_groups": merged,
-    }
+    merged = [{**group, **_tuples(saved)} for group, saved in zip(groups, rest["groups"], strict=True)]
+    content = {"state": {index[id(named[name])]: of for name, of in state.items() if of}, "param_groups": merged}
     optimizer.load_state_dict(content)
 
 
@@ -198,9 +158,7 @@ def _tuples(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _room(parameter: nn.Parameter, stored: TensorStorageMetadata) -> Tensor:
-    """A tensor for a value of the optimizer: sharded like its parameter if it has an element per
-    weight.
-    """
+    """A tensor for a value of the optimizer: sharded like its parameter if it has an element per weight."""
     if stored.size == parameter.shape and stored.properties.dtype == parameter.dtype:
         return torch.zeros_like(parameter, requires_grad=False)
     return torch.zeros(stored.size, dtype=stored.properties.dtype)

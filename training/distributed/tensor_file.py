@@ -1,9 +1,8 @@
 """Safetensors files written one tensor at a time: only that tensor has to be in CPU memory.
 
-The shapes of all tensors are known before, so the header is written first and each tensor goes to
-its place when it is there. The bytes are those of safetensors' own `save_file`, which takes all
-tensors at once (and `save`, which torch's checkpoints use, copies all of them three times). Source:
-github.com/huggingface/safetensors, section "Format".
+The shapes of all tensors are known before, so the header is written first and each tensor goes to its place when it is
+there. The bytes are those of safetensors' own `save_file`, which takes all tensors at once (and `save`, which torch's
+checkpoints use, copies all of them three times). Source: github.com/huggingface/safetensors, section "Format".
 """
 
 import json
@@ -37,13 +36,11 @@ def empty(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
-def write_header(
-    path: Path, shapes: Mapping[str, Tensor], metadata: Mapping[str, str] = PYTORCH
-) -> dict[str, Place]:
+def write_header(path: Path, shapes: Mapping[str, Tensor], metadata: Mapping[str, str] = PYTORCH) -> dict[str, Place]:
     """Start a file for tensors like `shapes`; returns the position of each.
 
-    The length of the header in 8 bytes, then JSON that says where in the bytes behind it each
-    tensor stands: widest types first, then by name.
+    The length of the header in 8 bytes, then JSON that says where in the bytes behind it each tensor stands: widest
+    types first, then by name.
     """
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     at, offsets = 0, {}

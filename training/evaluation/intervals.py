@@ -14,12 +14,10 @@ class Proportion(NamedTuple):
 
 
 def wilson(successes: float, trials: int, confidence: float = 0.95) -> Proportion:
-    """The Wilson score interval of a proportion p = successes / trials; a tie may count as half a
-    success.
+    """The Wilson score interval of a proportion p = successes / trials; a tie may count as half a success.
 
-    centre +- half = (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), z the normal
-    quantile of (1 + confidence) / 2. It assumes independent trials; pairs that share a prompt are
-    less than that.
+    centre +- half = (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), z the normal quantile of (1 +
+    confidence) / 2. It assumes independent trials; pairs that share a prompt are less than that.
 
     Raises ValueError if there are no trials, or more successes than trials.
     Source: Wilson 1927, Probable inference, J. Am. Stat. Assoc. 22, 209-212.

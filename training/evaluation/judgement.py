@@ -1,7 +1,7 @@
 """How good a judge of replies is, and what it says of two models. Pure functions.
 
-A preference is 1 where the first reply is better, 0 where the second is, 0.5 for a tie. Preferences
-on the same prompt are not independent, so intervals are of a bootstrap over prompts.
+A preference is 1 where the first reply is better, 0 where the second is, 0.5 for a tie. Preferences on the same prompt
+are not independent, so intervals are of a bootstrap over prompts.
 
 Source: Efron and Tibshirani 1993, An introduction to the bootstrap, chapter 13 (percentiles).
 """
@@ -28,12 +28,8 @@ class Interval(NamedTuple):
     high: float
 
 
-def clustered(
-    values: ArrayLike, prompts: Sequence[Hashable], confidence: float, seed: int
-) -> Interval:
-    """Mean of values, with a percentile bootstrap over prompts: a drawn prompt brings all of its
-    values.
-    """
+def clustered(values: ArrayLike, prompts: Sequence[Hashable], confidence: float, seed: int) -> Interval:
+    """Mean of values, with a percentile bootstrap over prompts: a drawn prompt brings all of its values."""
     numbers = np.asarray(values, dtype=float)
     places = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
     index = np.array([places[prompt] for prompt in prompts])
@@ -108,11 +104,11 @@ def length_controlled(
     confidence: float,
     seed: int,
 ) -> Interval:
-    """The win rate that is left where both replies are as long: logistic regression of the
-    preferences on the difference of the lengths, read at zero.
+    """The win rate that is left where both replies are as long: logistic regression of the preferences on the
+    difference of the lengths, read at zero.
 
-    Source: the idea of length-controlled AlpacaEval, Dubois et al. 2024 (arXiv:2404.04475), whose
-    model has terms for the prompts too.
+    Source: the idea of length-controlled AlpacaEval, Dubois et al. 2024 (arXiv:2404.04475), whose model has terms for
+    the prompts too.
     """
     wins = np.asarray(preferences, dtype=float)
     difference = np.asarray(chars_a, dtype=float) - np.asarray(chars_b, dtype=float)
@@ -126,9 +122,7 @@ def length_controlled(
     rng = np.random.default_rng(seed)
     drawn = []
     for _ in range(RESAMPLES // 10):
-        rows = [
-            i for place in rng.integers(len(members), size=len(members)) for i in members[place]
-        ]
+        rows = [i for place in rng.integers(len(members), size=len(members)) for i in members[place]]
         drawn.append(_at_zero(x[rows], wins[rows]))
     tail = 100 * (1 - confidence) / 2
     low, high = np.percentile(drawn, (tail, 100 - tail))
@@ -136,8 +130,8 @@ def length_controlled(
 
 
 def _at_zero(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
-    """sigmoid(a) of the fit y ~ sigmoid(a + b x), with a little ridge so that it exists where all
-    wins are on one side.
+    """sigmoid(a) of the fit y ~ sigmoid(a + b x), with a little ridge so that it exists where all wins are on one
+    side.
     """
     design = np.stack([np.ones_like(x), x], axis=1)
     weights = np.zeros(2)
@@ -151,11 +145,9 @@ def _at_zero(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
     return float(1 / (1 + math.exp(-min(max(weights[0], -30), 30))))
 
 
-def smallest_effect(
-    preferences: ArrayLike, prompts: Sequence[Hashable], confidence: float
-) -> float:
-    """The smallest distance of the win rate from one half that so many prompts would show with a
-    chance of POWER: (z of the level + z of the power) standard errors.
+def smallest_effect(preferences: ArrayLike, prompts: Sequence[Hashable], confidence: float) -> float:
+    """The smallest distance of the win rate from one half that so many prompts would show with a chance of POWER: (z
+    of the level + z of the power) standard errors.
 
     Source: Cohen 1988, Statistical power analysis, chapter 2.
     """
@@ -179,15 +171,13 @@ class WithVotes(NamedTuple):
 def prediction_powered(
     judged: ArrayLike, judged_with_vote: ArrayLike, votes: ArrayLike, confidence: float
 ) -> WithVotes:
-    """Mean of people's preferences, from N pairs that the judge judged (`judged`) and n that people
-    voted on, too (`judged_with_vote`, `votes`): l mean(judged) + mean(votes - l judged_with_vote),
-    with the l that makes the variance smallest. It has no bias, however wrong the judge is.
+    """Mean of people's preferences, from N pairs that the judge judged (`judged`) and n that people voted on, too
+    (`judged_with_vote`, `votes`): l mean(judged) + mean(votes - l judged_with_vote), with the l that makes the
+    variance smallest. It has no bias, however wrong the judge is.
 
     Source: Angelopoulos, Duchi and Zrnic 2023, PPI++ (arXiv:2311.01453).
     """
-    everywhere, there, human = (
-        np.asarray(values, dtype=float) for values in (judged, judged_with_vote, votes)
-    )
+    everywhere, there, human = (np.asarray(values, dtype=float) for values in (judged, judged_with_vote, votes))
     n, ratio = len(human), len(human) / len(everywhere)
     spread = np.concatenate([everywhere, there]).var(ddof=1)
     together = float(np.cov(human, there, ddof=1)[0, 1]) if n > 1 else 0.0
@@ -197,8 +187,4 @@ def prediction_powered(
     variance = tuned**2 * everywhere.var(ddof=1) / len(everywhere) + rest.var(ddof=1) / n
     value, half = float(tuned * everywhere.mean() + rest.mean()), z * math.sqrt(float(variance))
     alone, wide = float(human.mean()), z * math.sqrt(float(human.var(ddof=1)) / n)
-    return WithVotes(
-        n,
-        Interval(value, value - half, value + half),
-        Interval(alone, alone - wide, alone + wide),
-    )
+    return WithVotes(n, Interval(value, value - half, value + half), Interval(alone, alone - wide, alone + wide))

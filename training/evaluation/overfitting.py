@@ -38,8 +38,8 @@ def is_worse(later: RowLosses, best: RowLosses) -> bool:
 
 
 def fitted_temperature(margins: NDArray[np.float64]) -> float:
-    """The temperature T with the least loss of sigmoid(margin / T) on these pairs; `margins` are
-    those of the chosen over the rejected replies, [N]. Above 1 the model is too sure.
+    """The temperature T with the least loss of sigmoid(margin / T) on these pairs; `margins` are those of the chosen
+    over the rejected replies, [N]. Above 1 the model is too sure.
 
     Source: Guo et al. 2017 (arXiv:1706.04599), section 4.2.
     """
@@ -57,9 +57,7 @@ def pair_losses(margins: NDArray[np.float64]) -> RowLosses:
 
 
 def calibrated(validation: NDArray[np.float64], test: NDArray[np.float64]) -> dict[str, float]:
-    """The temperature that suits the validation pairs, and the calibration error of the test pairs
-    at it.
-    """
+    """The temperature that suits the validation pairs, and the calibration error of the test pairs at it."""
     temperature = fitted_temperature(validation)
     return {
         "temperature": temperature,

@@ -1,5 +1,5 @@
-"""A run's final model for export: merged weights, and a tokenizer whose chat template renders
-prompts as in training.
+"""A run's final model for export: merged weights, and a tokenizer whose chat template renders prompts as in
+training.
 """
 
 import json
@@ -33,9 +33,7 @@ class Aligned(NamedTuple):
 
 
 def load_aligned(folder: Path) -> Aligned:
-    """Load the aligned model of the run in `folder`. Raises ModelError if it is missing or
-    damaged.
-    """
+    """Load the aligned model of the run in `folder`. Raises ModelError if it is missing or damaged."""
     params = load(folder / "params.yaml")
     models = TrainedModels(folder)
     policy = models.policy
@@ -45,12 +43,9 @@ def load_aligned(folder: Path) -> Aligned:
     return Aligned(params, models, policy, tokenizer, prompts)
 
 
-def with_prompts_of_training(
-    tokenizer: PreTrainedTokenizerBase, is_plain: bool
-) -> PreTrainedTokenizerBase:
-    """The tokenizer with a chat template that renders a user's message as a plain prompt was
-    rendered in training, and refuses history and system turns. One that was trained on
-    conversations is left as it is.
+def with_prompts_of_training(tokenizer: PreTrainedTokenizerBase, is_plain: bool) -> PreTrainedTokenizerBase:
+    """The tokenizer with a chat template that renders a user's message as a plain prompt was rendered in training, and
+    refuses history and system turns. One that was trained on conversations is left as it is.
     """
     if is_plain:
         template = str(tokenizer.init_kwargs.get("prompt_template", PLAIN_TEMPLATE))

@@ -12,8 +12,8 @@ NO_LICENCE = "other"
 
 
 def model_card(facts: Mapping[str, Any], table: Sequence[QuantisedFile]) -> str:
-    """The text of README.md. `facts`: run_id, method, is_student, base, data (text), metrics
-    (name -> text), usd, licence, summary.
+    """The text of README.md. `facts`: run_id, method, is_student, base, data (text), metrics (name -> text), usd,
+    licence, summary.
     """
     data = ModelCardData(
         license=str(facts.get("licence") or NO_LICENCE),

@@ -1,8 +1,8 @@
 """A language model as a GGUF file, which llama.cpp reads, in f32, q8_0 or q4_0.
 
-Matrices whose rows divide into blocks of 32 are quantised, norms and other vectors stay f32. Names
-and values of the keys are those of ggml's own package `gguf`; architectures that are not listed in
-ARCHITECTURES are refused, as nothing here has compared them with Transformers.
+Matrices whose rows divide into blocks of 32 are quantised, norms and other vectors stay f32. Names and values of the
+keys are those of ggml's own package `gguf`; architectures that are not listed in ARCHITECTURES are refused, as nothing
+here has compared them with Transformers.
 """
 
 import json
@@ -31,14 +31,10 @@ FILE_TYPES = {
 }
 BLOCK = 32
 """Weights per scale in q8_0 and q4_0."""
-ARCHITECTURES = {
-    "llama": gguf.MODEL_ARCH.LLAMA,
-    "qwen2": gguf.MODEL_ARCH.QWEN2,
-    "qwen3": gguf.MODEL_ARCH.QWEN3,
-}
+ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3}
 INTERLEAVED = ("llama",)
-"""Architectures whose rotary dimensions llama.cpp pairs as neighbours and Transformers as halves:
-the rows of their query and key matrices are put in another order.
+"""Architectures whose rotary dimensions llama.cpp pairs as neighbours and Transformers as halves: the rows of their
+query and key matrices are put in another order.
 """
 WRITTEN = frozenset(
     {
@@ -65,21 +61,18 @@ SPLITS = {
 ELSEWHERE = "Serve the model with --engine vllm."
 
 
-def write_gguf(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, kind: str, target: Path
-) -> None:
+def write_gguf(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, kind: str, target: Path) -> None:
     """Write `model` to `target`, a file of the type f32, q8_0 or q4_0.
 
-    The file carries the vocabulary and the chat template; `training.export.parity` finds out
-    whether llama.cpp makes the same of them as training did.
+    The file carries the vocabulary and the chat template; `training.export.parity` finds out whether llama.cpp makes
+    the same of them as training did.
 
     Raises ModelError for an architecture or a tokenizer that this cannot write.
     """
     architecture = str(model.config.model_type)
     if architecture not in ARCHITECTURES:
         raise ModelError(
-            f"a model of type {architecture} cannot be written as GGUF; known: "
-            f"{', '.join(ARCHITECTURES)}. {ELSEWHERE}"
+            f"a model of type {architecture} cannot be written as GGUF; known: {', '.join(ARCHITECTURES)}. {ELSEWHERE}"
         )
     writer = gguf.GGUFWriter(target, architecture)
     _add_shape(writer, model.config)
@@ -106,21 +99,15 @@ def tensors(model: PreTrainedModel) -> Iterator[tuple[str, np.ndarray]]:
             continue
         name = names.get_name(place, try_suffixes=(".weight", ".bias"))
         if name is None:
-            raise ModelError(
-                f"{place} has no counterpart in a GGUF file of type {config.model_type}. "
-                f"{ELSEWHERE}"
-            )
+            raise ModelError(f"{place} has no counterpart in a GGUF file of type {config.model_type}. {ELSEWHERE}")
         yield name, _rotated(place, weight, config).float().cpu().numpy()
 
 
 def _rotated(place: str, weight: Tensor, config: Any) -> Tensor:
-    """Query and key rows as llama.cpp orders them: dimension i of the first half of a head beside
-    dimension i of the second half.
+    """Query and key rows as llama.cpp orders them: dimension i of the first half of a head beside dimension i of the
+    second half.
     """
-    heads = {
-        "q_proj": config.num_attention_heads,
-        "k_proj": config.num_key_value_heads,
-    }.get(place.split(".")[-2])
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(place.split(".")[-2])
     if config.model_type not in INTERLEAVED or heads is None:
         return weight
     halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
@@ -163,14 +150,11 @@ def _check(config: Any) -> None:
         lost["layer_types"] = ", ".join(windows)
     for name, value in lost.items():
         raise ModelError(
-            f"a model with {name}={value} cannot be written as GGUF: llama.cpp would reply without "
-            f"it. {ELSEWHERE}"
+            f"a model with {name}={value} cannot be written as GGUF: llama.cpp would reply without it. {ELSEWHERE}"
         )
 
 
-def _add_vocabulary(
-    writer: gguf.GGUFWriter, tokenizer: PreTrainedTokenizerBase, vocab_size: int
-) -> None:
+def _add_vocabulary(writer: gguf.GGUFWriter, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:
     """Tokens by id; ids beyond the tokenizer's are unused."""
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     if content["model"]["type"] != "BPE" or "ByteLevel" not in json.dumps(content["decoder"]):
@@ -189,9 +173,7 @@ def _add_vocabulary(
         else gguf.TokenType.UNUSED
         for number, token in enumerate(tokens)
     ]
-    merges = [
-        pair if isinstance(pair, str) else " ".join(pair) for pair in content["model"]["merges"]
-    ]
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in content["model"]["merges"]]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(_split(content["pre_tokenizer"]))
     writer.add_token_list(tokens)
@@ -204,9 +186,7 @@ def _add_vocabulary(
     writer.add_add_bos_token(False)
     if tokenizer.chat_template is not None:
         # llama.cpp puts a system turn into the user's unless the template reads the first content
-        writer.add_chat_template(
-            "{% set first = messages[0]['content'] %}" + str(tokenizer.chat_template)
-        )
+        writer.add_chat_template("{% set first = messages[0]['content'] %}" + str(tokenizer.chat_template))
     if (end := end_of_turn(tokenizer)) is not None:
         writer.add_eot_token_id(tokenizer.convert_tokens_to_ids(end))
 

@@ -20,16 +20,14 @@ logger = logging.getLogger(__name__)
 
 
 def upload(name: str, folder: Path | None) -> str:
-    """Make the repository if it is not there, and upload the files of an export as one commit;
-    returns the address. Without a folder it only creates the repository.
+    """Make the repository if it is not there, and upload the files of an export as one commit; returns the address.
+    Without a folder it only creates the repository.
 
-    Raises ParamsError for an invalid name, EnvironmentFault if there is no token or the hub refuses
-    it.
+    Raises ParamsError for an invalid name, EnvironmentFault if there is no token or the hub refuses it.
     """
     if get_token() is None:
         raise EnvironmentFault(
-            "there is no Hugging Face token. Make one that may write, then hf auth login, or set "
-            "HF_TOKEN."
+            "there is no Hugging Face token. Make one that may write, then hf auth login, or set HF_TOKEN."
         )
     disable_progress_bars()
     api = HfApi()
@@ -46,9 +44,7 @@ def upload(name: str, folder: Path | None) -> str:
             f"the hub refuses {name}: {reason}. Check the name, and that the token may write there."
         ) from None
     except httpx2.HTTPError as error:
-        raise EnvironmentFault(
-            f"{api.endpoint} does not answer ({type(error).__name__}). Try again later."
-        ) from None
+        raise EnvironmentFault(f"{api.endpoint} does not answer ({type(error).__name__}). Try again later.") from None
     return address
 
 

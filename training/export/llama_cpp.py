@@ -66,9 +66,7 @@ def serving(file: Path, context_length: int, connections: int = SLOTS) -> Iterat
         server = Server(f"http://127.0.0.1:{port}", key)
         while not _is_up(server):
             if process.poll() is not None:
-                raise ModelError(
-                    f"llama.cpp cannot load {file.name}: it exited with code {process.returncode}."
-                )
+                raise ModelError(f"llama.cpp cannot load {file.name}: it exited with code {process.returncode}.")
             time.sleep(POLL_SECONDS)
         yield server
     finally:
@@ -89,18 +87,11 @@ def _is_up(server: Server) -> bool:
         return False
 
 
-def greedy_replies(
-    server: Server, prompts: Sequence[list[int]], max_new_tokens: int, eos: int
-) -> list[list[int]]:
+def greedy_replies(server: Server, prompts: Sequence[list[int]], max_new_tokens: int, eos: int) -> list[list[int]]:
     """The most likely reply to each prompt, as token ids, with EOS if it ended."""
 
     def reply(prompt: list[int]) -> list[int]:
-        request = {
-            "prompt": prompt,
-            "n_predict": max_new_tokens,
-            "temperature": 0,
-            "return_tokens": True,
-        }
+        request = {"prompt": prompt, "n_predict": max_new_tokens, "temperature": 0, "return_tokens": True}
         answer = server.post("/completion", request)
         tokens: list[int] = answer["tokens"]
         return [*tokens, eos] if answer["stop_type"] == "eos" and tokens[-1:] != [eos] else tokens

@@ -1,5 +1,4 @@
-"""The aligned model of a run as an MLflow model: `mlflow.transformers.load_model` loads it as a
-chat pipeline.
+"""The aligned model of a run as an MLflow model: `mlflow.transformers.load_model` loads it as a chat pipeline.
 
 python -m training.export.mlflow_model --folder RUN --to FOLDER
 
@@ -22,9 +21,9 @@ PACKAGES = ("torch", "transformers", "accelerate")
 
 
 def write_mlflow_model(folder: Path, target: Path) -> None:
-    """Write the aligned model of the run in `folder` to `target`, which appears whole or not at
-    all: merged weights in float32, tokenizer, signature of a chat, a held-out prompt as the input
-    example, and the versions of the packages that it takes.
+    """Write the aligned model of the run in `folder` to `target`, which appears whole or not at all: merged weights in
+    float32, tokenizer, signature of a chat, a held-out prompt as the input example, and the versions of the packages
+    that it takes.
 
     Raises ModelError for a model that is missing or damaged.
     """
@@ -34,9 +33,7 @@ def write_mlflow_model(folder: Path, target: Path) -> None:
     from transformers import pipeline
 
     aligned = load_aligned(folder)
-    generator = pipeline(
-        "text-generation", model=aligned.policy, tokenizer=aligned.tokenizer, device="cpu"
-    )
+    generator = pipeline("text-generation", model=aligned.policy, tokenizer=aligned.tokenizer, device="cpu")
     with replacing(target) as out:
         mlflow.transformers.save_model(
             generator,

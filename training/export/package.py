@@ -1,5 +1,5 @@
-"""Everything that `rlhf export` writes: merged weights, a tokenizer whose chat template renders
-prompts as training did, GGUF files, what quantising costs in quality, and a model card.
+"""Everything that `rlhf export` writes: merged weights, a tokenizer whose chat template renders prompts as training
+did, GGUF files, what quantising costs in quality, and a model card.
 
 python -m training.export.package --folder RUN --to FOLDER --facts facts.json
 """
@@ -27,13 +27,7 @@ from training.export.llama_cpp import greedy_replies, serving
 from training.export.parity import differences
 from training.inference.trained_models import TrainedModels
 from training.modeling.scoring import score
-from training.modeling.tokenizer import (
-    Prompt,
-    decode_response,
-    encode_prompts,
-    prompt_text,
-    special_tokens,
-)
+from training.modeling.tokenizer import Prompt, decode_response, encode_prompts, prompt_text, special_tokens
 from training.preparation.helpdesk import gold_score, known_world
 from training.process.artifacts import replacing
 from training.process.command import run_command
@@ -44,15 +38,15 @@ from training.rollout.static import generate
 logger = logging.getLogger(__name__)
 
 MOST_FLIPS = 0.02
-"""Share of greedy replies that may differ in f32: between two tokens that are almost as likely, the
-order of a sum decides.
+"""Share of greedy replies that may differ in f32: between two tokens that are almost as likely, the order of a sum
+decides.
 """
 
 
 def export(folder: Path, target: Path, facts: Mapping[str, Any]) -> None:
-    """Write the aligned model of the run in `folder` to `target` atomically. `facts` of the run go
-    into the card. A model that cannot be written as GGUF is exported without it, and one that
-    llama.cpp would prompt otherwise than training did is not served with it; a warning says so.
+    """Write the aligned model of the run in `folder` to `target` atomically. `facts` of the run go into the card. A
+    model that cannot be written as GGUF is exported without it, and one that llama.cpp would prompt otherwise than
+    training did is not served with it; a warning says so.
 
     Raises ModelError for a model that is missing or damaged.
     """
@@ -89,20 +83,14 @@ def export(folder: Path, target: Path, facts: Mapping[str, Any]) -> None:
 
 
 def _wrong_replies(f32: QuantisedFile) -> list[str]:
-    """A line if the exact file replies otherwise than the model itself, more often than near ties
-    explain.
-    """
+    """A line if the exact file replies otherwise than the model itself, more often than near ties explain."""
     if f32.flips <= MOST_FLIPS * f32.prompts:
         return []
     return [f"{f32.flips} of {f32.prompts} greedy replies are not those of the trained model."]
 
 
 def compared(
-    models: TrainedModels,
-    policy: PreTrainedModel,
-    params: Params,
-    folder: Path,
-    prompts: Sequence[Prompt],
+    models: TrainedModels, policy: PreTrainedModel, params: Params, folder: Path, prompts: Sequence[Prompt]
 ) -> list[QuantisedFile]:
     """Compare each GGUF file of an export with the trained model by greedy replies."""
     tokenizer, evaluate = models.tokenizer, params.evaluate
@@ -110,9 +98,7 @@ def compared(
     replies: dict[str, list[list[int]]] = {}
     for kind in TYPES:
         with serving(gguf_path(folder, kind), params.model.context_length) as server:
-            replies[kind] = greedy_replies(
-                server, encoded, evaluate.max_new_tokens, tokenizer.eos_token_id
-            )
+            replies[kind] = greedy_replies(server, encoded, evaluate.max_new_tokens, tokenizer.eos_token_id)
     world = known_world(params.data.source, map(prompt_text, prompts))
 
     def scores(of_kind: Sequence[list[int]]) -> list[float]:

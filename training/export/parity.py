@@ -7,24 +7,16 @@ from transformers import PreTrainedTokenizerBase
 
 from training.export.aligned import as_messages
 from training.export.llama_cpp import Server
-from training.modeling.tokenizer import (
-    Message,
-    Prompt,
-    TemplateRefusal,
-    encode_prompt,
-    special_tokens,
-)
+from training.modeling.tokenizer import Message, Prompt, TemplateRefusal, encode_prompt, special_tokens
 
 CHECKED = 200
 """Held-out prompts to compare."""
 TEXTS = ("  indented\n\ttwice\n", "naïve 😀 日本語", "1234567 3.14", "a  b\n\n\nc ", "it's IT'S")
 
 
-def differences(
-    server: Server, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]
-) -> list[str]:
-    """What llama.cpp renders or tokenises otherwise than training, in a line each: held-out
-    prompts, texts and turns that those may lack, and control tokens that are spelt out.
+def differences(server: Server, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> list[str]:
+    """What llama.cpp renders or tokenises otherwise than training, in a line each: held-out prompts, texts and turns
+    that those may lack, and control tokens that are spelt out.
     """
     is_plain = isinstance(prompts[0], str)
     held_out = random.Random(0).sample(list(prompts), min(CHECKED, len(prompts)))
@@ -44,16 +36,12 @@ def differences(
             ids = server.post("/tokenize", {"content": rendered, "add_special": True})["tokens"]
         if ids != expected:
             text = "; ".join(f"{each['role']}: {each['content']}" for each in chat)
-            counts = " and ".join(
-                "a refusal" if each is None else f"{len(each)} tokens" for each in (ids, expected)
-            )
+            counts = " and ".join("a refusal" if each is None else f"{len(each)} tokens" for each in (ids, expected))
             lines.append(f"{text!r:.60} gives {counts} in training.")
     return lines
 
 
-def _trained(
-    tokenizer: PreTrainedTokenizerBase, chat: Sequence[Message], is_plain: bool
-) -> list[int] | None:
+def _trained(tokenizer: PreTrainedTokenizerBase, chat: Sequence[Message], is_plain: bool) -> list[int] | None:
     """The ids of training; None if it had no such chats."""
     if is_plain:
         return encode_prompt(tokenizer, chat[0]["content"]) if len(chat) == 1 else None

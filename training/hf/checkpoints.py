@@ -1,5 +1,5 @@
-"""Placement and checkpoints of a Hugging Face Trainer's model: checkpoints hold each process's
-shard of the trained weights.
+"""Placement and checkpoints of a Hugging Face Trainer's model: checkpoints hold each process's shard of the trained
+weights.
 
 A run can therefore resume with another number of processes, and another `sharding`.
 """
@@ -19,9 +19,7 @@ SCHEDULER = "scheduler.pt"
 
 
 class TrainedCheckpoints:
-    """Trainer mixin that places the model according to `sharding`. Checkpoints hold the trained
-    weights.
-    """
+    """Trainer mixin that places the model according to `sharding`. Checkpoints hold the trained weights."""
 
     args: TrainingArguments
     model: Any
@@ -36,9 +34,7 @@ class TrainedCheckpoints:
         sharding.shard(self.model, stage)
         sharding.set_root_modules([self.model])
         if sharding.shards_weights(stage):
-            self.is_distributed_loading_by_transformers = (
-                True  # tells the Trainer neither to move nor to wrap it
-            )
+            self.is_distributed_loading_by_transformers = True  # tells the Trainer neither to move nor to wrap it
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
         """Called by the Trainer before the sharding is known: `place` moves the model instead."""
@@ -51,28 +47,18 @@ class TrainedCheckpoints:
         folder = Path(output_dir or str(self.args.output_dir))
         shards.save_tensors(folder / shards.WEIGHTS, sharding.learning_parameters(self.model))
 
-    def _load_from_checkpoint(
-        self, resume_from_checkpoint: str, model: nn.Module | None = None
-    ) -> None:
-        shards.load_tensors(
-            Path(resume_from_checkpoint) / shards.WEIGHTS, sharding.learning_parameters(self.model)
-        )
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        shards.load_tensors(Path(resume_from_checkpoint) / shards.WEIGHTS, sharding.learning_parameters(self.model))
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         learning = sharding.learning_parameters(self.model)
-        shards.save_optimizer(
-            Path(output_dir) / shards.OPTIMIZER, self.optimizer.optimizer, learning
-        )
+        shards.save_optimizer(Path(output_dir) / shards.OPTIMIZER, self.optimizer.optimizer, learning)
         if self.args.should_save:
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
             learning = sharding.learning_parameters(self.model)
-            shards.load_optimizer(
-                Path(checkpoint) / shards.OPTIMIZER, self.optimizer.optimizer, learning
-            )
-            schedule = torch.load(
-                Path(checkpoint) / SCHEDULER, map_location="cpu", weights_only=True
-            )
+            shards.load_optimizer(Path(checkpoint) / shards.OPTIMIZER, self.optimizer.optimizer, learning)
+            schedule = torch.load(Path(checkpoint) / SCHEDULER, map_location="cpu", weights_only=True)
             self.lr_scheduler.load_state_dict(schedule)

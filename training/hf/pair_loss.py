@@ -1,5 +1,5 @@
-"""Pairs in a Trainer: the loss is a mean over the pairs of a batch, however it is split into
-micro-batches and processes, and tokens of a common prefix count once.
+"""Pairs in a Trainer: the loss is a mean over the pairs of a batch, however it is split into micro-batches and
+processes, and tokens of a common prefix count once.
 """
 
 import math
@@ -31,15 +31,9 @@ class PairLoss:
         return int(collectives.all_reduce_sum([pairs])[0])
 
     def compute_loss(
-        self,
-        model: Any,
-        inputs: dict,
-        return_outputs: bool = False,
-        num_items_in_batch: int | None = None,
+        self, model: Any, inputs: dict, return_outputs: bool = False, num_items_in_batch: int | None = None
     ) -> Tensor:
-        rows, pairs = (
-            int(count) // 2 for count in (len(inputs["attention_mask"]), real_rows(inputs).sum())
-        )
+        rows, pairs = (int(count) // 2 for count in (len(inputs["attention_mask"]), real_rows(inputs).sum()))
         loss: Tensor = super().compute_loss(model, inputs)  # type: ignore[misc]
         of_all = collectives.all_reduce_sum([rows, pairs])
         for name in self.pair_means:
@@ -56,8 +50,7 @@ class PairCountingCollator(CountingCollator):
     def __call__(self, examples: list[dict]) -> Mapping[str, Any]:
         batch = super().__call__(examples)
         ids, mask, real = (
-            x.view(2, -1, *x.shape[1:])
-            for x in (batch["input_ids"], batch["attention_mask"], real_rows(batch))
+            x.view(2, -1, *x.shape[1:]) for x in (batch["input_ids"], batch["attention_mask"], real_rows(batch))
         )
         same_BL = (ids[0] == ids[1]) & mask[0].bool() & mask[1].bool() & real[0][:, None]
         self.work.tokens -= int(same_BL.long().cumprod(dim=1).sum())
@@ -65,8 +58,8 @@ class PairCountingCollator(CountingCollator):
 
 
 class PairCollator:
-    """TRL's batch of pairs: {input_ids, attention_mask} [2B, L] of the chosen sequences and then
-    the rejected ones, padded on the right. It makes two tensors, where TRL's makes one a row.
+    """TRL's batch of pairs: {input_ids, attention_mask} [2B, L] of the chosen sequences and then the rejected ones,
+    padded on the right. It makes two tensors, where TRL's makes one a row.
     """
 
     def __init__(self, pad: int) -> None:
@@ -79,7 +72,4 @@ class PairCollator:
         for padded, ids in zip(input_ids, rows, strict=True):
             padded[: len(ids)] = ids
         mask = np.arange(input_ids.shape[1]) < lengths[:, None]
-        return {
-            "input_ids": torch.from_numpy(input_ids),
-            "attention_mask": torch.from_numpy(mask.astype(np.int64)),
-        }
+        return {"input_ids": torch.from_numpy(input_ids), "attention_mask": torch.from_numpy(mask.astype(np.int64))}

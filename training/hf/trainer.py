@@ -1,5 +1,5 @@
-"""Additions to Hugging Face's Trainer for SFT, reward model and DPO: usage rows, metric rows, our
-checkpoints, stopping.
+"""Additions to Hugging Face's Trainer for SFT, reward model and DPO: usage rows, metric rows, our checkpoints,
+stopping.
 """
 
 import logging
@@ -83,9 +83,7 @@ def arguments(stage: Stage, settings: Optimisation) -> dict[str, Any]:
         "per_device_eval_batch_size": settings.micro_batch_size,
         "gradient_accumulation_steps": per_process // micro_batch_size,
         "warmup_steps": settings.warmup_fraction,  # below 1 it is a share of all steps
-        "lr_scheduler_type": settings.schedule
-        if settings.schedule != "constant"
-        else "constant_with_warmup",
+        "lr_scheduler_type": settings.schedule if settings.schedule != "constant" else "constant_with_warmup",
         "weight_decay": settings.weight_decay,
         "save_steps": settings.checkpoint_every_steps,
         "logging_steps": settings.log_every_steps,
@@ -96,9 +94,7 @@ def trainer_optimizer(stage: Stage, settings: Optimisation) -> str:
     """The Trainer's name of the optimizer. Raises EnvironmentFault if its library is missing."""
     if settings.optimizer == "adamw":
         return "adamw_torch_fused"
-    require_bitsandbytes(
-        f"{stage.name}.optimizer={settings.optimizer}", f"{stage.name}.optimizer: adamw"
-    )
+    require_bitsandbytes(f"{stage.name}.optimizer={settings.optimizer}", f"{stage.name}.optimizer: adamw")
     return "adamw_bnb_8bit"
 
 
@@ -140,9 +136,7 @@ class CountingCollator(Tally):
     def __call__(self, examples: list[dict]) -> Mapping[str, Any]:
         batch = self._collator(examples)
         real_B = real_rows(batch)
-        self.work.add(
-            tokens=int(batch["attention_mask"][real_B].sum()), sequences=int(real_B.sum())
-        )
+        self.work.add(tokens=int(batch["attention_mask"][real_B].sum()), sequences=int(real_B.sum()))
         return batch
 
 
@@ -154,9 +148,7 @@ class OurNames:
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         for of_mode in self._metrics.values():
-            ours = {
-                self.names[name]: values for name, values in of_mode.items() if name in self.names
-            }
+            ours = {self.names[name]: values for name, values in of_mode.items() if name in self.names}
             of_mode.clear()
             of_mode.update(ours)
         super().log(logs, start_time)  # type: ignore[misc]
@@ -176,11 +168,11 @@ class _Filled:
 
 
 class BucketedData:
-    """Trainer mixin: rows of similar length share a batch, in an order that is the same after a
-    resume and for any number of processes.
+    """Trainer mixin: rows of similar length share a batch, in an order that is the same after a resume and for any
+    number of processes.
 
-    Processes must run the same number of equally shaped micro-batches: filler rows complete the
-    last batch. A checkpoint that this version cannot restore is a CheckpointError, not a traceback.
+    Processes must run the same number of equally shaped micro-batches: filler rows complete the last batch. A
+    checkpoint that this version cannot restore is a CheckpointError, not a traceback.
     """
 
     args: TrainingArguments
@@ -196,8 +188,7 @@ class BucketedData:
         filler: Mapping[str, Any],
         settings: Optimisation,
     ) -> None:
-        """Train on `rows`, in batches by their `lengths`; `filler` is a row of FILLER_TOKENS tokens
-        without loss.
+        """Train on `rows`, in batches by their `lengths`; `filler` is a row of FILLER_TOKENS tokens without loss.
 
         The number of rows determines the steps of `settings`.
         """
@@ -209,16 +200,11 @@ class BucketedData:
         several = collectives.world_size()
         batch_size = self.args.train_batch_size * self.args.gradient_accumulation_steps * several
         return LengthBuckets(
-            self.lengths,
-            batch_size,
-            self.args.seed,
-            filler=len(self.lengths) if several > 1 else None,
+            self.lengths, batch_size, self.args.seed, filler=len(self.lengths) if several > 1 else None
         )
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
-        """Each process evaluates all rows: split, the last batches would be padded with rows
-        counted twice.
-        """
+        """Each process evaluates all rows: split, the last batches would be padded with rows counted twice."""
         if collectives.world_size() == 1:
             return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
@@ -253,8 +239,8 @@ class StageCallback(TrainerCallback):
         train_dataloader: Any = None,
         **_: Any,
     ) -> None:
-        """Set the sampler's epoch: with several processes it is wrapped too deeply for the Trainer
-        to find it after a resume.
+        """Set the sampler's epoch: with several processes it is wrapped too deeply for the Trainer to find it after a
+        resume.
         """
         sampler = train_dataloader.batch_sampler
         while hasattr(sampler, "batch_sampler"):
@@ -262,9 +248,7 @@ class StageCallback(TrainerCallback):
         if isinstance(sampler.sampler, LengthBuckets):
             sampler.sampler.set_epoch(int(state.epoch or 0))
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         step = state.global_step
         self._stage.meter.lap("train", step, self._tally.take())
         self._stage.step = step
@@ -272,15 +256,10 @@ class StageCallback(TrainerCallback):
             control.should_save = control.should_training_stop = True
 
     def on_save(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: Any = None,
-        **_: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **_: Any
     ) -> None:
-        """Move a checkpoint of the Trainer to the folder of complete checkpoints, after a look at
-        the validation rows.
+        """Move a checkpoint of the Trainer to the folder of complete checkpoints, after a look at the validation
+        rows.
         """
         saved, step = Path(args.output_dir) / f"checkpoint-{state.global_step}", state.global_step
         collectives.barrier()  # each writes a file of its own there
@@ -320,13 +299,13 @@ class StageCallback(TrainerCallback):
 def train(trainer: Trainer, stage: Stage) -> None:
     """Train to the end, from the newest checkpoint if there is one.
 
-    After running out of memory it resumes from the last step with micro-batches of half the size,
-    and the same batches. Raises StageStopped after a checkpoint if the stage was asked to stop,
-    EnvironmentFault if no micro-batch fits in memory.
+    After running out of memory it resumes from the last step with micro-batches of half the size, and the same
+    batches. Raises StageStopped after a checkpoint if the stage was asked to stop, EnvironmentFault if no micro-batch
+    fits in memory.
     """
-    for parameter in (
-        trainer.model.parameters()
-    ):  # TRL casts adapters on a 4-bit base to bf16, where small steps vanish
+    for (
+        parameter
+    ) in trainer.model.parameters():  # TRL casts adapters on a 4-bit base to bf16, where small steps vanish
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
     trainer.place(stage)
@@ -347,9 +326,7 @@ def train(trainer: Trainer, stage: Stage) -> None:
             trainer._load_from_checkpoint(str(found.path))
             trainer.state = state
             return
-    oom = OomBackoff(
-        stage, f"{stage.name}.micro_batch_size", trainer.args.per_device_train_batch_size
-    )
+    oom = OomBackoff(stage, f"{stage.name}.micro_batch_size", trainer.args.per_device_train_batch_size)
     if oom.size < trainer.args.per_device_train_batch_size:
         halve_micro_batches(trainer, oom)
     while not trained(trainer, stage, oom):
@@ -359,8 +336,8 @@ def train(trainer: Trainer, stage: Stage) -> None:
 
 
 def trained(trainer: Trainer, stage: Stage, oom: OomBackoff) -> bool:
-    """Train from the newest checkpoint; False if memory ran out, with a checkpoint of the last step
-    done and `oom` of half the size.
+    """Train from the newest checkpoint; False if memory ran out, with a checkpoint of the last step done and `oom` of
+    half the size.
     """
     found, began = stage.checkpoints.latest(), time.monotonic()
     try:
@@ -384,14 +361,10 @@ def trained(trainer: Trainer, stage: Stage, oom: OomBackoff) -> bool:
 
 
 def halve_micro_batches(trainer: Trainer, oom: OomBackoff) -> None:
-    """Prepare the Trainer to restart with the size of `oom`, or the next smaller one that divides
-    the batch.
-    """
+    """Prepare the Trainer to restart with the size of `oom`, or the next smaller one that divides the batch."""
     args = trainer.args
     per_process = args.per_device_train_batch_size * args.gradient_accumulation_steps
-    oom.size = args.per_device_train_batch_size = trainer._train_batch_size = largest_divisor(
-        per_process, oom.size
-    )
+    oom.size = args.per_device_train_batch_size = trainer._train_batch_size = largest_divisor(per_process, oom.size)
     args.per_device_eval_batch_size = min(args.per_device_eval_batch_size, oom.size)
     args.gradient_accumulation_steps = per_process // oom.size
     loading = trainer.accelerator.gradient_state

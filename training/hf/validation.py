@@ -1,5 +1,5 @@
-"""Validation while a Trainer trains: at each checkpoint the loss on rows that training does not
-read, and with `keep: best` the weights at its lowest.
+"""Validation while a Trainer trains: at each checkpoint the loss on rows that training does not read, and with `keep:
+best` the weights at its lowest.
 
 checkpoints/<stage>/<fingerprint>/validation.json   losses at the best and at the last checkpoint
 checkpoints/<stage>/<fingerprint>/best/             the trained weights at the best one
@@ -49,8 +49,8 @@ class Validation:
         self.best, self.last = collectives.broadcast_from_rank0(lambda: _read(self._state))
 
     def check(self, model: PreTrainedModel, step: int, max_steps: int) -> None:
-        """Log the losses after `step`, if it is one to check, and keep the weights if they are the
-        best so far. Collective.
+        """Log the losses after `step`, if it is one to check, and keep the weights if they are the best so far.
+        Collective.
         """
         if step % self._every_steps and step != max_steps:
             return

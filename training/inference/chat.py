@@ -18,13 +18,7 @@ from config.errors import ModelError, ParamsError
 from config.load import read
 from config.sections.model import Model
 from training.modeling.models import autocast, base_model, load_policy
-from training.modeling.tokenizer import (
-    Message,
-    Prompt,
-    decode_response,
-    encode_prompt,
-    load_tokenizer,
-)
+from training.modeling.tokenizer import Message, Prompt, decode_response, encode_prompt, load_tokenizer
 from training.process.command import run_command
 from training.process.device import device
 
@@ -46,18 +40,13 @@ class Conversation:
         self.messages: list[Message] = []
 
     def prompt(self, text: str) -> Prompt:
-        """The messages for the model's next reply. A model trained on single prompts gets only the
-        last.
-        """
+        """The messages for the model's next reply. A model trained on single prompts gets only the last."""
         if not self.several_turns:
             return text
         return [*self.messages, {"role": "user", "content": text}]
 
     def add(self, text: str, reply: str) -> None:
-        self.messages += [
-            {"role": "user", "content": text},
-            {"role": "assistant", "content": reply},
-        ]
+        self.messages += [{"role": "user", "content": text}, {"role": "assistant", "content": reply}]
 
     def forget_oldest(self) -> bool:
         """Drop the oldest turn; returns whether there was one."""
@@ -69,9 +58,7 @@ class Conversation:
 class Speaker:
     """A model of a run and its conversation."""
 
-    def __init__(
-        self, name: str, folder: Path, tokenizer: PreTrainedTokenizerBase, several_turns: bool
-    ) -> None:
+    def __init__(self, name: str, folder: Path, tokenizer: PreTrainedTokenizerBase, several_turns: bool) -> None:
         self.name, self.tokenizer = name, tokenizer
         content = read(folder / "params.yaml")  # other sections may have an earlier schema
         self.settings = Model.model_validate(content["model"])
@@ -145,15 +132,9 @@ def speakers(folder: Path, names: Iterable[str]) -> list[Speaker]:
     return [Speaker(name, folder, tokenizer, talks) for name in names]
 
 
-def talk(
-    those: list[Speaker],
-    sampling: Sampling,
-    lines: Iterable[str],
-    out: TextIO,
-    ask: Callable[[], None],
-) -> None:
-    """Answer each of `lines`; by every model in turn, with its name if there are several. `ask` is
-    called before a line is read.
+def talk(those: list[Speaker], sampling: Sampling, lines: Iterable[str], out: TextIO, ask: Callable[[], None]) -> None:
+    """Answer each of `lines`; by every model in turn, with its name if there are several. `ask` is called before a
+    line is read.
     """
     width = max(len(one.name) for one in those)
     ask()
@@ -180,10 +161,7 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
     given = parser.parse_args()
-    for name, value, least in (
-        ("temperature", given.temperature, 0),
-        ("max-new-tokens", given.max_new_tokens, 1),
-    ):
+    for name, value, least in (("temperature", given.temperature, 0), ("max-new-tokens", given.max_new_tokens, 1)):
         if not least <= value < float("inf"):
             raise ParamsError(f"--{name} {value}: it must be {least} or more.")
     sampling = Sampling(given.temperature, given.max_new_tokens, given.seed)

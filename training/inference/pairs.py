@@ -1,8 +1,8 @@
 """Draws pairs of responses for people to compare: `python -m training.inference.pairs` appends to
 data/labels/pairs.jsonl.
 
-data/prepared/prompts, the served model, of the champion if there is one -> prompt, response1,
-response2, seed, model, model_digest; one JSON object a line
+data/prepared/prompts, the served model, of the champion if there is one -> prompt, response1, response2, seed, model,
+model_digest; one JSON object a line
 """
 
 import argparse
@@ -40,15 +40,11 @@ PAIRS_FILE = Path("data/labels/pairs.jsonl")
 
 
 @torch.no_grad()
-def draw_pairs(
-    root: Path, params: Params, target: Path, count: int, temperature: float, seed: int | None
-) -> int:
-    """Append `count` pairs of two different responses of the model that is served; returns the
-    number found.
+def draw_pairs(root: Path, params: Params, target: Path, count: int, temperature: float, seed: int | None) -> int:
+    """Append `count` pairs of two different responses of the model that is served; returns the number found.
 
-    Uses prompts of both splits, least used first; `seed` None picks one not used in the file.
-    Raises DataError if there is no prompt, or two samples of a prompt never differ; ModelError for
-    a missing or damaged model.
+    Uses prompts of both splits, least used first; `seed` None picks one not used in the file. Raises DataError if
+    there is no prompt, or two samples of a prompt never differ; ModelError for a missing or damaged model.
     """
     folder = f"models/{params.final_stage}"
     if not (root / folder).is_dir():
@@ -61,11 +57,7 @@ def draw_pairs(
     tokenizer = load_tokenizer(root / "data/tokenizer")
     model = load_policy(root / folder, params.model, tokenizer).to(device()).eval()
     place = root / folder if root.parent.name == CHAMPIONS.name else folder
-    origin = {
-        "seed": seed,
-        "model": str(place),
-        "model_digest": fingerprint({}, [root / folder], root),
-    }
+    origin = {"seed": seed, "model": str(place), "model_digest": fingerprint({}, [root / folder], root)}
     asked = in_turn(prompts(root, params, tokenizer), (row["prompt"] for row in before), seed)
 
     def draw(chunk: list[Prompt], position: int) -> list[tuple[Prompt, str, str]]:
@@ -78,25 +70,14 @@ def draw_pairs(
             f"already at --temperature {temperature}. Raise it."
         )
     write_jsonl(target, [*before, *({**row, **origin} for row in found)])
-    logger.info(
-        "%d pairs of %s in %s; %d prompts gave none",
-        len(found),
-        folder,
-        target,
-        position - len(found),
-    )
+    logger.info("%d pairs of %s in %s; %d prompts gave none", len(found), folder, target, position - len(found))
     return len(found)
 
 
 def _new_pairs(
-    asked: list[Prompt],
-    seen: set[str],
-    count: int,
-    draw: Callable[[list[Prompt], int], list[tuple[Prompt, str, str]]],
+    asked: list[Prompt], seen: set[str], count: int, draw: Callable[[list[Prompt], int], list[tuple[Prompt, str, str]]]
 ) -> tuple[list[dict[str, Any]], int]:
-    """Up to `count` pairs of two different responses that are not in `seen`, and the number of
-    prompts used.
-    """
+    """Up to `count` pairs of two different responses that are not in `seen`, and the number of prompts used."""
     found: list[dict[str, Any]] = []
     position = 0
     while len(found) < count and position < len(asked):
@@ -127,17 +108,15 @@ def in_use(root: Path, params: Params) -> tuple[Path, Params]:
 
 
 def prompts(root: Path, params: Params, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
-    """The prepared prompts of both splits that leave room for a response: the data stage assigns
-    votes to the split of their prompt.
+    """The prepared prompts of both splits that leave room for a response: the data stage assigns votes to the split of
+    their prompt.
 
     Raises DataError if there is none.
     """
     files = [root / f"data/prepared/prompts/{split}.jsonl" for split in SPLITS]
     missing = next((file for file in files if not file.exists()), None)
     if missing is not None:
-        raise DataError(
-            f"{missing} does not exist. Run rlhf run first: its data stage writes the prompts."
-        )
+        raise DataError(f"{missing} does not exist. Run rlhf run first: its data stage writes the prompts.")
     found = [row["prompt"] for file in files for row in jsonl.plain(file)]
     room = params.model.context_length - params.evaluate.max_new_tokens
     fitting = fitting_prompts(found, tokenizer, room)
@@ -167,9 +146,7 @@ def two_responses(
     encoded = [ids for ids in encode_prompts(tokenizer, chunk) for _ in range(2)]
     noise_BT = sampling_noise(len(encoded), settings.max_new_tokens, seed)
     limits = Limits(settings.max_new_tokens, tokenizer.eos_token_id, tokenizer.pad_token_id)
-    responses = generate(
-        model, encoded, noise_BT, temperature, limits, settings.batch_size
-    ).responses
+    responses = generate(model, encoded, noise_BT, temperature, limits, settings.batch_size).responses
     texts = [decode_response(tokenizer, ids) for ids in responses]
     return [(prompt, texts[2 * i], texts[2 * i + 1]) for i, prompt in enumerate(chunk)]
 
@@ -179,9 +156,7 @@ def _key(row: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description="Draw pairs of responses of the aligned model for people to compare."
-    )
+    parser = argparse.ArgumentParser(description="Draw pairs of responses of the aligned model for people to compare.")
     parser.add_argument("--count", type=int, default=50)
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=None)
@@ -191,9 +166,7 @@ def main() -> int:
     def draw() -> None:
         for name, value in (("count", options.count), ("temperature", options.temperature)):
             if not 0 < value < float("inf"):
-                raise ParamsError(
-                    f"--{name} {value}: it must be above 0. Change it on the command line."
-                )
+                raise ParamsError(f"--{name} {value}: it must be above 0. Change it on the command line.")
         root, params = in_use(Path(), load(Path("params.yaml")))
         draw_pairs(root, params, options.out, options.count, options.temperature, options.seed)
 

@@ -28,32 +28,20 @@ class Replies(NamedTuple):
 
 
 def answer(
-    trained_models: TrainedModels,
-    prompts: Sequence[Prompt],
-    params: Params,
-    role: Literal["policy", "sft"] = "policy",
+    trained_models: TrainedModels, prompts: Sequence[Prompt], params: Params, role: Literal["policy", "sft"] = "policy"
 ) -> Replies:
-    """Sample a reply to every prompt, with the random numbers of `seed`, and measure its KL to the
-    SFT model. Raises ModelError if a model is missing.
+    """Sample a reply to every prompt, with the random numbers of `seed`, and measure its KL to the SFT model. Raises
+    ModelError if a model is missing.
     """
     settings, tokenizer = params.evaluate, trained_models.tokenizer
     encoded = encode_prompts(tokenizer, prompts)
-    noise_BT = (
-        sampling_noise(len(prompts), settings.max_new_tokens, params.seed)
-        if settings.temperature > 0
-        else None
-    )
+    noise_BT = sampling_noise(len(prompts), settings.max_new_tokens, params.seed) if settings.temperature > 0 else None
     limits = Limits(settings.max_new_tokens, tokenizer.eos_token_id, tokenizer.pad_token_id)
     with trained_models.precision:
         responses = halving(
             lambda size: (
                 generate(
-                    getattr(trained_models, role),
-                    encoded,
-                    noise_BT,
-                    settings.temperature,
-                    limits,
-                    size,
+                    getattr(trained_models, role), encoded, noise_BT, settings.temperature, limits, size
                 ).responses
             ),
             settings.batch_size,

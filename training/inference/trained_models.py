@@ -1,6 +1,4 @@
-"""A finished run's models, loaded from a folder with the project's layout: the champion's, or the
-project itself.
-"""
+"""A finished run's models, loaded from a folder with the project's layout: the champion's, or the project itself."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -16,13 +14,7 @@ from config.records import final_stage
 from config.sections.model import Model
 from training.modeling.models import autocast, load_policy, load_reward_model
 from training.modeling.scoring import score
-from training.modeling.tokenizer import (
-    Prompt,
-    encode_prompts,
-    encode_responses,
-    load_tokenizer,
-    response_text,
-)
+from training.modeling.tokenizer import Prompt, encode_prompts, encode_responses, load_tokenizer, response_text
 from training.process import out_of_memory
 from training.process.device import device
 from training.process.out_of_memory import halving
@@ -30,8 +22,8 @@ from training.rewards.function import function_scores, is_function
 
 
 class TrainedModels:
-    """Data, tokenizer and models below `folder`, loading one model at a time. Properties raise
-    ModelError if what they need is missing.
+    """Data, tokenizer and models below `folder`, loading one model at a time. Properties raise ModelError if what they
+    need is missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -60,10 +52,7 @@ class TrainedModels:
     @property
     def reward_model(self) -> PreTrainedModel:
         return self._hold(
-            "reward",
-            lambda name: load_reward_model(
-                self.folder / "models" / name, self.model, self.tokenizer
-            ),
+            "reward", lambda name: load_reward_model(self.folder / "models" / name, self.model, self.tokenizer)
         )
 
     @property
@@ -93,17 +82,14 @@ class TrainedModels:
     def scores(
         self, prompts: Sequence[Prompt], texts: Sequence[str], ended: Sequence[bool] | None = None
     ) -> list[float]:
-        """Normalised scores of the reward model, or scores of the reward function, one for each
-        prompt and response. The model reads as much as fits in its context.
+        """Normalised scores of the reward model, or scores of the reward function, one for each prompt and response.
+        The model reads as much as fits in its context.
 
         A response that has not `ended` is read without an end-of-sequence token.
         """
         if is_function(self.folder / "models/reward"):
             return function_scores(self.folder, prompts, texts)
-        longest, has_ended = (
-            self.model.context_length,
-            [True] * len(texts) if ended is None else ended,
-        )
+        longest, has_ended = (self.model.context_length, [True] * len(texts) if ended is None else ended)
         responses = [
             ids if has_end else ids[:-1]
             for ids, has_end in zip(encode_responses(self.tokenizer, texts), has_ended, strict=True)
@@ -112,9 +98,7 @@ class TrainedModels:
         sequences = [[*prompt, *response][:longest] for prompt, response in encoded]
         with self.precision:
             return halving(
-                lambda size: score(self.reward_model, sequences, size).tolist(),
-                200 * longest,
-                "tokens scored at once",
+                lambda size: score(self.reward_model, sequences, size).tolist(), 200 * longest, "tokens scored at once"
             )
 
 

@@ -1,9 +1,7 @@
-"""A judge of frozen sentence embeddings with a logistic head, trained on human pairs that no other
-stage reads.
+"""A judge of frozen sentence embeddings with a logistic head, trained on human pairs that no other stage reads.
 
-Features of a reply r to a prompt p, e their embeddings: e(p) e(r) elementwise, its sum, e(r), and
-log(1 + characters). The judge prefers the higher w . features, so that the order of the replies
-does not matter.
+Features of a reply r to a prompt p, e their embeddings: e(p) e(r) elementwise, its sum, e(r), and log(1 + characters).
+The judge prefers the higher w . features, so that the order of the replies does not matter.
 
 Source: Sun et al. 2025 (arXiv:2502.04357), reward models on frozen embeddings.
 """
@@ -24,8 +22,8 @@ LONGEST = 256
 """Tokens of a text that are embedded: what the model was trained with."""
 BATCH = 32
 PENALTY = 0.1
-"""C of the logistic regression: of 0.03 to 3, the best on PandaLM's human votes (cross-validated;
-0.03 and 0.3 are as good).
+"""C of the logistic regression: of 0.03 to 3, the best on PandaLM's human votes (cross-validated; 0.03 and 0.3 are as
+good).
 """
 TIE = 1e-6
 

@@ -1,5 +1,5 @@
-"""A judge behind an OpenAI-compatible URL. Every answer is kept in SQLite, by a digest of all that
-decides it: a judgement that was stopped or failed goes on without paying twice.
+"""A judge behind an OpenAI-compatible URL. Every answer is kept in SQLite, by a digest of all that decides it: a
+judgement that was stopped or failed goes on without paying twice.
 
 evaluation/judge.sqlite   answers(key, text, prompt_tokens, reply_tokens)
 """
@@ -84,9 +84,8 @@ class EndpointJudge:
         )
 
     def prefer(self, pairs: Sequence[Pair]) -> list[float | None]:
-        """Raises OverBudget before a call that could exceed `max_usd`, EnvironmentFault where the
-        endpoint does not answer, or refuses all. What was answered until then is kept; a question
-        that is refused has no answer.
+        """Raises OverBudget before a call that could exceed `max_usd`, EnvironmentFault where the endpoint does not
+        answer, or refuses all. What was answered until then is kept; a question that is refused has no answer.
         """
         requests = [self._request(pair) for pair in pairs]
         answers = {key: answer for key, _ in requests if (answer := self._kept(key)) is not None}
@@ -106,15 +105,11 @@ class EndpointJudge:
                 others = [fault for fault in faults if fault and not isinstance(fault, Refused)]
                 if others or (refusals and not answers):
                     raise others[0] if others else EnvironmentFault(str(refusals[0]))
-        return [
-            self._preference(answers[key].text if key in answers else "") for key, _ in requests
-        ]
+        return [self._preference(answers[key].text if key in answers else "") for key, _ in requests]
 
     def _request(self, pair: Pair) -> tuple[str, bytes]:
         """The digest of a question, and the question as it is sent."""
-        content = QUESTION.format(
-            prompt=prompt_text(pair.prompt), first=pair.first, second=pair.second
-        )
+        content = QUESTION.format(prompt=prompt_text(pair.prompt), first=pair.first, second=pair.second)
         body = json.dumps(
             {
                 "model": self._settings.model,
@@ -137,8 +132,7 @@ class EndpointJudge:
     def _usd(self, prompt_tokens: float, reply_tokens: float) -> float:
         prices = self._settings
         return (
-            prompt_tokens * prices.usd_per_million_prompt_tokens
-            + reply_tokens * prices.usd_per_million_reply_tokens
+            prompt_tokens * prices.usd_per_million_prompt_tokens + reply_tokens * prices.usd_per_million_reply_tokens
         ) / 1e6
 
     def _afford(self, bodies: Sequence[bytes]) -> None:
@@ -168,9 +162,7 @@ class EndpointJudge:
     # ------------------------------------------------------------ asking
 
     def _ask(self, body: bytes) -> Answer:
-        """Ask, again where that may help. Raises EnvironmentFault, Refused for this question
-        alone.
-        """
+        """Ask, again where that may help. Raises EnvironmentFault, Refused for this question alone."""
         pause, kind = PAUSE_SECONDS, EnvironmentFault
         for attempt in range(TRIES):
             try:
@@ -197,9 +189,7 @@ class EndpointJudge:
         headers = {"Content-Type": "application/json"}
         if self._key is not None:
             headers["Authorization"] = f"Bearer {self._key}"
-        request = urllib.request.Request(
-            f"{self._settings.url.rstrip('/')}/chat/completions", body, headers
-        )
+        request = urllib.request.Request(f"{self._settings.url.rstrip('/')}/chat/completions", body, headers)
         with urllib.request.urlopen(request, timeout=self._settings.timeout_seconds) as response:
             content: dict[str, Any] = json.loads(response.read())
         usage = content.get("usage") or {}

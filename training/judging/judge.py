@@ -26,8 +26,8 @@ class Judge(Protocol):
     """What it was paid so far, in US dollars."""
 
     def prefer(self, pairs: Sequence[Pair]) -> list[float | None]:
-        """For each pair 1 if the first reply is better, 0 if the second is, 0.5 for a tie; None
-        where it gave no usable answer.
+        """For each pair 1 if the first reply is better, 0 if the second is, 0.5 for a tie; None where it gave no
+        usable answer.
         """
         ...
 
@@ -44,9 +44,7 @@ class Verdicts(NamedTuple):
 
 
 def verdicts(judge: Judge, pairs: Sequence[Pair]) -> Verdicts:
-    """Ask the judge about every pair in both orders: a bias to the first place makes ties of what
-    it decides.
-    """
+    """Ask the judge about every pair in both orders: a bias to the first place makes ties of what it decides."""
     straight = judge.prefer(pairs)
     turned = judge.prefer([pair.swapped for pair in pairs])
     preferences, flips, unusable = [], 0, 0
@@ -63,8 +61,8 @@ def verdicts(judge: Judge, pairs: Sequence[Pair]) -> Verdicts:
 
 
 class ByScore:
-    """A judge that prefers the reply with the higher score. It scores a reply once, in whatever
-    place and pair it stands.
+    """A judge that prefers the reply with the higher score. It scores a reply once, in whatever place and pair it
+    stands.
     """
 
     name = "score"
@@ -79,9 +77,7 @@ class ByScore:
 
     def prefer(self, pairs: Sequence[Pair]) -> list[float | None]:
         replies = {
-            (prompt_text(pair.prompt), text): pair.prompt
-            for pair in pairs
-            for text in (pair.first, pair.second)
+            (prompt_text(pair.prompt), text): pair.prompt for pair in pairs for text in (pair.first, pair.second)
         }
         new = {key: prompt for key, prompt in replies.items() if key not in self._scores}
         scores = self.scores(list(new.values()), [text for _, text in new])

@@ -1,5 +1,4 @@
-"""A judge that is a second reward model: trained by the reward stage with another seed, on pairs
-that no stage reads.
+"""A judge that is a second reward model: trained by the reward stage with another seed, on pairs that no stage reads.
 
 evaluation/judge/   params.yaml, data/, models/sft and models/reward, as a project has them
 """
@@ -50,9 +49,7 @@ class OwnRewardModelJudge(ByScore):
 
 
 def lay_out(root: Path, folder: Path, params: Params) -> None:
-    """A project's folder whose preferences are those of the judge, with everything else of the
-    reward stage's own.
-    """
+    """A project's folder whose preferences are those of the judge, with everything else of the reward stage's own."""
     shutil.rmtree(folder, ignore_errors=True)
     preferences = folder / "data/prepared/preference"
     preferences.mkdir(parents=True)

@@ -12,17 +12,14 @@ from config import jsonl
 from training.modeling.tokenizer import prompt_text
 
 
-def votes_on(
-    path: Path, prompts: Sequence[str], ours: Sequence[str], theirs: Sequence[str]
-) -> dict[int, float]:
-    """Place of a prompt -> mean preference for `ours` of the people who voted on exactly these two
-    replies; their last vote counts. Empty without the file.
+def votes_on(path: Path, prompts: Sequence[str], ours: Sequence[str], theirs: Sequence[str]) -> dict[int, float]:
+    """Place of a prompt -> mean preference for `ours` of the people who voted on exactly these two replies; their last
+    vote counts. Empty without the file.
     """
     if not path.exists():
         return {}
     places = {
-        (prompt, frozenset(replies)): i
-        for i, (prompt, *replies) in enumerate(zip(prompts, ours, theirs, strict=True))
+        (prompt, frozenset(replies)): i for i, (prompt, *replies) in enumerate(zip(prompts, ours, theirs, strict=True))
     }
     said: dict[int, dict[str, float]] = {}
     for row in jsonl.plain(path):

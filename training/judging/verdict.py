@@ -1,5 +1,5 @@
-"""What the judge of an evaluation says of two models, once it has been judged itself on preferences
-of people that no stage trained on.
+"""What the judge of an evaluation says of two models, once it has been judged itself on preferences of people that no
+stage trained on.
 
 data/prepared/preference/{test,judge}.jsonl, replies -> the judge's part of metrics/evaluate.json
 """
@@ -73,10 +73,9 @@ def judged(
     paid: Callable[[int, float], None] = lambda tokens, usd: None,
     project: Path | None = None,
 ) -> Judged:
-    """Judge the judge on the preferences prepared below `root`, then the replies. People's votes
-    and an endpoint's answers are kept below `project`, by default `root` too. A judge whose
-    verdicts do not count is not asked about the replies. Raises DataError, ModelError,
-    EnvironmentFault or OverBudget.
+    """Judge the judge on the preferences prepared below `root`, then the replies. People's votes and an endpoint's
+    answers are kept below `project`, by default `root` too. A judge whose verdicts do not count is not asked about the
+    replies. Raises DataError, ModelError, EnvironmentFault or OverBudget.
     """
     project = root if project is None else project
     settings, confidence, seed = params.evaluate.judge, params.evaluate.confidence, params.seed
@@ -168,15 +167,10 @@ def human_pairs(root: Path, split: str) -> list[Pair]:
             + ("learn from: set data.judge_fraction, such as 0.2." if split == "judge" else
                "be judged on: add prompts, or raise data.test_fraction.")
         )  # fmt: skip
-    return [
-        Pair(row["prompt"], response_text(row["chosen"]), response_text(row["rejected"]))
-        for row in rows
-    ]
+    return [Pair(row["prompt"], response_text(row["chosen"]), response_text(row["rejected"])) for row in rows]
 
 
-def agreement_with_people(
-    said: Verdicts, pairs: Sequence[Pair], confidence: float, seed: int
-) -> Agreement:
+def agreement_with_people(said: Verdicts, pairs: Sequence[Pair], confidence: float, seed: int) -> Agreement:
     """How often a judge prefers what people prefer: the first reply of each pair."""
     return agreement(
         said.preferences,

@@ -1,8 +1,8 @@
 """The base model of an adapter's folder.
 
-adapter_config.json names it: a hub id with its revision, an absolute path, or a path that starts
-with a dot and is relative to the folder itself, so that both can be moved together. A model is one
-adapter on its base: one that continues another starts as its copy and has the same base.
+adapter_config.json names it: a hub id with its revision, an absolute path, or a path that starts with a dot and is
+relative to the folder itself, so that both can be moved together. A model is one adapter on its base: one that
+continues another starts as its copy and has the same base.
 """
 
 import json
@@ -30,8 +30,7 @@ def is_adapter(place: str | Path) -> bool:
 def base_of(place: str | Path, revision: str | None = None) -> Base:
     """The model at `place`, or the base of the adapter there.
 
-    Raises ModelError for an adapter whose config is damaged, has no base, or whose base is an
-    adapter.
+    Raises ModelError for an adapter whose config is damaged, has no base, or whose base is an adapter.
     """
     if not is_adapter(place):
         return Base(place, revision)
@@ -43,8 +42,7 @@ def base_of(place: str | Path, revision: str | None = None) -> Base:
         named = None
     if not isinstance(named, str) or not named:
         raise ModelError(
-            f"{folder / CONFIG} is damaged or names no base. Copy the folder again, or run the "
-            "stage that made it."
+            f"{folder / CONFIG} is damaged or names no base. Copy the folder again, or run the stage that made it."
         )
     base = Path(os.path.normpath(folder / named)) if named.startswith(".") else named
     if is_adapter(base):
@@ -64,11 +62,9 @@ def same_base(one: str | Path, other: str | Path) -> bool:
     return first == second
 
 
-def named_base(
-    start: str | Path, folder: Path, revision: str | None = None
-) -> tuple[str, str | None]:
-    """The base, as named by an adapter in `folder` that starts from the model at `start`, and its
-    revision: relative to the folder, unless the base is absolute or on the hub.
+def named_base(start: str | Path, folder: Path, revision: str | None = None) -> tuple[str, str | None]:
+    """The base, as named by an adapter in `folder` that starts from the model at `start`, and its revision: relative
+    to the folder, unless the base is absolute or on the hub.
     """
     base, revision = base_of(start, revision)
     if isinstance(base, str) and (Path(base).is_absolute() or not Path(base).exists()):

@@ -1,14 +1,13 @@
 """LoRA adapters through PEFT: the matrices they adapt, which one is active, and their files.
 
-An adapter's folder has PEFT's own two files, and the config.json and tokenizer of the model it
-makes:
+An adapter's folder has PEFT's own two files, and the config.json and tokenizer of the model it makes:
 
 adapter_model.safetensors   A and B of every adapted matrix; of a reward model also its head
     adapter_config.json         rank, alpha, matrices, and the base
                                 (training/modeling/adapter_base.py)
 
-Adapters are put into the layers of the model (PEFT calls it injection), so that the model keeps its
-class, its attributes and the names of its parts.
+Adapters are put into the layers of the model (PEFT calls it injection), so that the model keeps its class, its
+attributes and the names of its parts.
 """
 
 import copy
@@ -41,14 +40,7 @@ MATRICES: dict[str, tuple[str, ...]] = {
     "q": ("q_proj", "c_attn", "query_key_value", "qkv_proj"),
     "k": ("k_proj", "c_attn", "query_key_value", "qkv_proj"),
     "v": ("v_proj", "c_attn", "query_key_value", "qkv_proj"),
-    "o": (
-        "o_proj",
-        "attn.c_proj",
-        "attention.dense",
-        "self_attn.dense",
-        "self_attention.dense",
-        "out_proj",
-    ),
+    "o": ("o_proj", "attn.c_proj", "attention.dense", "self_attn.dense", "self_attention.dense", "out_proj"),
     "gate": ("gate_proj", "gate_up_proj"),
     "up": ("up_proj", "gate_up_proj", "c_fc", "dense_h_to_4h", "fc1"),
     "down": ("down_proj", "mlp.c_proj", "dense_4h_to_h", "fc2"),
@@ -67,8 +59,7 @@ def matrices(model: nn.Module, modules: Sequence[str], setting: str) -> list[str
     names = {
         name.removesuffix(".base_layer")
         for name, module in model.named_modules()
-        if any(part.isdigit() for part in name.split("."))
-        and not name.rpartition(".")[2].startswith("lora_")
+        if any(part.isdigit() for part in name.split(".")) and not name.rpartition(".")[2].startswith("lora_")
         if isinstance(module, nn.Linear | LoraLayer | Conv1D)
     }
     names = {name for name in names if ".lora_" not in name}
@@ -82,9 +73,7 @@ def matrices(model: nn.Module, modules: Sequence[str], setting: str) -> list[str
         if not own:
             there = sorted({_within_layer(name) for name in names})
             general = [
-                word
-                for word, ends in MATRICES.items()
-                if any(name.endswith(end) for name in there for end in ends)
+                word for word, ends in MATRICES.items() if any(name.endswith(end) for name in there for end in ends)
             ]
             raise ModelError(
                 f"{setting}.modules: {module!r} is not a matrix of this model "
@@ -103,8 +92,8 @@ def _within_layer(name: str) -> str:
 
 
 def add_adapter(model: PreTrainedModel, lora: Lora, name: str, seed: int, setting: str) -> None:
-    """Add a new adapter to `model` and activate it. A is drawn from `seed`, B is zero, so the
-    model's output does not change.
+    """Add a new adapter to `model` and activate it. A is drawn from `seed`, B is zero, so the model's output does not
+    change.
 
     Raises ModelError if `lora.modules` match nothing; `setting` is their section.
     Source: Hu et al. 2021 (arXiv:2106.09685), section 4.1.
@@ -121,14 +110,12 @@ def add_adapter(model: PreTrainedModel, lora: Lora, name: str, seed: int, settin
         _inject(model, config, name)
 
 
-def begin_adapter(
-    model: PreTrainedModel, lora: Lora, name: str, seed: int, setting: str, start: str | Path
-) -> None:
-    """Add the adapter that a stage trains to `model`, the base of the model at `start`: a copy of
-    the adapter there, or a new one if `start` is a full model.
+def begin_adapter(model: PreTrainedModel, lora: Lora, name: str, seed: int, setting: str, start: str | Path) -> None:
+    """Add the adapter that a stage trains to `model`, the base of the model at `start`: a copy of the adapter there,
+    or a new one if `start` is a full model.
 
-    Raises ModelError as `add_adapter` and `read_adapter` do, and if the copy's rank, alpha or
-    matrices differ from `lora`; `setting` is their section.
+    Raises ModelError as `add_adapter` and `read_adapter` do, and if the copy's rank, alpha or matrices differ from
+    `lora`; `setting` is their section.
     """
     if not is_adapter(start):
         add_adapter(model, lora, name, seed, setting)
@@ -148,19 +135,17 @@ def begin_adapter(
             )
 
 
-def train_only_adapter(
-    model: PreTrainedModel, lora: Lora, name: str, seed: int, start: str | Path
-) -> None:
-    """`begin_adapter`, with everything else frozen. `name` is the stage's, and `<name>.lora` its
-    place in params.yaml.
+def train_only_adapter(model: PreTrainedModel, lora: Lora, name: str, seed: int, start: str | Path) -> None:
+    """`begin_adapter`, with everything else frozen. `name` is the stage's, and `<name>.lora` its place in
+    params.yaml.
     """
     model.requires_grad_(False)
     begin_adapter(model, lora, name, seed, f"{name}.lora", start)
 
 
 def read_adapter(model: PreTrainedModel, folder: Path, name: str, dropout: float = 0.0) -> None:
-    """Load the adapter in `folder` into `model` and activate it. Its head, if any, is copied to the
-    model's. In training its dropout is `dropout`.
+    """Load the adapter in `folder` into `model` and activate it. Its head, if any, is copied to the model's. In
+    training its dropout is `dropout`.
 
     Raises ModelError if the folder is damaged or was made for another model.
     """
@@ -174,8 +159,7 @@ def read_adapter(model: PreTrainedModel, folder: Path, name: str, dropout: float
     except Exception as error:
         if type(error).__name__ == "SafetensorError":
             raise ModelError(
-                f"{folder} has damaged weights: {error}. Copy the folder again, or run the stage "
-                "that made it."
+                f"{folder} has damaged weights: {error}. Copy the folder again, or run the stage that made it."
             ) from error
         raise
     has_head = "score" in (config.modules_to_save or [])
@@ -186,28 +170,18 @@ def read_adapter(model: PreTrainedModel, folder: Path, name: str, dropout: float
         _inject(model, config, name)
     except ValueError as error:
         raise ModelError(
-            f"{folder} does not fit its base: {str(error).splitlines()[0]} Run the stage that made "
-            "it."
+            f"{folder} does not fit its base: {str(error).splitlines()[0]} Run the stage that made it."
         ) from error
-    own = {
-        _stored_name(key, name): parameter
-        for key, parameter in adapter_parameters(model, name).items()
-    }
+    own = {_stored_name(key, name): parameter for key, parameter in adapter_parameters(model, name).items()}
     if has_head and isinstance(getattr(model, "score", None), nn.Module):
         own[PEFT_PREFIX + HEAD] = model.score.weight
-    stored = {
-        key: value for key, value in weights.items() if key in own or key != PEFT_PREFIX + HEAD
-    }
-    if stored.keys() != own.keys() or any(
-        own[key].shape != value.shape for key, value in stored.items()
-    ):
+    stored = {key: value for key, value in weights.items() if key in own or key != PEFT_PREFIX + HEAD}
+    if stored.keys() != own.keys() or any(own[key].shape != value.shape for key, value in stored.items()):
         key = min(
-            (own.keys() ^ stored.keys())
-            or (key for key, value in stored.items() if own[key].shape != value.shape)
+            (own.keys() ^ stored.keys()) or (key for key, value in stored.items() if own[key].shape != value.shape)
         )
         raise ModelError(
-            f"{folder} does not fit its base: {key.removeprefix(PEFT_PREFIX)} differs. Run the "
-            "stage that made it."
+            f"{folder} does not fit its base: {key.removeprefix(PEFT_PREFIX)} differs. Run the stage that made it."
         )
     with torch.no_grad():
         for key, value in stored.items():
@@ -228,12 +202,7 @@ def _inject(model: PreTrainedModel, config: LoraConfig, name: str) -> None:
         model, name
     ).values():  # PEFT takes the base's type, in which small steps would vanish
         parameter.data = parameter.data.float()
-    for (
-        key,
-        parameter,
-    ) in (
-        model.named_parameters()
-    ):  # PEFT freezes everything but the adapter: the caller decides that
+    for key, parameter in model.named_parameters():  # PEFT freezes everything but the adapter: the caller decides that
         wrapped = key.replace(".base_layer.", ".")
         parameter.requires_grad_(learning.get(key, learning.get(wrapped, parameter.requires_grad)))
     for layer in lora_layers(model):
@@ -268,8 +237,8 @@ def active(layers: Sequence[LoraLayer]) -> str | None:
 
 
 def activate(layers: Sequence[LoraLayer], name: str | None) -> None:
-    """Activate the adapter `name`, or none, and deactivate all others; does not change which
-    parameters are trained.
+    """Activate the adapter `name`, or none, and deactivate all others; does not change which parameters are
+    trained.
     """
     on = [] if name is None else [name]
     for layer in layers:
@@ -290,9 +259,7 @@ def activated(layers: Sequence[LoraLayer], name: str | None) -> Iterator[None]:
 def recompute_context(
     layers: Sequence[LoraLayer],
 ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """For activation checkpointing: the recomputation uses the adapter that was active in the
-    forward pass.
-    """
+    """For activation checkpointing: the recomputation uses the adapter that was active in the forward pass."""
     return nullcontext(), activated(layers, active(layers))
 
 
@@ -301,20 +268,15 @@ def recompute_context(
 
 def adapter_parameters(model: nn.Module, name: str) -> dict[str, nn.Parameter]:
     """A and B of the adapter `name`, by their path in the model."""
-    return {
-        key: p
-        for key, p in model.named_parameters()
-        if f".lora_A.{name}." in key or f".lora_B.{name}." in key
-    }
+    return {key: p for key, p in model.named_parameters() if f".lora_A.{name}." in key or f".lora_B.{name}." in key}
 
 
 def adapter_tensors(model: nn.Module, name: str, head: Tensor | None = None) -> dict[str, Tensor]:
-    """Tensors in the file of the adapter `name`, by PEFT's names: its own matrices, and the `head`
-    of a reward model.
+    """Tensors in the file of the adapter `name`, by PEFT's names: its own matrices, and the `head` of a reward
+    model.
     """
     found: dict[str, Tensor] = {
-        _stored_name(key, name): parameter
-        for key, parameter in adapter_parameters(model, name).items()
+        _stored_name(key, name): parameter for key, parameter in adapter_parameters(model, name).items()
     }
     return found if head is None else {**found, PEFT_PREFIX + HEAD: head}
 
@@ -322,8 +284,8 @@ def adapter_tensors(model: nn.Module, name: str, head: Tensor | None = None) -> 
 def write_adapter_config(
     folder: Path, model: PreTrainedModel, name: str, base: str, revision: str | None, scores: bool
 ) -> None:
-    """Write adapter_config.json, and the config.json of the resulting model: a reward model if it
-    `scores`, else a language model. `base` and `revision` come from `named_base`.
+    """Write adapter_config.json, and the config.json of the resulting model: a reward model if it `scores`, else a
+    language model. `base` and `revision` come from `named_base`.
     """
     content = {
         **model.peft_config[name].to_dict(),
@@ -369,9 +331,7 @@ def _stored_name(key: str, name: str) -> str:
 
 
 def merge(model: PreTrainedModel) -> PreTrainedModel:
-    """Merge the active adapter into the base weights and remove all adapters, for full
-    fine-tuning.
-    """
+    """Merge the active adapter into the base weights and remove all adapters, for full fine-tuning."""
     for name, module in list(model.named_modules()):
         if isinstance(module, LoraLayer):
             if not module.disable_adapters:
@@ -384,11 +344,11 @@ def merge(model: PreTrainedModel) -> PreTrainedModel:
 
 
 class AdapterView:
-    """One role's view of a shared model: its trunk with the role's adapter active, or none, and the
-    role's head and config.
+    """One role's view of a shared model: its trunk with the role's adapter active, or none, and the role's head and
+    config.
 
-    It replaces a PreTrainedModel wherever sequences are run through `base_model`. That call
-    activates the adapter, which stays active until another role's call.
+    It replaces a PreTrainedModel wherever sequences are run through `base_model`. That call activates the adapter,
+    which stays active until another role's call.
     """
 
     def __init__(
@@ -401,8 +361,7 @@ class AdapterView:
     ) -> None:
         """`score` is the role's scalar head, if it has one.
 
-        `precision` is entered around the trunk: adapter weights are fp32, base weights have the
-        compute type.
+        `precision` is entered around the trunk: adapter weights are fp32, base weights have the compute type.
         """
         self.model = model
         self.adapter = adapter

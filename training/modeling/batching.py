@@ -20,15 +20,9 @@ class LengthBuckets(Sampler[int]):
     """
 
     def __init__(
-        self,
-        lengths: Sequence[int] | NDArray[np.int64],
-        batch_size: int,
-        seed: int,
-        filler: int | None = None,
+        self, lengths: Sequence[int] | NDArray[np.int64], batch_size: int, seed: int, filler: int | None = None
     ) -> None:
-        """`filler` is the index of an empty row, used to pad the last batch where all must have the
-        same size.
-        """
+        """`filler` is the index of an empty row, used to pad the last batch where all must have the same size."""
         self._lengths = torch.as_tensor(lengths)
         self._batch_size = batch_size
         self._seed = seed
@@ -44,12 +38,8 @@ class LengthBuckets(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + self._epoch)
         order = torch.randperm(len(self._lengths), generator=generator)
-        # Sorting all rows would make every epoch's batches the same: sort within pools of 50
-        # batches.
-        pools = [
-            pool[torch.argsort(self._lengths[pool], stable=True)]
-            for pool in order.split(50 * self._batch_size)
-        ]
+        # Sorting all rows would make every epoch's batches the same: sort within pools of 50 batches.
+        pools = [pool[torch.argsort(self._lengths[pool], stable=True)] for pool in order.split(50 * self._batch_size)]
         batches = [batch for pool in pools for batch in pool.split(self._batch_size)]
         # a short batch would shift the ones after it
         last = batches.pop() if len(batches[-1]) < self._batch_size else None
@@ -61,8 +51,7 @@ class LengthBuckets(Sampler[int]):
 def token_budget_batches(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
     """Indices of `lengths` in batches of similar length within the token budget.
 
-    A row longer than the budget is a batch of its own. Longest first, so that the memory peak comes
-    first.
+    A row longer than the budget is a batch of its own. Longest first, so that the memory peak comes first.
     """
     batches: list[list[int]] = []
     left = 0
@@ -76,9 +65,7 @@ def token_budget_batches(lengths: Sequence[int], budget_tokens: int) -> list[lis
 
 
 def pad_right(rows: Sequence[Sequence[int]], pad: int) -> Tensor:
-    """[B, L] token ids, padded on the right with `pad`, which no real token of a causal model
-    attends to.
-    """
+    """[B, L] token ids, padded on the right with `pad`, which no real token of a causal model attends to."""
     longest = max(len(row) for row in rows)
     return torch.tensor([[*row, *[pad] * (longest - len(row))] for row in rows])
 

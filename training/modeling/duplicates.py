@@ -1,6 +1,4 @@
-"""Leaves out duplicates of texts that are not held in memory: by their digests, and by reading them
-twice.
-"""
+"""Leaves out duplicates of texts that are not held in memory: by their digests, and by reading them twice."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence

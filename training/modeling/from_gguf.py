@@ -17,11 +17,10 @@ from training.process.command import run_command
 
 
 def convert(gguf: Path, target: Path, pad_token: str | None) -> None:
-    """Write the model and tokenizer of a GGUF file to `target` as float32 safetensors; written
-    atomically.
+    """Write the model and tokenizer of a GGUF file to `target` as float32 safetensors; written atomically.
 
-    Raises ModelError for a file that cannot be read, ParamsError for a pad token that is not in the
-    vocabulary or is an EOS token.
+    Raises ModelError for a file that cannot be read, ParamsError for a pad token that is not in the vocabulary or is
+    an EOS token.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)

@@ -15,22 +15,19 @@ LAYER = re.compile(r"\.(layers|h)\.(\d+)\.")
 
 
 def kept_layers(total: int, kept: int, setting: str) -> list[int]:
-    """Indices of `kept` of `total` layers, evenly spaced, the first and the last included; the
-    first if only one is kept.
+    """Indices of `kept` of `total` layers, evenly spaced, the first and the last included; the first if only one is
+    kept.
 
     Raises ModelError if there are fewer layers; `setting` is the parameter.
     """
     if kept > total:
-        raise ModelError(
-            f"{setting}={kept}, and the model that it starts from has {total}. Lower it in "
-            "params.yaml."
-        )
+        raise ModelError(f"{setting}={kept}, and the model that it starts from has {total}. Lower it in params.yaml.")
     return [round(i * (total - 1) / max(1, kept - 1)) for i in range(kept)]
 
 
 def with_layers(larger: PreTrainedModel, kept: int, setting: str) -> PreTrainedModel:
-    """A language model of `kept` layers of a larger one, with its embeddings, last norm and head;
-    fp32. Raises as `kept_layers` does.
+    """A language model of `kept` layers of a larger one, with its embeddings, last norm and head; fp32. Raises as
+    `kept_layers` does.
 
     Source of the idea: Sanh et al. 2019 (arXiv:1910.01108), section 3.
     """

@@ -28,10 +28,7 @@ def output_weight(model: PreTrainedModel) -> Tensor:
     Raises ModelError for a model whose logits are not just that product.
     """
     head = model.get_output_embeddings()
-    if (
-        getattr(model.config, "final_logit_softcapping", None)
-        or getattr(head, "bias", None) is not None
-    ):
+    if getattr(model.config, "final_logit_softcapping", None) or getattr(head, "bias", None) is not None:
         raise ModelError(
             f"{model.config.model_type}: its logits are capped or biased, which the chunked "
             "log-probabilities do not compute."
@@ -40,19 +37,15 @@ def output_weight(model: PreTrainedModel) -> Tensor:
     return weight
 
 
-def token_logprobs(
-    hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, temperature: float
-) -> TokenLogprobs:
-    """log softmax(hidden @ weight.T / temperature) at the targets, in fp32, chunk by chunk;
-    differentiable in hidden and weight.
+def token_logprobs(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, temperature: float) -> TokenLogprobs:
+    """log softmax(hidden @ weight.T / temperature) at the targets, in fp32, chunk by chunk; differentiable in hidden
+    and weight.
     """
     return TokenLogprobs(*_ChunkedLogprobs.apply(hidden_ND, weight_VD, targets_N, temperature))
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """Forward keeps no logits; backward recomputes each chunk's. d logprob / d logits =
-    onehot(target) - softmax.
-    """
+    """Forward keeps no logits; backward recomputes each chunk's. d logprob / d logits = onehot(target) - softmax."""
 
     @staticmethod
     def forward(
@@ -71,9 +64,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         return logprobs_N, entropy_N
 
     @staticmethod
-    def backward(
-        ctx: Any, grad_N: Tensor, _: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, grad_N: Tensor, _: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         hidden_ND, weight_VD, targets_N = ctx.saved_tensors
         grad_hidden_ND = torch.empty_like(hidden_ND) if ctx.needs_input_grad[0] else None
         grad_weight_VD = torch.zeros_like(weight_VD) if ctx.needs_input_grad[1] else None
@@ -82,9 +73,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             hidden = hidden_ND[rows].to(ctx.dtype)
             grad_logits = _log_softmax(hidden, product_VD, ctx.temperature).exp_().neg_()
             grad_logits.scatter_add_(
-                1,
-                targets_N[rows, None],
-                torch.ones_like(targets_N[rows, None], dtype=grad_logits.dtype),
+                1, targets_N[rows, None], torch.ones_like(targets_N[rows, None], dtype=grad_logits.dtype)
             )
             grad_logits = grad_logits.mul_(grad_N[rows, None] / ctx.temperature).to(ctx.dtype)
             if grad_hidden_ND is not None:
@@ -100,8 +89,8 @@ def _log_softmax(hidden: Tensor, weight_VD: Tensor, temperature: float) -> Tenso
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """In which a matrix product with `x` is computed here: under autocast its type, else that of
-    `x`. Hidden states are fp32 under autocast, as the residual stream is.
+    """In which a matrix product with `x` is computed here: under autocast its type, else that of `x`. Hidden states
+    are fp32 under autocast, as the residual stream is.
     """
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
@@ -116,9 +105,7 @@ def add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def chunks(hidden_ND: Tensor, weight_VD: Tensor) -> list[slice]:
-    """Rows of `hidden_ND` per chunk of logits, so that the peak does not grow with tokens x
-    vocabulary.
-    """
+    """Rows of `hidden_ND` per chunk of logits, so that the peak does not grow with tokens x vocabulary."""
     rows = max(1, logits_at_once(hidden_ND.device) // len(weight_VD))
     return [slice(start, start + rows) for start in range(0, len(hidden_ND), rows)]
 

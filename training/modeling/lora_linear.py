@@ -1,9 +1,9 @@
 """LoRA with one matrix product forward, one backward for the input, and thin ones for A and B.
 
-PEFT computes x W + scaling (x A) B: two thin products and three passes over the output more than
-the base takes, and as many backward. With small models that costs more than what freezing W saves.
-W + scaling B A is cheap to make (2 * rank * weights FLOPs, against 2 * tokens * weights of the
-product it goes into), so it is made for each call and never kept.
+PEFT computes x W + scaling (x A) B: two thin products and three passes over the output more than the base takes, and
+as many backward. With small models that costs more than what freezing W saves. W + scaling B A is cheap to make (2 *
+rank * weights FLOPs, against 2 * tokens * weights of the product it goes into), so it is made for each call and never
+kept.
 
 Shapes: N tokens (leading dimensions are free), I inputs, O outputs, R rank.
 """
@@ -18,8 +18,8 @@ from torch.nn import functional
 
 
 def fold(layer: Any) -> None:
-    """Make a PEFT layer compute its product folded wherever the result is the same up to rounding;
-    otherwise PEFT computes it.
+    """Make a PEFT layer compute its product folded wherever the result is the same up to rounding; otherwise PEFT
+    computes it.
     """
     if type(layer.get_base_layer()) is nn.Linear and not isinstance(layer, _Folding):
         layer.__class__ = _folding(layer.__class__)
@@ -31,8 +31,8 @@ class _Folding:
 
 @cache
 def _folding(kind: Any) -> Any:
-    """A subclass of the layer with the folded product. A class, because a function stored on the
-    layer would keep it alive.
+    """A subclass of the layer with the folded product. A class, because a function stored on the layer would keep it
+    alive.
     """
 
     def forward(layer: Any, x: Tensor, *arguments: Any, **options: Any) -> Tensor:
@@ -54,19 +54,13 @@ def _forward(layer: Any, peft: Any, x: Tensor, *arguments: Any, **options: Any) 
         or torch.is_autocast_enabled(x.device.type)
         or (layer.training and isinstance(layer.lora_dropout[name], nn.Dropout))
         or any(
-            weight.dtype != x.dtype
-            for weight in (base.weight, layer.lora_A[name].weight, layer.lora_B[name].weight)
+            weight.dtype != x.dtype for weight in (base.weight, layer.lora_A[name].weight, layer.lora_B[name].weight)
         )
     ):
         by_peft: Tensor = peft(layer, x, *arguments, **options)
         return by_peft
     folded: Tensor = _FoldedLinear.apply(
-        x,
-        base.weight,
-        base.bias,
-        layer.scaling[name],
-        layer.lora_A[name].weight,
-        layer.lora_B[name].weight,
+        x, base.weight, base.bias, layer.scaling[name], layer.lora_A[name].weight, layer.lora_B[name].weight
     )
     return folded
 
@@ -79,13 +73,7 @@ class _FoldedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        weight_OI: Tensor,
-        bias_O: Tensor | None,
-        scaling: float,
-        a_RI: Tensor,
-        b_OR: Tensor,
+        ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, scaling: float, a_RI: Tensor, b_OR: Tensor
     ) -> Tensor:
         ctx.save_for_backward(x, weight_OI, a_RI, b_OR)
         ctx.scaling = scaling
@@ -109,9 +97,9 @@ class _FoldedLinear(torch.autograd.Function):
 
 
 class _Buffers(threading.local):
-    """On a CPU, one reused buffer per dtype, as large as the largest folded matrix: allocating each
-    layer's matrix between activations fragments the C library's heap (a stage of 161 MiB of tensors
-    and libraries then held 215 to 232).
+    """On a CPU, one reused buffer per dtype, as large as the largest folded matrix: allocating each layer's matrix
+    between activations fragments the C library's heap (a stage of 161 MiB of tensors and libraries then held 215 to
+    232).
     """
 
     def __init__(self) -> None:
@@ -122,8 +110,8 @@ _buffers = _Buffers()
 
 
 def _buffer(like: Tensor) -> Tensor | None:
-    """Buffer for the next folded matrix, which is used at once; None to allocate it, as CUDA
-    streams run concurrently.
+    """Buffer for the next folded matrix, which is used at once; None to allocate it, as CUDA streams run
+    concurrently.
     """
     if like.device.type != "cpu":
         return None

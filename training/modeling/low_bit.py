@@ -19,11 +19,8 @@ BLOCK_WEIGHTS = 64
 """Weights per scale."""
 
 
-def optimizer(
-    name: OptimizerName, groups: Iterable[dict[str, Any]], setting: str
-) -> torch.optim.Optimizer:
-    """AdamW over parameter groups, without weight decay; `setting` is the parameter for error
-    messages.
+def optimizer(name: OptimizerName, groups: Iterable[dict[str, Any]], setting: str) -> torch.optim.Optimizer:
+    """AdamW over parameter groups, without weight decay; `setting` is the parameter for error messages.
 
     Raises EnvironmentFault if bitsandbytes is missing.
     """
@@ -37,11 +34,10 @@ def optimizer(
 
 
 def quantisation(settings: Model, dtype: torch.dtype) -> BitsAndBytesConfig | None:
-    """Storage of frozen weights: 4-bit NormalFloat, multiplied in `dtype`; None stores them in
-    `dtype`.
+    """Storage of frozen weights: 4-bit NormalFloat, multiplied in `dtype`; None stores them in `dtype`.
 
-    Raises EnvironmentFault if bitsandbytes is missing. Source: Dettmers et al. 2023
-    (arXiv:2305.14314), section 3, without double quantisation.
+    Raises EnvironmentFault if bitsandbytes is missing. Source: Dettmers et al. 2023 (arXiv:2305.14314), section 3,
+    without double quantisation.
     """
     if settings.quantisation is None:
         return None
@@ -58,9 +54,9 @@ def quantisation(settings: Model, dtype: torch.dtype) -> BitsAndBytesConfig | No
 def check_storage(model: nn.Module, place: str | Path) -> None:
     """Make quantised weights give the same numbers on every machine.
 
-    bitsandbytes 0.50 reads rows that are no multiple of a block wrongly on CPUs: refused. On a CPU
-    with AVX512-BF16 it would pack the weights anew in the first forward without gradient and round
-    their scales to bf16, so that the policy that samples is not the one that learns: turned off.
+    bitsandbytes 0.50 reads rows that are no multiple of a block wrongly on CPUs: refused. On a CPU with AVX512-BF16 it
+    would pack the weights anew in the first forward without gradient and round their scales to bf16, so that the
+    policy that samples is not the one that learns: turned off.
 
     Raises EnvironmentFault for a width that this machine reads wrongly.
     """
@@ -79,8 +75,8 @@ def check_storage(model: nn.Module, place: str | Path) -> None:
 
 
 def unmap_weight_files(model: nn.Module) -> None:
-    """Copy weights that were not quantised out of the memory-mapped files: a single mapped weight
-    keeps everything read from its file in memory.
+    """Copy weights that were not quantised out of the memory-mapped files: a single mapped weight keeps everything
+    read from its file in memory.
     """
     for parameter in model.parameters():
         if parameter.device.type == "cpu" and parameter.is_floating_point():
@@ -88,9 +84,7 @@ def unmap_weight_files(model: nn.Module) -> None:
 
 
 def require_bitsandbytes(setting: str, instead: str) -> None:
-    """Raise EnvironmentFault, naming the setting that needs it, unless bitsandbytes can be
-    imported.
-    """
+    """Raise EnvironmentFault, naming the setting that needs it, unless bitsandbytes can be imported."""
     if importlib.util.find_spec("bitsandbytes") is None:
         raise EnvironmentFault(
             f"{setting} needs the package bitsandbytes, which is not installed. Run pip install -c "

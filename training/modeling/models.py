@@ -1,5 +1,5 @@
-"""Building and loading models: the base from a shape or a folder, a policy, a reward model; weights
-from safetensors only.
+"""Building and loading models: the base from a shape or a folder, a policy, a reward model; weights from safetensors
+only.
 """
 
 import copy
@@ -43,16 +43,12 @@ def base_model(
 ) -> PreTrainedModel:
     """The base model: `model.path`, or `model.random` with weights drawn from `seed`.
 
-    A `trainable` model has fp32 weights, a frozen one those of the compute type. `adapter` as in
-    `load_policy`.
+    A `trainable` model has fp32 weights, a frozen one those of the compute type. `adapter` as in `load_policy`.
 
-    Raises ModelError if the folder has no weights or its vocabulary is smaller than the
-    tokenizer's.
+    Raises ModelError if the folder has no weights or its vocabulary is smaller than the tokenizer's.
     """
     if settings.path is not None:
-        return load_policy(
-            settings.path, settings, tokenizer, trainable, settings.revision, adapter
-        )
+        return load_policy(settings.path, settings, tokenizer, trainable, settings.revision, adapter)
     assert settings.random is not None
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(
@@ -67,20 +63,20 @@ def base_model(
 INTO_RESIDUAL = ("o_proj", "down_proj", "c_proj")
 """Name endings of matrices that write to the residual stream."""
 EMBEDDING_STD = 0.3
-"""Standard deviation of an untied input embedding. With Transformers' 0.02 tokens are negligible
-beside what the layers add, with 1 they dominate: docs/decisions.md.
+"""Standard deviation of an untied input embedding. With Transformers' 0.02 tokens are negligible beside what the
+layers add, with 1 they dominate: docs/decisions.md.
 """
 
 
 @torch.no_grad()
 def initialise(model: PreTrainedModel, layers: int) -> None:
-    """Draw the layers' matrices, and an untied output embedding, with standard deviation
-    1/sqrt(inputs); those that write to the residual stream with 1/sqrt(inputs 2 layers).
+    """Draw the layers' matrices, and an untied output embedding, with standard deviation 1/sqrt(inputs); those that
+    write to the residual stream with 1/sqrt(inputs 2 layers).
 
-    Transformers' 0.02 for every width leaves a narrow model with attention that hardly tells tokens
-    apart, and so without the gradient from which it would learn to copy: docs/decisions.md. An
-    embedding that is input and output, positions, and all that is not a matrix stay as they are.
-    Source: LeCun et al. 1998, Efficient BackProp, 4.6; Radford et al. 2019 (GPT-2), 2.3.
+    Transformers' 0.02 for every width leaves a narrow model with attention that hardly tells tokens apart, and so
+    without the gradient from which it would learn to copy: docs/decisions.md. An embedding that is input and output,
+    positions, and all that is not a matrix stay as they are. Source: LeCun et al. 1998, Efficient BackProp, 4.6;
+    Radford et al. 2019 (GPT-2), 2.3.
     """
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | Conv1D):
@@ -93,11 +89,9 @@ def initialise(model: PreTrainedModel, layers: int) -> None:
         nn.init.normal_(model.get_input_embeddings().weight, std=EMBEDDING_STD)
 
 
-def random_config(
-    shape: Shape, context_length: int, tokenizer: PreTrainedTokenizerBase
-) -> PreTrainedConfig:
-    """The transformers config of a shape. Source of the rotary positions: Su et al. 2021
-    (arXiv:2104.09864), section 3.2.2.
+def random_config(shape: Shape, context_length: int, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
+    """The transformers config of a shape. Source of the rotary positions: Su et al. 2021 (arXiv:2104.09864), section
+    3.2.2.
     """
     common = {
         "vocab_size": len(tokenizer),
@@ -143,8 +137,8 @@ def load_policy(
 ) -> PreTrainedModel:
     """A causal language model from a folder (a full model or an adapter) or from the hub.
 
-    `adapter` is the name that the folder's adapter gets in the model; None leaves it out, for a
-    stage that starts its own as a copy.
+    `adapter` is the name that the folder's adapter gets in the model; None leaves it out, for a stage that starts its
+    own as a copy.
 
     Raises ModelError as `base_model` does.
     """
@@ -160,8 +154,8 @@ def load_reward_model(
     trainable: bool = False,
     adapter: str = LOADED,
 ) -> PreTrainedModel:
-    """A trained reward model: one label, its head in fp32 whatever the trunk's weights are in, its
-    score normalisation in the config.
+    """A trained reward model: one label, its head in fp32 whatever the trunk's weights are in, its score normalisation
+    in the config.
 
     Raises ModelError as `base_model` does, and if the folder holds no reward model.
     """
@@ -186,9 +180,7 @@ def load_reward_model(
 
 
 def _stored_head(folder: Path) -> Tensor:
-    """The head's weights [1, D] in a reward model's folder, as saved: loading the trunk rounds them
-    to its type.
-    """
+    """The head's weights [1, D] in a reward model's folder, as saved: loading the trunk rounds them to its type."""
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as stored:
             if SCORE in stored.keys():  # noqa: SIM118 # no mapping
@@ -224,12 +216,11 @@ def new_reward_model(
     revision: str | None = None,
     adapter: str | None = LOADED,
 ) -> PreTrainedModel:
-    """A reward model on the trunk of a language model, its head in fp32, without bias and drawn
-    with std 1/sqrt(d + 1).
+    """A reward model on the trunk of a language model, its head in fp32, without bias and drawn with std 1/sqrt(d +
+    1).
 
-    A `trainable` trunk has fp32 weights, a frozen one as in `base_model`. `adapter` as in
-    `load_policy`. Source: Stiennon et al. 2020 (arXiv:2009.01325), appendix B; Huang et al. 2024
-    (arXiv:2403.17031).
+    A `trainable` trunk has fp32 weights, a frozen one as in `base_model`. `adapter` as in `load_policy`. Source:
+    Stiennon et al. 2020 (arXiv:2009.01325), appendix B; Huang et al. 2024 (arXiv:2403.17031).
     """
     if isinstance(trunk, PreTrainedModel):
         config = AutoConfig.for_model(**{**trunk.config.to_dict(), "num_labels": 1})
@@ -266,19 +257,14 @@ def check_folder(place: str | Path) -> None:
             )
         return
     if not (folder / "config.json").is_file() and not (folder / CONFIG).is_file():
-        raise ModelError(
-            f"{place} has no config.json, so it is not a model folder. Fix model.path in "
-            "params.yaml."
-        )
+        raise ModelError(f"{place} has no config.json, so it is not a model folder. Fix model.path in params.yaml.")
     if not any(folder.glob("*.safetensors")):
         others = sorted(path.name for path in folder.glob("*.bin"))
         note = f" It has {others[0]}: convert it to safetensors first." if others else ""
         raise ModelError(f"{place} has no weights: a *.safetensors file is needed.{note}")
 
 
-def check_vocabulary(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, place: str | Path
-) -> None:
+def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, place: str | Path) -> None:
     """Raise an error for a model without an embedding for some token of the tokenizer."""
     rows = model.get_input_embeddings().num_embeddings
     if rows < len(tokenizer):
@@ -316,9 +302,7 @@ def _load(
     fresh: frozenset[str] = frozenset(),
     **config: int,
 ) -> PreTrainedModel:
-    """`fresh` names weights that may be missing; any other missing weight would silently be
-    random.
-    """
+    """`fresh` names weights that may be missing; any other missing weight would silently be random."""
     stored = None if trainable else quantisation(settings, DTYPES[settings.dtype])
     if settings.attention == "flash_attention_2" and importlib.util.find_spec("flash_attn") is None:
         raise EnvironmentFault(
@@ -349,8 +333,7 @@ def _load(
     except Exception as error:
         if type(error).__name__ == "SafetensorError":
             raise ModelError(
-                f"{place} has damaged weights: {error}. Copy the folder again, or run the stage "
-                "that made it."
+                f"{place} has damaged weights: {error}. Copy the folder again, or run the stage that made it."
             ) from error
         raise
     if found["mismatched_keys"]:
@@ -374,16 +357,12 @@ def _load(
 
 
 def _without_report(record: logging.LogRecord) -> bool:
-    """Suppress Transformers' table of missing weights: `_load` reports them in one line, or expects
-    them.
-    """
+    """Suppress Transformers' table of missing weights: `_load` reports them in one line, or expects them."""
     return "LOAD REPORT" not in record.getMessage()
 
 
 def weight_dtype(settings: Model, trainable: bool) -> torch.dtype:
-    """Trained weights are kept in fp32, where small steps do not vanish; others in the compute
-    type.
-    """
+    """Trained weights are kept in fp32, where small steps do not vanish; others in the compute type."""
     return torch.float32 if trainable else DTYPES[settings.dtype]
 
 

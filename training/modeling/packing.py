@@ -1,14 +1,13 @@
 """Hidden states of many sequences in one forward pass without padding.
 
-The sequences are concatenated in one row, so that matrix products and elementwise operations see
-real tokens only. Only attention needs to know the boundaries; it runs on groups of equally long
-sequences, each a dense batch.
+The sequences are concatenated in one row, so that matrix products and elementwise operations see real tokens only.
+Only attention needs to know the boundaries; it runs on groups of equally long sequences, each a dense batch.
 
-Sequences that begin alike, the two of a preference pair, can share their first tokens: these stand
-in the row once, and attention alone sees them in both.
+Sequences that begin alike, the two of a preference pair, can share their first tokens: these stand in the row once,
+and attention alone sees them in both.
 
-Shapes: B sequences, N tokens of the row, K of them that are asked for, M places of attention, S
-tokens that two sequences share, D model width.
+Shapes: B sequences, N tokens of the row, K of them that are asked for, M places of attention, S tokens that two
+sequences share, D model width.
 """
 
 from collections.abc import Callable, Sequence
@@ -62,19 +61,16 @@ def shares_prefix(model: PreTrainedModel) -> bool:
 
 
 NEARLY_AS_LONG = 7 / 8
-"""Where sequences are padded to their group's length, they have at least this share of it. Another
-group costs the launch of its attention, another token only attention.
+"""Where sequences are padded to their group's length, they have at least this share of it. Another group costs the
+launch of its attention, another token only attention.
 """
 
 
-def pack_pairs(
-    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
-) -> tuple[Packed, list[list[int]]]:
-    """Pack pairs so that the common prefix of a pair is stored once, with the row index of every
-    token of every sequence (pair b has sequences 2 b and 2 b + 1).
+def pack_pairs(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> tuple[Packed, list[list[int]]]:
+    """Pack pairs so that the common prefix of a pair is stored once, with the row index of every token of every
+    sequence (pair b has sequences 2 b and 2 b + 1).
 
-    Only for causal models: neither the tokens after the prefix nor padding change what comes
-    before.
+    Only for causal models: neither the tokens after the prefix nor padding change what comes before.
     """
     rows = [ids for pair in pairs for ids in pair]
     length_B = np.array([len(ids) for ids in rows])
@@ -90,9 +86,7 @@ def pack_pairs(
     own_BL = real_BL & ~shared_PL.repeat(2, axis=0)
     # 2. the row: what pairs share, then what each sequence has alone
     ids_N = np.concatenate([ids_BL[0::2][shared_PL], ids_BL[own_BL]])
-    position_N = np.concatenate(
-        [np.broadcast_to(at_L, part.shape)[part] for part in (shared_PL, own_BL)]
-    )
+    position_N = np.concatenate([np.broadcast_to(at_L, part.shape)[part] for part in (shared_PL, own_BL)])
     shared = int(alike_P.sum())
     place_BL = ((alike_P.cumsum() - alike_P)[:, None] + at_L).repeat(2, axis=0)
     place_BL[own_BL] = np.arange(shared, len(ids_N))
@@ -127,8 +121,7 @@ def pack_pairs(
 class _Spread(torch.autograd.Function):
     """[N, ...] -> [M, ...]: each token at its places in attention.
 
-    Backward adds the gradients of a token's two places in a fixed order, so that it gives the same
-    bits on any device.
+    Backward adds the gradients of a token's two places in a fixed order, so that it gives the same bits on any device.
     """
 
     @staticmethod
@@ -181,9 +174,7 @@ def pack(sequences: Sequence[Sequence[int]]) -> Packed:
 
 
 def packed_hidden(model: PreTrainedModel, packed: Packed, keep_K: Tensor) -> Tensor:
-    """Last hidden states [K, D] of the trunk at the row indices `keep_K`, as if each sequence were
-    alone.
-    """
+    """Last hidden states [K, D] of the trunk at the row indices `keep_K`, as if each sequence were alone."""
     # the host goes on while the device works: nothing here waits for it
     to_device = partial(Tensor.to, device=model.device, non_blocking=True)
     ids_1N, position_1N = (to_device(x[None]) for x in (packed.ids_N, packed.position_N))
@@ -207,9 +198,7 @@ def packed_hidden(model: PreTrainedModel, packed: Packed, keep_K: Tensor) -> Ten
     rows = ids_M.split([count * length for count, length in packed.groups])
     hidden_MD = torch.cat(
         [
-            model.base_model(input_ids=ids.view(group), use_cache=False).last_hidden_state.flatten(
-                0, 1
-            )
+            model.base_model(input_ids=ids.view(group), use_cache=False).last_hidden_state.flatten(0, 1)
             for ids, group in zip(rows, packed.groups, strict=True)
         ]
     )
@@ -220,8 +209,8 @@ NO_MASK = (1, 1, 0, 0)
 
 
 def _by_group(dense: Attention) -> Attention:
-    """`dense` (an attention function of transformers), applied group by group if `groups` is given
-    for a packed row.
+    """`dense` (an attention function of transformers), applied group by group if `groups` is given for a packed
+    row.
     """
 
     def attention(
@@ -236,9 +225,7 @@ def _by_group(dense: Attention) -> Attention:
                     f"{type(module).__name__} does not pass on what its attention needs for packed "
                     "rows. Set model.attention=eager in params.yaml."
                 )
-            return dense(
-                module, query, key, value, attention_mask, position_ids=position_ids, **options
-            )
+            return dense(module, query, key, value, attention_mask, position_ids=position_ids, **options)
         window = options.get("sliding_window")
         if window is not None and groups[0][1] > window:
             raise ModelError(
@@ -253,8 +240,7 @@ def _by_group(dense: Attention) -> Attention:
         for q, k, v, group in zip(*(x.split(sizes) for x in heads), groups, strict=True):
             # [n, heads, head] -> [count, heads, length, head]
             q, k, v = (x.unflatten(0, group).transpose(1, 2) for x in (q, k, v))
-            # Not `position_ids`, which belong to the row: flash attention would infer from them
-            # where sequences end.
+            # Not `position_ids`, which belong to the row: flash attention would infer from them where sequences end.
             output, _ = dense(module, q, k, v, None, **options)
             outputs.append(output.flatten(0, 1))  # [count, length, heads, head] -> [n, heads, head]
         output_N = torch.cat(outputs)
@@ -269,8 +255,8 @@ def _sdpa(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
     scaling: float | None = None, **options: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Of transformers, but one new token's queries that share keys and values are rows of one
-    query, where transformers would repeat the cache for each of them.
+    """Of transformers, but one new token's queries that share keys and values are rows of one query, where
+    transformers would repeat the cache for each of them.
     """
     shared = query.shape[1] // key.shape[1]
     others = options.get("cache"), options.get("position_bias")
@@ -283,8 +269,6 @@ def _sdpa(
 
 
 PACKABLE = {"sdpa": _sdpa, "flash_attention_2": flash_attention_forward}
-"""By the name in model.attention. With any other, groups of equal length go through the whole model
-one by one.
-"""
+"""By the name in model.attention. With any other, groups of equal length go through the whole model one by one."""
 for _name, _dense in PACKABLE.items():
     AttentionInterface.register(_name, _by_group(_dense))

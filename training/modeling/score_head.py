@@ -1,7 +1,6 @@
 """Scalar heads of reward and value models, in fp32 whatever the type of the model.
 
-A bf16 number has 8 bits: scores of about 4 would be multiples of 1/64, and close responses would
-tie.
+A bf16 number has 8 bits: scores of about 4 would be multiples of 1/64, and close responses would tie.
 
 Shapes: D model width.
 """

@@ -1,5 +1,5 @@
-"""Scores of a reward model: one number per prompt and response, read at the last real token,
-normalised as stored with the model.
+"""Scores of a reward model: one number per prompt and response, read at the last real token, normalised as stored with
+the model.
 
 Shapes: B sequences or pairs, L tokens of the longest, D model width.
 """
@@ -20,9 +20,7 @@ Ids = Sequence[int]
 
 
 @torch.no_grad()
-def score(
-    reward_model: PreTrainedModel, sequences: Sequence[Sequence[int]], budget_tokens: int
-) -> Tensor:
+def score(reward_model: PreTrainedModel, sequences: Sequence[Sequence[int]], budget_tokens: int) -> Tensor:
     """Normalised scores [B] of token sequences (prompt and response together), in their order."""
     return (
         raw_scores(reward_model, sequences, budget_tokens) - reward_model.config.score_mean
@@ -30,9 +28,7 @@ def score(
 
 
 @torch.no_grad()
-def raw_scores(
-    reward_model: PreTrainedModel, sequences: Sequence[Sequence[int]], budget_tokens: int
-) -> Tensor:
+def raw_scores(reward_model: PreTrainedModel, sequences: Sequence[Sequence[int]], budget_tokens: int) -> Tensor:
     """Head outputs before normalisation, [B] in fp32."""
     batches = token_budget_batches([len(ids) for ids in sequences], budget_tokens)
     scores = []
@@ -44,9 +40,7 @@ def raw_scores(
 
 
 @torch.no_grad()
-def raw_pair_scores(
-    reward_model: PreTrainedModel, pairs: Sequence[tuple[Ids, Ids]], budget_tokens: int
-) -> Tensor:
+def raw_pair_scores(reward_model: PreTrainedModel, pairs: Sequence[tuple[Ids, Ids]], budget_tokens: int) -> Tensor:
     """Head outputs for both sequences of each pair, before normalisation, [B, 2] in fp32."""
     batches = token_budget_batches([len(a) + len(b) for a, b in pairs], budget_tokens)
     scores = [pair_scores(reward_model, [pairs[i] for i in batch]) for batch in batches]
@@ -54,9 +48,7 @@ def raw_pair_scores(
 
 
 def _in_order(batches: Sequence[list[int]], scores: Sequence[Tensor], empty: Tensor) -> Tensor:
-    """Scores of batches in the order of their rows, put into `empty`; only now is an accelerator
-    waited for.
-    """
+    """Scores of batches in the order of their rows, put into `empty`; only now is an accelerator waited for."""
     if scores:
         empty[[i for batch in batches for i in batch]] = torch.cat(list(scores)).cpu()
     return empty
@@ -72,8 +64,8 @@ def pair_scores(reward_model: PreTrainedModel, pairs: Sequence[tuple[Ids, Ids]])
 
 
 def score_in_pairs(reward_model: PreTrainedModel) -> None:
-    """Replace the model's forward by one that takes TRL's RewardTrainer batch (chosen sequences,
-    then the rejected ones of the same pairs, padded) and scores it with `pair_scores`.
+    """Replace the model's forward by one that takes TRL's RewardTrainer batch (chosen sequences, then the rejected
+    ones of the same pairs, padded) and scores it with `pair_scores`.
     """
     reward_model.forward = MethodType(_forward, reward_model)
 
@@ -85,7 +77,5 @@ def _forward(
     lengths = attention_mask.sum(dim=1).tolist()
     sequences = [ids[:n] for ids, n in zip(input_ids.tolist(), lengths, strict=True)]
     half = len(sequences) // 2
-    scores_B2 = pair_scores(
-        reward_model, list(zip(sequences[:half], sequences[half:], strict=True))
-    )
+    scores_B2 = pair_scores(reward_model, list(zip(sequences[:half], sequences[half:], strict=True)))
     return SequenceClassifierOutput(logits=torch.cat([scores_B2[:, :1], scores_B2[:, 1:]]))

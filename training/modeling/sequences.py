@@ -1,7 +1,6 @@
 """Per-token results at the response tokens of sequences, computed without padding.
 
-Shapes: B sequences or pairs, L tokens of prompt and response, N response tokens one after another,
-D model width.
+Shapes: B sequences or pairs, L tokens of prompt and response, N response tokens one after another, D model width.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,15 +24,12 @@ IGNORED = -100
 def response_hidden(
     model: PreTrainedModel, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int]
 ) -> Tensor:
-    """Hidden states [N, D] from which each response token is predicted: those of the token before
-    it.
+    """Hidden states [N, D] from which each response token is predicted: those of the token before it.
 
     The last token of a sequence predicts nothing needed, so it is left out.
     """
     packed = pack([ids[:-1] for ids in sequences])
-    counts = torch.tensor(
-        [len(ids) - length for ids, length in zip(sequences, prompt_lengths, strict=True)]
-    )
+    counts = torch.tensor([len(ids) - length for ids, length in zip(sequences, prompt_lengths, strict=True)])
     first_B = packed.start_B + torch.tensor(prompt_lengths) - 1
     place_N = (
         first_B.repeat_interleave(counts)
@@ -45,9 +41,7 @@ def response_hidden(
 
 def response_targets(sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int]) -> Tensor:
     """The response tokens [N] of all rows, one after another."""
-    return torch.tensor(
-        [token for b, ids in enumerate(sequences) for token in ids[prompt_lengths[b] :]]
-    )
+    return torch.tensor([token for b, ids in enumerate(sequences) for token in ids[prompt_lengths[b] :]])
 
 
 def per_response(
@@ -56,14 +50,9 @@ def per_response(
     prompt_lengths: Sequence[int],
     budget_tokens: int,
 ) -> list[Tensor]:
-    """Results [response length] of each sequence, in order; `of_rows` gets rows of similar length
-    and returns [N].
-    """
+    """Results [response length] of each sequence, in order; `of_rows` gets rows of similar length and returns [N]."""
     batches = token_budget_batches([len(ids) for ids in sequences], budget_tokens)
-    results = [
-        of_rows([sequences[i] for i in batch], [prompt_lengths[i] for i in batch])
-        for batch in batches
-    ]
+    results = [of_rows([sequences[i] for i in batch], [prompt_lengths[i] for i in batch]) for batch in batches]
     order = [i for batch in batches for i in batch]
     lengths = [len(sequences[i]) - prompt_lengths[i] for i in order]
     parts = torch.cat(results).cpu().split(lengths) if results else ()
@@ -103,8 +92,7 @@ def pair_logps(
         ids_BL = pad_right(rows, 0)
         place_L = torch.arange(ids_BL.shape[1])
         starts, ends = (
-            torch.tensor(each)
-            for each in ([prompt_lengths[i] for i in batch for _ in range(2)], list(map(len, rows)))
+            torch.tensor(each) for each in ([prompt_lengths[i] for i in batch for _ in range(2)], list(map(len, rows)))
         )
         said_BL = (place_L >= starts[:, None]) & (place_L < ends[:, None])
         found = _pair_logprobs(model, [pairs[i] for i in batch], ids_BL, said_BL)
@@ -115,13 +103,10 @@ def pair_logps(
 
 
 def _pair_logprobs(
-    model: PreTrainedModel,
-    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
-    ids_BL: Tensor,
-    said_BL: Tensor,
+    model: PreTrainedModel, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], ids_BL: Tensor, said_BL: Tensor
 ) -> TokenLogprobs:
-    """Log-probs [N] of the tokens where `said_BL`, in the order of its rows, which are those of
-    `ids_BL`: both sequences of one pair after those of another. A first token has none.
+    """Log-probs [N] of the tokens where `said_BL`, in the order of its rows, which are those of `ids_BL`: both
+    sequences of one pair after those of another. A first token has none.
     """
     packed, places = pack_pairs(pairs)
     said_BT = said_BL[:, 1:]
@@ -143,9 +128,8 @@ class LabelLogprobs(ModelOutput):
 
 
 def logprobs_in_pairs(model: PreTrainedModel) -> None:
-    """Replace the model's forward by one that takes TRL's DPOTrainer batch (chosen sequences, then
-    the rejected ones of the same pairs, padded) and returns the log-probs of the labels; the common
-    prefix of a pair is computed once.
+    """Replace the model's forward by one that takes TRL's DPOTrainer batch (chosen sequences, then the rejected ones
+    of the same pairs, padded) and returns the log-probs of the labels; the common prefix of a pair is computed once.
     """
     model.forward = MethodType(_forward, model)
 
@@ -155,17 +139,13 @@ def _forward(
 ) -> LabelLogprobs:
     """Log-probs of `labels` [2B, L], whose sequences are padded on the right."""
     in_pairs_B = torch.arange(len(input_ids)).view(2, -1).T.flatten()
-    order, back = (
-        each.to(input_ids.device, non_blocking=True) for each in (in_pairs_B, in_pairs_B.argsort())
-    )
+    order, back = (each.to(input_ids.device, non_blocking=True) for each in (in_pairs_B, in_pairs_B.argsort()))
     ids_BL, said_BL = input_ids[order], labels[order] != IGNORED
     lengths = attention_mask[order].sum(dim=1).tolist()
     rows = [ids[:n] for ids, n in zip(ids_BL.tolist(), lengths, strict=True)]
     pairs = list(zip(rows[0::2], rows[1::2], strict=True))
     found = _pair_logprobs(model, pairs, ids_BL, said_BL)
     said_BT = said_BL[:, 1:]
-    log_probs, entropy = (
-        each.new_zeros(said_BT.shape).masked_scatter(said_BT, each)[back] for each in found
-    )
+    log_probs, entropy = (each.new_zeros(said_BT.shape).masked_scatter(said_BT, each)[back] for each in found)
     unread = torch.zeros_like(entropy)
     return LabelLogprobs(log_probs, entropy, unread, unread.bool())

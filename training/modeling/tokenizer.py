@@ -1,9 +1,8 @@
-"""The tokenizer every stage shares: trained on the data or taken from the base model, kept in
-data/tokenizer.
+"""The tokenizer every stage shares: trained on the data or taken from the base model, kept in data/tokenizer.
 
-Prompt and response are tokenised separately, so the boundary between them is the same in SFT,
-reward, PPO and evaluation. The prompt template is stored with the tokenizer (`prompt_template`);
-rows, reports and gold scores see the bare prompt.
+Prompt and response are tokenised separately, so the boundary between them is the same in SFT, reward, PPO and
+evaluation. The prompt template is stored with the tokenizer (`prompt_template`); rows, reports and gold scores see the
+bare prompt.
 """
 
 import datetime
@@ -50,12 +49,10 @@ PLAIN_CHAT_TEMPLATE = (
 
 
 def trained_tokenizer(
-    texts: Iterable[str],
-    vocab_size: int,
-    prompt_template: str = PLAIN_TEMPLATE,
+    texts: Iterable[str], vocab_size: int, prompt_template: str = PLAIN_TEMPLATE
 ) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of at most `vocab_size` entries learnt from replies and prompts as
-    `rendering` gives them, each text once. `texts` is iterated twice.
+    """A byte-level BPE of at most `vocab_size` entries learnt from replies and prompts as `rendering` gives them, each
+    text once. `texts` is iterated twice.
 
     Deterministic, without unknown tokens. Too few merges give a smaller vocabulary.
     """
@@ -106,20 +103,15 @@ def _wrapped(tokenizer: Tokenizer, prompt_template: str) -> PreTrainedTokenizerF
     )
 
 
-def pretrained_tokenizer(
-    settings: Model, prompt_template: str = PLAIN_TEMPLATE
-) -> PreTrainedTokenizerBase:
-    """The tokenizer of `model.path` at `model.revision`, padding with `model.pad_token`; remote
-    code is never run.
+def pretrained_tokenizer(settings: Model, prompt_template: str = PLAIN_TEMPLATE) -> PreTrainedTokenizerBase:
+    """The tokenizer of `model.path` at `model.revision`, padding with `model.pad_token`; remote code is never run.
 
-    Raises ModelError if it cannot be loaded, has no end-of-sequence token, or no pad token
-    distinct from it.
+    Raises ModelError if it cannot be loaded, has no end-of-sequence token, or no pad token distinct from it.
     """
     assert settings.path is not None
     if settings.path.startswith((".", "/", "~")) and not Path(settings.path).is_dir():
         raise ModelError(
-            f"model.path={settings.path} is not a folder. Put the model there, or fix model.path "
-            "in params.yaml."
+            f"model.path={settings.path} is not a folder. Put the model there, or fix model.path in params.yaml."
         )
     tokenizer = tokenizer_of(settings.path, settings.revision, "model.path")
     if settings.pad_token is not None:
@@ -134,10 +126,7 @@ def pretrained_tokenizer(
     if tokenizer.chat_template is None:
         start = "{{ bos_token }}" if _starts_with_bos(tokenizer) else ""
         tokenizer.chat_template = start + PLAIN_CHAT_TEMPLATE
-        logger.info(
-            "%s has no chat template: conversations are put to it as lines of `role: text`",
-            settings.path,
-        )
+        logger.info("%s has no chat template: conversations are put to it as lines of `role: text`", settings.path)
     else:
         tokenizer.chat_template = portable(tokenizer.chat_template, settings.template_date)
         if (end := end_of_turn(tokenizer)) not in (None, tokenizer.eos_token):
@@ -155,12 +144,10 @@ _GENERATION = re.compile(r"({%-?\s*)(end)?generation(\s*-?%})")
 
 
 def portable(template: str, date: str | None) -> str:
-    """A chat template that every engine renders alike: it gets `date` (such as 2026-01-31) for
-    today's, and has no tags of Transformers' own, which mark the assistant's turns.
+    """A chat template that every engine renders alike: it gets `date` (such as 2026-01-31) for today's, and has no
+    tags of Transformers' own, which mark the assistant's turns.
     """
-    template = _GENERATION.sub(
-        lambda tag: tag[1] + ("endif" if tag[2] else "if true") + tag[3], template
-    )
+    template = _GENERATION.sub(lambda tag: tag[1] + ("endif" if tag[2] else "if true") + tag[3], template)
     if date is None:
         return template
     day = datetime.date.fromisoformat(date)
@@ -169,13 +156,11 @@ def portable(template: str, date: str | None) -> str:
 
 
 def tokenizer_of(place: str, revision: str | None, named: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder or a hub model, named by the parameter `named`. Raises
-    ModelError if it cannot be loaded.
+    """The tokenizer of a model folder or a hub model, named by the parameter `named`. Raises ModelError if it cannot
+    be loaded.
     """
     try:
-        return AutoTokenizer.from_pretrained(
-            place, revision=revision or "main", trust_remote_code=False
-        )
+        return AutoTokenizer.from_pretrained(place, revision=revision or "main", trust_remote_code=False)
     except Exception as error:  # a damaged or foreign tokenizer surfaces as almost any type
         raise ModelError(
             f"{named}={place} gives no tokenizer: {_first_line(error)} "
@@ -184,9 +169,7 @@ def tokenizer_of(place: str, revision: str | None, named: str) -> PreTrainedToke
 
 
 def check_special_tokens(tokenizer: PreTrainedTokenizerBase, place: str) -> None:
-    """Raise an error for a tokenizer without EOS, or whose padding is EOS: the model would learn to
-    ignore the end.
-    """
+    """Raise an error for a tokenizer without EOS, or whose padding is EOS: the model would learn to ignore the end."""
     if tokenizer.eos_token_id is None:
         raise ModelError(
             f"{place}: the tokenizer has no end-of-sequence token, so no reply could end. "
@@ -210,38 +193,23 @@ def check_special_tokens(tokenizer: PreTrainedTokenizerBase, place: str) -> None
 def _pad_hint(tokenizer: PreTrainedTokenizerBase) -> str:
     """Tokens of the vocabulary made for padding."""
     special = {tokenizer.eos_token, tokenizer.bos_token, None}
-    marked = [
-        token
-        for token in sorted(tokenizer.get_vocab())
-        if token[:1] in "<[" and token not in special
-    ]
-    fitting = [
-        token
-        for word in ("pad", "reserved", "unused", "spare")
-        for token in marked
-        if word in token.lower()
-    ]
+    marked = [token for token in sorted(tokenizer.get_vocab()) if token[:1] in "<[" and token not in special]
+    fitting = [token for word in ("pad", "reserved", "unused", "spare") for token in marked if word in token.lower()]
     return f" It has {', '.join(fitting[:3])}." if fitting else ""
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer saved in a local folder.
 
-    Raises ModelError if there is none, it is damaged, or it lacks an end-of-sequence or a pad token
-    of its own.
+    Raises ModelError if there is none, it is damaged, or it lacks an end-of-sequence or a pad token of its own.
     """
     if not (folder / "tokenizer_config.json").is_file():
-        raise ModelError(
-            f"{folder} holds no tokenizer. Run the data stage first: python -m training.data."
-        )
+        raise ModelError(f"{folder} holds no tokenizer. Run the data stage first: python -m training.data.")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a damaged file surfaces as almost any type
         raise ModelError(
-            f"{folder} holds a damaged tokenizer: {_first_line(error)} Run the stage that made it "
-            "again."
+            f"{folder} holds a damaged tokenizer: {_first_line(error)} Run the stage that made it again."
         ) from error
     check_special_tokens(tokenizer, str(folder))
     return tokenizer
@@ -256,25 +224,20 @@ def _first_line(error: Exception) -> str:
 
 
 def render_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> str:
-    """The text the model continues: a plain prompt in the prompt template, a conversation in the
-    chat template.
+    """The text the model continues: a plain prompt in the prompt template, a conversation in the chat template.
 
-    Raises TemplateRefusal for a conversation that the chat template refuses, and ModelError for a
-    template that asks for today's date.
+    Raises TemplateRefusal for a conversation that the chat template refuses, and ModelError for a template that asks
+    for today's date.
     """
     if isinstance(prompt, str):
-        return str(tokenizer.init_kwargs.get("prompt_template", PLAIN_TEMPLATE)).replace(
-            "{prompt}", prompt
-        )
+        return str(tokenizer.init_kwargs.get("prompt_template", PLAIN_TEMPLATE)).replace("{prompt}", prompt)
     if "strftime_now" in str(tokenizer.chat_template):
         raise ModelError(
             "the chat template of model.path puts today's date into conversations: the same run "
             "would be another one tomorrow. Set model.template_date: '2026-01-31' in params.yaml."
         )
     try:
-        return str(
-            tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
-        )
+        return str(tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True))
     except (TemplateError, TypeError, ValueError, KeyError) as error:
         raise TemplateRefusal(_first_line(error)) from error
 
@@ -288,13 +251,10 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[in
     return encode_prompts(tokenizer, [prompt])[0]
 
 
-def encode_prompts(
-    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]
-) -> list[list[int]]:
+def encode_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> list[list[int]]:
     """Token ids of rendered prompts.
 
-    A plain prompt starts with BOS if the tokenizer adds one; a chat template has its own special
-    tokens.
+    A plain prompt starts with BOS if the tokenizer adds one; a chat template has its own special tokens.
     """
     ids = _encode(tokenizer, [render_prompt(tokenizer, prompt) for prompt in prompts])
     if not _starts_with_bos(tokenizer):
@@ -311,23 +271,16 @@ def encode_response(tokenizer: PreTrainedTokenizerBase, response: Response) -> l
     return encode_responses(tokenizer, [response])[0]
 
 
-def encode_responses(
-    tokenizer: PreTrainedTokenizerBase, responses: Sequence[Response]
-) -> list[list[int]]:
-    """Token ids of responses, each ending with EOS, none with a BOS. Special tokens spelt out in
-    the text stay plain text.
+def encode_responses(tokenizer: PreTrainedTokenizerBase, responses: Sequence[Response]) -> list[list[int]]:
+    """Token ids of responses, each ending with EOS, none with a BOS. Special tokens spelt out in the text stay plain
+    text.
     """
     texts = [response_text(response) for response in responses]
-    return [
-        [*row, tokenizer.eos_token_id]
-        for row in _encode(tokenizer, texts, split_special_tokens=True)
-    ]
+    return [[*row, tokenizer.eos_token_id] for row in _encode(tokenizer, texts, split_special_tokens=True)]
 
 
 def decode_response(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    """The text of generated token ids up to the first EOS, without special tokens, as `trimmed`
-    leaves it.
-    """
+    """The text of generated token ids up to the first EOS, without special tokens, as `trimmed` leaves it."""
     ids = list(ids)
     if tokenizer.eos_token_id in ids:
         ids = ids[: ids.index(tokenizer.eos_token_id)]
@@ -338,8 +291,8 @@ _BEFORE_TEXT = re.compile(r"\A(?:\s*\n)? ?(?=[\S\t])|\A\s*\n")
 
 
 def trimmed(text: str) -> str:
-    """`text` without empty lines before it, and without white space at its end. Its indentation is
-    content; a single space is none, as tokenizers put one before a text themselves.
+    """`text` without empty lines before it, and without white space at its end. Its indentation is content; a single
+    space is none, as tokenizers put one before a text themselves.
     """
     return _BEFORE_TEXT.sub("", text.rstrip())
 
@@ -407,6 +360,4 @@ def _encode(
 
 
 def _starts_with_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
-    return tokenizer.bos_token_id is not None and list(tokenizer("a")["input_ids"])[:1] == [
-        tokenizer.bos_token_id
-    ]
+    return tokenizer.bos_token_id is not None and list(tokenizer("a")["input_ids"])[:1] == [tokenizer.bos_token_id]

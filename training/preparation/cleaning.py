@@ -1,7 +1,6 @@
 """Checks of texts, digests of texts, and quarantine of refused rows.
 
-No row is dropped silently: each refused one becomes a Refusal, and all Refusals go to a quarantine
-file.
+No row is dropped silently: each refused one becomes a Refusal, and all Refusals go to a quarantine file.
 """
 
 import json
@@ -31,9 +30,7 @@ class Origin(NamedTuple):
     original: Any
 
     def __str__(self) -> str:
-        return f"{self.place} {self.unit} {self.number}" + (
-            f", {self.column}" if self.column else ""
-        )
+        return f"{self.place} {self.unit} {self.number}" + (f", {self.column}" if self.column else "")
 
 
 class Refusal(NamedTuple):
@@ -78,14 +75,10 @@ class TextRules:
             try:
                 text.encode()
             except UnicodeEncodeError as error:
-                raise Refused(
-                    "not_unicode", column, f"half of a surrogate pair at character {error.start}"
-                ) from None
+                raise Refused("not_unicode", column, f"half of a surrogate pair at character {error.start}") from None
         for token in self.special_tokens:
             if token in text:
-                raise Refused(
-                    "special_token", column, f"spells out the tokenizer's special token {token}"
-                )
+                raise Refused("special_token", column, f"spells out the tokenizer's special token {token}")
         return text
 
     def clean_response(self, value: Any, column: str) -> str:
@@ -101,9 +94,7 @@ class TextRules:
     def check_prompt_chars(self, chars: int, column: str) -> None:
         if chars > self.max_prompt_chars:
             raise Refused(
-                "prompt_too_long",
-                column,
-                f"{chars} characters, data.max_prompt_chars={self.max_prompt_chars}",
+                "prompt_too_long", column, f"{chars} characters, data.max_prompt_chars={self.max_prompt_chars}"
             )
 
 
@@ -114,9 +105,7 @@ def type_name(value: Any) -> str:
 
 
 def same_prompt_key(prompt: Prompt) -> str:
-    """Key under which equal prompts coincide: a conversation of one user message is the same as its
-    plain text.
-    """
+    """Key under which equal prompts coincide: a conversation of one user message is the same as its plain text."""
     if isinstance(prompt, str):
         return prompt
     if len(prompt) == 1 and prompt[0]["role"] == "user":
@@ -128,8 +117,8 @@ def same_prompt_key(prompt: Prompt) -> str:
 
 
 class Quarantine:
-    """A file that refused rows are written to as they come, one JSON object a line: reason, detail,
-    source, unit, number, column, and the original row.
+    """A file that refused rows are written to as they come, one JSON object a line: reason, detail, source, unit,
+    number, column, and the original row.
     """
 
     def __init__(self, path: Path) -> None:
@@ -154,8 +143,7 @@ class Quarantine:
                 file.write(_quarantine_line(refusal) + "\n")
 
     def refuse_if_too_many(self, rows_read: int, limit: float, kept: Path) -> None:
-        """Fail if more than the fraction `limit` of the rows was refused; the file is then copied
-        to `kept`.
+        """Fail if more than the fraction `limit` of the rows was refused; the file is then copied to `kept`.
 
         Raises DataError with the three most frequent reasons, each with its count and first place.
         """
@@ -169,9 +157,7 @@ class Quarantine:
         share = refused / rows_read
         some_left = refused < rows_read
         allowed = (
-            f"data.max_quarantine_fraction={limit} allows {limit:.1%}"
-            if some_left
-            else "none is left to train on"
+            f"data.max_quarantine_fraction={limit} allows {limit:.1%}" if some_left else "none is left to train on"
         )
         remedy = (
             "Fix the source, or raise the limit in params.yaml"
@@ -203,10 +189,7 @@ def _quarantine_line(refusal: Refusal) -> str:
         RecursionError,
         TypeError,
     ):  # nested too deeply for the writer, or keys that are not text (extra cells of a CSV row)
-        return json.dumps(
-            {**row, "original": None, "note": f"cannot be copied, see {origin}"},
-            ensure_ascii=False,
-        )
+        return json.dumps({**row, "original": None, "note": f"cannot be copied, see {origin}"}, ensure_ascii=False)
 
 
 KEPT_QUARANTINE = "runs/data/quarantine.jsonl"

@@ -7,13 +7,7 @@ from typing import Any, NamedTuple
 
 from config.errors import DataError, ParamsError
 from training.preparation.conversations import SPELT, is_conversation
-from training.preparation.layouts import (
-    LOOKED_AT,
-    MESSAGES,
-    ORDERS,
-    REPLIES,
-    published,
-)
+from training.preparation.layouts import LOOKED_AT, MESSAGES, ORDERS, REPLIES, published
 from training.preparation.sources import Table
 from training.preparation.votes import ANNOTATOR, VOTE, annotator_columns
 
@@ -27,23 +21,17 @@ COLUMNS: Mapping[str, Mapping[str, str]] = {
         "response2": "response2",
         "annotators": "annotator1, annotator2, annotator3",
     },
-    "trees": {
-        "prompt": "prompt",
-        "text": "text",
-        "role": "role",
-        "rank": "rank",
-        "replies": "replies",
-    },
+    "trees": {"prompt": "prompt", "text": "text", "role": "role", "rank": "rank", "replies": "replies"},
     "instructions": {"prompt": "prompt", "completion": "completion"},
     "prompts": {"prompt": "prompt"},
 }
-"""Our columns per format -> the name expected in the source unless `columns` says otherwise. The
-other formats have columns of their own.
+"""Our columns per format -> the name expected in the source unless `columns` says otherwise. The other formats have
+columns of their own.
 """
 
 BEFORE = {"input": ("input",), "system": ("system", "system_prompt"), "history": ("history",)}
-"""Columns that are read only if `columns` names them -> their names in files: text below the
-prompt, the system's turn, and earlier turns, each a question with its answer.
+"""Columns that are read only if `columns` names them -> their names in files: text below the prompt, the system's
+turn, and earlier turns, each a question with its answer.
 """
 ONE_VOTE = (ANNOTATOR, VOTE)
 """Columns of the votes format with one vote per row, with or without an annotator."""
@@ -112,18 +100,13 @@ def column_names(form: str, given: Mapping[str, str], setting: str) -> dict[str,
                 "Leave them out in params.yaml."
             )
         return {}
-    known = [
-        *COLUMNS[form],
-        *(BEFORE if form != "trees" else ()),
-        *(ONE_VOTE if form == "votes" else ()),
-    ]
+    known = [*COLUMNS[form], *(BEFORE if form != "trees" else ()), *(ONE_VOTE if form == "votes" else ())]
     for name in given:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}."
             raise ParamsError(
-                f"{setting}.columns.{name} is not a column of format {form}; {hint} Change it in "
-                "params.yaml."
+                f"{setting}.columns.{name} is not a column of format {form}; {hint} Change it in params.yaml."
             )
     one = {"annotators": given[VOTE]} if VOTE in given and ANNOTATOR not in given else {}
     return {**COLUMNS[form], **given, **one}
@@ -183,9 +166,7 @@ def _missing(
 
 
 def _is_id(value: Any) -> bool:
-    return isinstance(value, int | float) or (
-        isinstance(value, str) and ID.fullmatch(value.strip()) is not None
-    )
+    return isinstance(value, int | float) or (isinstance(value, str) and ID.fullmatch(value.strip()) is not None)
 
 
 class Recognised(NamedTuple):
@@ -198,8 +179,7 @@ class Recognised(NamedTuple):
 
 
 def recognised(table: Table, form: str | None, columns: Mapping[str, str]) -> Recognised:
-    """Format and columns from column names and values; `form` and `columns` are what the user
-    named.
+    """Format and columns from column names and values; `form` and `columns` are what the user named.
 
     Raises NoLayout with the existing columns and what each format needs.
     """
@@ -240,9 +220,7 @@ def _advice(place: str) -> str:
     )
 
 
-def _refuse_guess(
-    form: str, present: Sequence[str], read: Iterable[str], place: str, first: Any
-) -> None:
+def _refuse_guess(form: str, present: Sequence[str], read: Iterable[str], place: str, first: Any) -> None:
     """Votes must not be left unread. Raises NoLayout for prompts beside verdicts or
     replies, and for demonstrations beside preferences.
     """
@@ -284,9 +262,7 @@ def _mapping(
         return None
     named = {ours: theirs for ours, theirs in found.items() if theirs is not None}
     asked = named["prompt"]
-    if form == "trees" and not any(
-        isinstance(row.get(asked), dict) and "replies" in row[asked] for row in rows
-    ):
+    if form == "trees" and not any(isinstance(row.get(asked), dict) and "replies" in row[asked] for row in rows):
         return None
     if form == "ranked" and not any(_holds_order(row) for row in rows):
         return None

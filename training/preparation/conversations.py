@@ -1,5 +1,4 @@
-"""Conversations as files spell them -> messages {role, content}, with the true reason where that
-cannot be done.
+"""Conversations as files spell them -> messages {role, content}, with the true reason where that cannot be done.
 
 a list of messages     {role, content} or {from, value}; one message stands for a list of one
 a list spelt as text   in a cell of a table: JSON, or a Python literal
@@ -22,15 +21,7 @@ ROLES: Mapping[str, Sequence[str]] = {
 }
 """Our roles -> how they are spelt, in any case of letters."""
 ROLE_OF = {spelt: role for role, spellings in ROLES.items() for spelt in spellings}
-TOOLS = (
-    "tool",
-    "function",
-    "ipython",
-    "observation",
-    "tool_call",
-    "function_call",
-    "tool_response",
-)
+TOOLS = ("tool", "function", "ipython", "observation", "tool_call", "function_call", "tool_response")
 """Roles of turns that a tool takes or is called by."""
 
 SPELT = re.compile(r"\s*[\[{]\s*[\[{'\"\d-]")
@@ -44,8 +35,7 @@ RENDERED = re.compile(
 
 
 def turn(item: Any, column: str, text: str = "content", role: str = "role") -> Message:
-    """A message with one of our roles; its text is not checked. `text` and `role` are the source's
-    names.
+    """A message with one of our roles; its text is not checked. `text` and `role` are the source's names.
 
     Raises Refused.
     """
@@ -60,9 +50,7 @@ def turn(item: Any, column: str, text: str = "content", role: str = "role") -> M
     if item.get("tool_calls") or item.get("function_call") or said in TOOLS:
         raise Refused("tool_turn", column, "calls of tools and their answers cannot be learnt from")
     if not isinstance(said, str) or said not in ROLE_OF:
-        raise Refused(
-            "role", f"{column}.{role}", f"{item[role]!r} is not one of {', '.join(ROLE_OF)}"
-        )
+        raise Refused("role", f"{column}.{role}", f"{item[role]!r} is not one of {', '.join(ROLE_OF)}")
     return {"role": ROLE_OF[said], "content": _content(item[text], f"{column}.{text}")}
 
 
@@ -99,14 +87,12 @@ def parsed(value: Any, column: str) -> Any:
     try:
         return ast.literal_eval(value.strip())
     except (ValueError, SyntaxError, MemoryError, RecursionError):
-        raise Refused(
-            "spelt_list", column, "a list spelt as text that is neither JSON nor a Python literal"
-        ) from None
+        raise Refused("spelt_list", column, "a list spelt as text that is neither JSON nor a Python literal") from None
 
 
 def is_conversation(value: Any) -> bool:
-    """Whether a value is meant as messages: a list or an object, or text that spells one of them
-    with messages in it.
+    """Whether a value is meant as messages: a list or an object, or text that spells one of them with messages in
+    it.
     """
     if isinstance(value, str):
         return bool(SPELT.match(value)) and bool(re.search(r"['\"](?:role|from)['\"]\s*:", value))
@@ -114,24 +100,21 @@ def is_conversation(value: Any) -> bool:
 
 
 def transcript(value: str, column: str) -> list[Message]:
-    """The turns of a transcript; what stands before the first is a system turn. Raises Refused for
-    text without turns.
+    """The turns of a transcript; what stands before the first is a system turn. Raises Refused for text without
+    turns.
     """
     before, *parts = TURN.split(value)
     if not parts:
-        raise Refused(
-            "no_prompt", column, "there is no column of prompts, and no Human: and Assistant: turns"
-        )
+        raise Refused("no_prompt", column, "there is no column of prompts, and no Human: and Assistant: turns")
     found = [
-        {"role": ROLE_OF[who.lower()], "content": text}
-        for who, text in zip(parts[::2], parts[1::2], strict=True)
+        {"role": ROLE_OF[who.lower()], "content": text} for who, text in zip(parts[::2], parts[1::2], strict=True)
     ]
     return [{"role": "system", "content": before}, *found] if before.strip() else found
 
 
 def last_reply(messages: Sequence[Message], column: str) -> tuple[list[Message], str]:
-    """The conversation before the assistant's last message, and its text. Raises Refused if it does
-    not end with one.
+    """The conversation before the assistant's last message, and its text. Raises Refused if it does not end with
+    one.
     """
     *before, last = messages
     if last["role"] != "assistant":
@@ -141,9 +124,7 @@ def last_reply(messages: Sequence[Message], column: str) -> tuple[list[Message],
 
 def same_turns(first: Sequence[Message], second: Sequence[Message]) -> bool:
     """Whether two conversations have the same roles and texts, outer white space aside."""
-    return [(each["role"], _bare(each)) for each in first] == [
-        (each["role"], _bare(each)) for each in second
-    ]
+    return [(each["role"], _bare(each)) for each in first] == [(each["role"], _bare(each)) for each in second]
 
 
 def _bare(message: Message) -> Any:

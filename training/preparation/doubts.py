@@ -15,8 +15,7 @@ FEWEST_WINNERS = 20
 SCORES = [
     (form.format(side="chosen", score=score), form.format(side="rejected", score=score))
     for form, score in product(
-        ("{score}_{side}", "{side}_{score}", "{side}-{score}", "{score}-{side}"),
-        ("score", "rating", "avg_rating"),
+        ("{score}_{side}", "{side}_{score}", "{side}-{score}", "{score}-{side}"), ("score", "rating", "avg_rating")
     )
 ]
 """Columns with a score of the chosen, and of the rejected reply."""
@@ -47,9 +46,7 @@ class Doubts:
         self._examples += 1
         if isinstance(example.prompt, str) and _is_rendered(example.prompt):
             self._rendered = [self._rendered[0] + 1, self._rendered[1] or example.origin]
-        self._first_shown.update(
-            pair.chosen_first for pair in example.pairs if pair.chosen_first is not None
-        )
+        self._first_shown.update(pair.chosen_first for pair in example.pairs if pair.chosen_first is not None)
 
     def lines(self) -> Iterator[str]:
         """A line for each doubt, with a count and a first place."""
@@ -81,6 +78,4 @@ _SPEAKERS = [re.compile(rf"(?:\A|\n)\s*(?:{names}):", re.IGNORECASE)
 
 
 def _is_rendered(prompt: str) -> bool:
-    return RENDERED.search(prompt) is not None or all(
-        speaker.search(prompt) for speaker in _SPEAKERS
-    )
+    return RENDERED.search(prompt) is not None or all(speaker.search(prompt) for speaker in _SPEAKERS)

@@ -1,8 +1,6 @@
-"""Downloads from URLs in params: bounded in size, and never from addresses where clouds serve
-credentials.
+"""Downloads from URLs in params: bounded in size, and never from addresses where clouds serve credentials.
 
-Redirects and host names that resolve to such an address are refused too; the address checked is the
-one connected to.
+Redirects and host names that resolve to such an address are refused too; the address checked is the one connected to.
 """
 
 import errno
@@ -36,8 +34,8 @@ METADATA = tuple(
         "192.0.0.192/32",
     )
 )
-"""Addresses where clouds serve credentials: all link-local ones, and others used by AWS, Google,
-Alibaba, Azure and Oracle.
+"""Addresses where clouds serve credentials: all link-local ones, and others used by AWS, Google, Alibaba, Azure and
+Oracle.
 """
 
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
@@ -48,11 +46,11 @@ class Refused(Exception):
 
 
 def download(url: str, setting: str, target: IO[bytes], max_bytes: int | None = None) -> None:
-    """Write the content of a URL to a file: http(s) by the standard library, stores (s3, gs, hf
-    ...) by fsspec and its plugins.
+    """Write the content of a URL to a file: http(s) by the standard library, stores (s3, gs, hf ...) by fsspec and its
+    plugins.
 
-    `setting` names the source in messages, such as data.source. Raises DataError, EnvironmentFault
-    if it names a variable that is not set.
+    `setting` names the source in messages, such as data.source. Raises DataError, EnvironmentFault if it names a
+    variable that is not set.
     """
     most = MAX_BYTES if max_bytes is None else max_bytes
     place = with_secrets(url)
@@ -74,18 +72,14 @@ def download(url: str, setting: str, target: IO[bytes], max_bytes: int | None = 
     except urllib.error.HTTPError as error:
         error.close()
         reason = f"HTTP {error.code}" + (
-            f" {error.reason}"
-            if error.code >= HTTPStatus.BAD_REQUEST
-            else ", to where nothing is read"
+            f" {error.reason}" if error.code >= HTTPStatus.BAD_REQUEST else ", to where nothing is read"
         )
     except Exception as error:  # every transport has exceptions of its own
         if getattr(error, "errno", None) == errno.ENOSPC:
             raise
         reason = str(error) or type(error).__name__
     reason = " ".join(without_secrets(reason).split()).rstrip(".")[:MAX_REASON_CHARS]
-    raise DataError(
-        f"{url} cannot be read: {reason}. Try again later, or fix {setting}.path in params.yaml."
-    )
+    raise DataError(f"{url} cannot be read: {reason}. Try again later, or fix {setting}.path in params.yaml.")
 
 
 def _copy(file: IO[bytes], target: IO[bytes], most: int, announced: int) -> None:
@@ -134,16 +128,10 @@ def _require_allowed(host: str, address: str) -> None:
 def _addresses(host: str, port: int) -> list[str]:
     if ":" in host:  # an IPv6 address that this machine's resolver refuses
         return [host]
-    return list(
-        dict.fromkeys(
-            str(found[4][0]) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        )
-    )
+    return list(dict.fromkeys(str(found[4][0]) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)))
 
 
-def _connect(
-    address: tuple[str, int], timeout: float | None = None, source_address: Any = None
-) -> socket.socket:
+def _connect(address: tuple[str, int], timeout: float | None = None, source_address: Any = None) -> socket.socket:
     """A connection to the first address of a host that answers; all are checked first."""
     host, port = address
     found = _addresses(host, port)
@@ -180,9 +168,7 @@ class _Https(urllib.request.HTTPSHandler):
 
 
 class _Targets(urllib.request.BaseHandler):
-    """Checks the host of every request, redirected ones too: behind a proxy the connection goes to
-    the proxy.
-    """
+    """Checks the host of every request, redirected ones too: behind a proxy the connection goes to the proxy."""
 
     handler_order = 100
 
@@ -201,16 +187,12 @@ class _Targets(urllib.request.BaseHandler):
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects to http(s) only, never from https to http. The target is not shown: it may
-    be signed.
-    """
+    """Follows redirects to http(s) only, never from https to http. The target is not shown: it may be signed."""
 
     def redirect_request(
         self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
-        before, after = (
-            urllib.parse.urlsplit(each).scheme.lower() for each in (req.full_url, newurl)
-        )
+        before, after = (urllib.parse.urlsplit(each).scheme.lower() for each in (req.full_url, newurl))
         if after not in ("http", "https") or (before, after) == ("https", "http"):
             raise Refused(f"it redirects from {before} to {after}")
         return super().redirect_request(req, fp, code, msg, headers, newurl)

@@ -6,14 +6,7 @@ from typing import Any, NamedTuple
 
 from config.errors import ParamsError
 from config.schema import Params
-from config.sections.data import (
-    NO_PREFERENCES,
-    FileSource,
-    HelpdeskSource,
-    HubSource,
-    PythonSource,
-    Source,
-)
+from config.sections.data import NO_PREFERENCES, FileSource, HelpdeskSource, HubSource, PythonSource, Source
 from training.preparation import helpdesk
 from training.preparation.cleaning import Origin, Refusal, Refused, TextRules
 from training.preparation.columns import COLUMNS, check_columns, column_names
@@ -37,8 +30,8 @@ class Need(NamedTuple):
     refused: tuple[Refusal, ...] = ()
     """Lines that are not rows."""
     teaches_tokens: bool = True
-    """Whether a trained tokenizer learns from its examples; not from votes, which are added to what
-    the other sources give.
+    """Whether a trained tokenizer learns from its examples; not from votes, which are added to what the other sources
+    give.
     """
 
     def reading(self, rules: TextRules) -> "Reading":
@@ -55,17 +48,13 @@ SERVING_FORMATS = {
 
 
 def read_sources(params: Params, root: Path) -> list[Need]:
-    """The tables of the configured sources; data.source serves every dataset without its own
-    source.
+    """The tables of the configured sources; data.source serves every dataset without its own source.
 
-    Raises DataError as training/preparation/sources.py does, and ParamsError for a format that
-    gives nothing for its dataset.
+    Raises DataError as training/preparation/sources.py does, and ParamsError for a format that gives nothing for its
+    dataset.
     """
     settings = params.data
-    own = {
-        "sft": ("data.sft_source", settings.sft_source),
-        "prompts": ("data.prompt_source", settings.prompt_source),
-    }
+    own = {"sft": ("data.sft_source", settings.sft_source), "prompts": ("data.prompt_source", settings.prompt_source)}
     shared = tuple(use for use in USES if use not in own or own[use][1] is None)
     needs = _needs(settings.source, "data.source", shared, params.seed, root)
     for use, (setting, source) in own.items():
@@ -75,30 +64,18 @@ def read_sources(params: Params, root: Path) -> list[Need]:
 
 
 def _vote_needs(source: FileSource, root: Path) -> list[Need]:
-    """Additional preferences. The tokenizer does not learn from them, so that new votes change
-    neither the tokenizer nor the SFT model.
+    """Additional preferences. The tokenizer does not learn from them, so that new votes change neither the tokenizer
+    nor the SFT model.
     """
     setting = "data.vote_source"
     table, refused = read_vote_lines(source, root, setting)
     columns = column_names(source.format, source.columns, setting)
     if table.rows:
         check_columns(table, source.format, columns, setting)
-    return [
-        Need(
-            table,
-            source.format,
-            columns,
-            ("preference",),
-            source.vote,
-            tuple(refused),
-            teaches_tokens=False,
-        )
-    ]
+    return [Need(table, source.format, columns, ("preference",), source.vote, tuple(refused), teaches_tokens=False)]
 
 
-def _needs(
-    source: Source, setting: str, uses: tuple[str, ...], seed: int, root: Path
-) -> list[Need]:
+def _needs(source: Source, setting: str, uses: tuple[str, ...], seed: int, root: Path) -> list[Need]:
     if isinstance(source, HelpdeskSource):
         return [_helpdesk_need(use, source, setting, seed) for use in uses]
     if isinstance(source, PythonSource):
@@ -114,11 +91,7 @@ def _needs(
                 "params.yaml."
             )
     columns = column_names(source.format, source.columns, setting)
-    table = (
-        read_hub(source, setting)
-        if isinstance(source, HubSource)
-        else read_file(source, root, setting)
-    )
+    table = read_hub(source, setting) if isinstance(source, HubSource) else read_file(source, root, setting)
     check_columns(table, source.format, columns, setting)
     return [Need(table, source.format, columns, uses, source.vote)]
 
@@ -135,17 +108,12 @@ def _helpdesk_need(use: str, source: HelpdeskSource, setting: str, seed: int) ->
 
 
 class Reading:
-    """The examples of a table and its refused rows, one after another. The counts are complete once
-    all have been read.
+    """The examples of a table and its refused rows, one after another. The counts are complete once all have been
+    read.
     """
 
     def __init__(
-        self,
-        table: Table,
-        form: str,
-        columns: Mapping[str, str],
-        vote: str | None,
-        rules: TextRules,
+        self, table: Table, form: str, columns: Mapping[str, str], vote: str | None, rules: TextRules
     ) -> None:
         self._table, self._vote, self._rules = table, vote, rules
         self._gives, self._reader = FORMATS[form]
@@ -165,9 +133,7 @@ class Reading:
         return list(self._doubts.lines())
 
     def __iter__(self) -> Iterator[Example | Refusal]:
-        """Raises DataError if the table cannot be read to its end, or has winners that can be read
-        in two ways.
-        """
+        """Raises DataError if the table cannot be read to its end, or has winners that can be read in two ways."""
         before = None
         for row, content in self._reader(self._table, self._columns, self._vote):
             if row is not before:

@@ -1,6 +1,4 @@
-"""Whether a file's examples fit the params of a run: refused rows, and lengths against the model's
-limits.
-"""
+"""Whether a file's examples fit the params of a run: refused rows, and lengths against the model's limits."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -46,17 +44,14 @@ class Fit(NamedTuple):
 
 
 def fit(datasets: Datasets, refused: int, rows: int, params: Params) -> Fit:
-    """How the rows of one source fit. They were written with all the room there is, without
-    `refused` of `rows`. Examples whose prompt leaves no room for a reply are refused by a run,
-    pairs that are too long left out.
+    """How the rows of one source fit. They were written with all the room there is, without `refused` of `rows`.
+    Examples whose prompt leaves no room for a reply are refused by a run, pairs that are too long left out.
     """
     context, limit = params.model.context_length, params.data.max_quarantine_fraction
     asked = np.asarray(datasets.prompt_tokens, dtype=np.int64)
     crowded = int((asked >= context).sum())
     sft, preference = (_lengths(datasets.splits[use].values()) for use in ("sft", "preference"))
-    pairs = preference["prompt_ids"] + np.maximum(
-        preference["chosen_ids"], preference["rejected_ids"]
-    )
+    pairs = preference["prompt_ids"] + np.maximum(preference["chosen_ids"], preference["rejected_ids"])
     demonstrations = sft["prompt_ids"] + sft["completion_ids"]
     setting = "dpo" if params.align.method == "dpo" else "reward"
     max_length = getattr(params.section(setting), "max_length", context)  # a function has none
@@ -79,9 +74,7 @@ def fit(datasets: Datasets, refused: int, rows: int, params: Params) -> Fit:
         dropped=int((sft["prompt_ids"] >= longest).sum()),
         demonstrations=len(demonstrations),
         prompt_tokens=spread,
-        sequence_tokens=_spread(
-            pairs if len(pairs) else demonstrations if len(demonstrations) else asked
-        ),
+        sequence_tokens=_spread(pairs if len(pairs) else demonstrations if len(demonstrations) else asked),
         fault=fault or _empty(datasets, params.data.test_fraction),
         enough=enough,
     )
@@ -100,13 +93,7 @@ def _spread(lengths: NDArray[np.int64]) -> dict[str, int]:
 
 
 def _fault(
-    refused: int,
-    rows: int,
-    limit: float,
-    enough: float | None,
-    crowded: int,
-    context: int,
-    p95: int,
+    refused: int, rows: int, limit: float, enough: float | None, crowded: int, context: int, p95: int
 ) -> str | None:
     why, remedy = "", "fix the rows"
     if 2 * crowded > refused:

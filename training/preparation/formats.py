@@ -48,9 +48,7 @@ class Example:
 
 REPLIES: Mapping[str, Callable[[Example], list[dict[str, str]]]] = {
     "sft": lambda example: [{"completion": text} for text in example.completions],
-    "preference": lambda example: [
-        {"chosen": pair.chosen, "rejected": pair.rejected} for pair in example.pairs
-    ],
+    "preference": lambda example: [{"chosen": pair.chosen, "rejected": pair.rejected} for pair in example.pairs],
     "prompts": lambda example: [{}],
 }
 """Dataset -> the reply columns of each row that an example gives it."""
@@ -64,8 +62,7 @@ def replies_of(example: Example) -> list[str]:
 
 
 def example_of(row: Row, columns: Mapping[str, str], rules: TextRules, origin: Origin) -> Example:
-    """The example of a row of ours; `columns` are the source's names of its fields, where they
-    differ.
+    """The example of a row of ours; `columns` are the source's names of its fields, where they differ.
 
     Raises Refused.
     """
@@ -115,12 +112,8 @@ def pairs_of(ranked: Sequence[tuple[float | None, str]]) -> tuple[Pair, ...]:
 
 
 def majority(votes: Sequence[int]) -> int:
-    """1 or 2, the reply that more than half of all annotators prefer; 0 if there is none (a vote of
-    0 is a tie).
-    """
-    return next(
-        (reply for reply in (1, 2) if 2 * sum(vote == reply for vote in votes) > len(votes)), 0
-    )
+    """1 or 2, the reply that more than half of all annotators prefer; 0 if there is none (a vote of 0 is a tie)."""
+    return next((reply for reply in (1, 2) if 2 * sum(vote == reply for vote in votes) > len(votes)), 0)
 
 
 @dataclass(frozen=True)
@@ -140,9 +133,7 @@ class _Checked:
                 for i, each in enumerate(turns(value, name))
             ]
             if prompt[-1]["role"] != "user":
-                raise Refused(
-                    f"ends_with_{prompt[-1]['role']}", name, "the last message is not the user's"
-                )
+                raise Refused(f"ends_with_{prompt[-1]['role']}", name, "the last message is not the user's")
         else:
             prompt = self.rules.clean(value, name)
         self.rules.check_prompt_chars(len(prompt_text(prompt)), name)
@@ -159,9 +150,7 @@ class _Checked:
         return replies
 
 
-def message(
-    item: Any, column: str, rules: TextRules, text: str = "content", role: str = "role"
-) -> Message:
+def message(item: Any, column: str, rules: TextRules, text: str = "content", role: str = "role") -> Message:
     """A checked message; `text` and `role` are the source's names.
 
     Raises Refused.

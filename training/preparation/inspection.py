@@ -1,5 +1,5 @@
-"""Inspects a data file before training: format and columns, refused rows and reasons, and the
-`data.source` block that reads it.
+"""Inspects a data file before training: format and columns, refused rows and reasons, and the `data.source` block that
+reads it.
 
 python -m training.preparation.inspection FILE [--format F] [--columns NAME=COLUMN ...]
     -> one JSON object on stdout, the fields of `Inspection`
@@ -25,15 +25,7 @@ from config.schema import Params
 from config.sections.data import FileSource, PythonSource, Vote
 from training.modeling.tokenizer import SMALLEST_VOCABULARY, prompt_text, trained_tokenizer
 from training.preparation.cleaning import Quarantine, TextRules
-from training.preparation.columns import (
-    BEFORE,
-    COLUMNS,
-    NoLayout,
-    check_columns,
-    column_names,
-    columns_of,
-    recognised,
-)
+from training.preparation.columns import BEFORE, COLUMNS, NoLayout, check_columns, column_names, columns_of, recognised
 from training.preparation.examples import Need
 from training.preparation.fit import fit
 from training.preparation.formats import USES, Example
@@ -103,11 +95,11 @@ def inspect(
     vote: str | None = None,
     reader: str | None = None,
 ) -> Inspection:
-    """Inspect a local file or URL; `form`, `columns` and `vote` override what is detected, and a
-    `reader` of one's own reads it.
+    """Inspect a local file or URL; `form`, `columns` and `vote` override what is detected, and a `reader` of one's own
+    reads it.
 
-    Raises DataError if it cannot be read or is in no known layout, ParamsError for a column that
-    the format does not have.
+    Raises DataError if it cannot be read or is in no known layout, ParamsError for a column that the format does not
+    have.
     """
     source: FileSource | PythonSource
     if reader is not None:
@@ -167,9 +159,7 @@ def inspect(
             layout=name,
             delimiter=_delimiter(root / path),
             columns=given,
-            unread=[]
-            if form not in COLUMNS or form == "trees"
-            else _unread(columns_of(table), form, readable),
+            unread=[] if form not in COLUMNS or form == "trees" else _unread(columns_of(table), form, readable),
             rows=examples.rows_read,
             refused={
                 reason: {"rows": count, "first": str(first.origin), "detail": first.detail}
@@ -222,11 +212,7 @@ def _words(examples: Iterable[Example]) -> dict[str, dict[str, float]]:
         of_pairs = [text for pair in example.pairs for text in pair[:2]]
         lengths["reply"].extend(len(text.split()) for text in of_pairs or example.completions)
     return {
-        name: {
-            "mean": float(np.mean(counts)),
-            "p95": float(np.percentile(counts, 95)),
-            "max": max(counts),
-        }
+        name: {"mean": float(np.mean(counts)), "p95": float(np.percentile(counts, 95)), "max": max(counts)}
         for name, counts in lengths.items()
         if counts
     }

@@ -1,5 +1,5 @@
-"""The layouts of published data, as records: how each is recognised, and the function that turns
-its rows into ours (training/preparation/formats.py).
+"""The layouts of published data, as records: how each is recognised, and the function that turns its rows into ours
+(training/preparation/formats.py).
 
 What fits no record is read by a function of one's own: `kind: python` in data.source.
 """
@@ -10,14 +10,7 @@ from typing import Any, NamedTuple
 
 from training.modeling.tokenizer import Message
 from training.preparation.cleaning import Refused, type_name
-from training.preparation.conversations import (
-    is_conversation,
-    last_reply,
-    parsed,
-    same_turns,
-    transcript,
-    turns,
-)
+from training.preparation.conversations import is_conversation, last_reply, parsed, same_turns, transcript, turns
 from training.preparation.formats import Row
 from training.preparation.sources import SourceRow, Table
 from training.preparation.votes import annotator_columns, gather, in_own_layout
@@ -121,11 +114,9 @@ def _pair(row: Row, columns: Columns) -> Iterator[Row]:
     yield from pair(prompt, chosen, rejected, names)
 
 
-def pair(
-    prompt: Any, chosen: Any, rejected: Any, names: Sequence[str] = ("chosen", "rejected")
-) -> Iterator[Row]:
-    """A row for a pair, or for each of several rejected texts. Both sides are texts or end with the
-    reply; without `prompt` one of them repeats it, as messages, or both as transcripts.
+def pair(prompt: Any, chosen: Any, rejected: Any, names: Sequence[str] = ("chosen", "rejected")) -> Iterator[Row]:
+    """A row for a pair, or for each of several rejected texts. Both sides are texts or end with the reply; without
+    `prompt` one of them repeats it, as messages, or both as transcripts.
     """
     if isinstance(rejected, list) and rejected and all(isinstance(r, str) for r in rejected):
         for text in rejected:
@@ -208,9 +199,7 @@ def _votes(table: Table, columns: Columns, vote: str | None = None) -> Iterator[
         for name in voters
         for value in said(row.content, name)
     )
-    convention = vote or (
-        "index1" if own else convention_of(all_votes, names, table.place, ", ".join(voters))
-    )
+    convention = vote or ("index1" if own else convention_of(all_votes, names, table.place, ", ".join(voters)))
 
     def change(row: Row, columns: Columns) -> Iterator[Row]:
         texts, won = replies(row), []
@@ -269,9 +258,7 @@ def ranked(prompt: Any, row: Row, name: str, orders: Sequence[str] = ORDERS) -> 
     sign = 1 if order.startswith("rank") else -1
     places = sorted({sign * value for value in values})
     texts = [
-        next((each[field] for field in TEXTS if field in each), None)
-        if isinstance(each, dict)
-        else each
+        next((each[field] for field in TEXTS if field in each), None) if isinstance(each, dict) else each
         for each in replies
     ]
     return {"prompt": prompt, "replies": texts, "ranks": [places.index(sign * v) for v in values]}
@@ -279,9 +266,7 @@ def ranked(prompt: Any, row: Row, name: str, orders: Sequence[str] = ORDERS) -> 
 
 def _arena_table(row: Row, columns: Columns) -> Iterator[Row]:
     """Lists of turns spelt as text, and a column of 0 and 1 for each result."""
-    asked, *said = (
-        parsed(cell(row, name), name) for name in ("prompt", "response_a", "response_b")
-    )
+    asked, *said = (parsed(cell(row, name), name) for name in ("prompt", "response_a", "response_b"))
     results = [str(row.get(f"winner_{name}")) in ("1", "1.0", "True", "true")
                for name in ("tie", "model_a", "model_b")]  # fmt: skip
     if sum(results) != 1:
@@ -322,9 +307,7 @@ def _rated(table: Table, columns: Columns, vote: str | None = None) -> Iterator[
             texts = [text for _, text in found]
             if all(isinstance(score, bool) for score in scores) and len(set(scores)) == 1:
                 made: list[Row] = [{"prompt": prompt, "completion": each} for each in texts]
-                yield from (
-                    (rows[0], each) for each in (made if scores[0] else [{"prompt": prompt}])
-                )
+                yield from ((rows[0], each) for each in (made if scores[0] else [{"prompt": prompt}]))
             elif len(texts) == 1:
                 yield rows[0], {"prompt": prompt}
             else:
@@ -394,9 +377,7 @@ FORMATS: Mapping[str, tuple[str, Reader]] = {
     "oasst-messages": ("trees", _flat_trees),
     PYTHON: ("any", by_row(_canonical)),
 }
-"""Values of `format` -> what their rows are once read (training/preparation/formats.py), and the
-reader.
-"""
+"""Values of `format` -> what their rows are once read (training/preparation/formats.py), and the reader."""
 
 
 def text(value: Any) -> bool:
@@ -523,10 +504,6 @@ def published(rows: Iterable[Any]) -> Layout | None:
     some = [row for row in rows if isinstance(row, dict)]
 
     def fits(layout: Layout, row: Row) -> bool:
-        return layout.needs.keys() <= row.keys() and all(
-            test(row[column]) for column, test in layout.needs.items()
-        )
+        return layout.needs.keys() <= row.keys() and all(test(row[column]) for column, test in layout.needs.items())
 
-    return next(
-        (one for one in LAYOUTS if 2 * sum(fits(one, row) for row in some) > len(some)), None
-    )
+    return next((one for one in LAYOUTS if 2 * sum(fits(one, row) for row in some) > len(some)), None)

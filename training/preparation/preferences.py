@@ -30,9 +30,7 @@ def read_pairs(stage: Stage, split: str) -> Pairs:
     path = stage.root / f"data/prepared/preference/{split}.arrow"
     table = TokenTable(path)
     if not len(table):
-        raise DataError(
-            f"{path} has no pairs: data.source has no preferences. Name another source."
-        )
+        raise DataError(f"{path} has no pairs: data.source has no preferences. Name another source.")
     replies = np.maximum(table.lengths("chosen_ids"), table.lengths("rejected_ids"))
     lengths = table.lengths("prompt_ids") + replies
     places = np.flatnonzero(lengths <= limit)

@@ -1,9 +1,9 @@
-"""From examples to the three datasets of later stages: TRL's canonical rows with their token ids,
-without duplicates, split by prompt.
+"""From examples to the three datasets of later stages: TRL's canonical rows with their token ids, without duplicates,
+split by prompt.
 
-Rows pass through one after another. A first pass checks every row and keeps the accepted examples
-in a file; a second one, which knows the tokenizer and what is a duplicate, writes the datasets. In
-memory remain some digests and lengths of each row, about 100 bytes.
+Rows pass through one after another. A first pass checks every row and keeps the accepted examples in a file; a second
+one, which knows the tokenizer and what is a duplicate, writes the datasets. In memory remain some digests and lengths
+of each row, about 100 bytes.
 
 data/prepared/<dataset>/<split>.jsonl   canonical rows, for people and for TRL
 data/prepared/<dataset>/<split>.arrow   their token ids, for the stages
@@ -41,13 +41,7 @@ from training.modeling.tokenizer import (
     response_text,
     special_tokens,
 )
-from training.preparation.cleaning import (
-    KEPT_QUARANTINE,
-    Quarantine,
-    Refusal,
-    TextRules,
-    same_prompt_key,
-)
+from training.preparation.cleaning import KEPT_QUARANTINE, Quarantine, Refusal, TextRules, same_prompt_key
 from training.preparation.examples import Need, Reading
 from training.preparation.formats import REPLIES, USES, Example, replies_of
 from training.preparation.splits import JUDGE, SPLITS, VALIDATION, split_of
@@ -117,9 +111,7 @@ class Accepted:
             while file.peek(1):
                 for example in pickle.load(file):
                     yield (
-                        replace(example, prompt=as_conversation(example.prompt))
-                        if self.conversational
-                        else example
+                        replace(example, prompt=as_conversation(example.prompt)) if self.conversational else example
                     )
 
 
@@ -151,9 +143,7 @@ class Split:
         self._tokens = TokenWriter(self.path.with_suffix(".arrow"), COLUMNS[use])
 
     def add(self, row: Mapping[str, Any], prompt: int, ids: Sequence[Ids]) -> None:
-        """Write a row. `prompt` is a digest of its prompt, `ids` are those of the prompt and of
-        each reply.
-        """
+        """Write a row. `prompt` is a digest of its prompt, `ids` are those of the prompt and of each reply."""
         self.rows += 1
         self.prompts.append(prompt)
         asked, *replies = ids
@@ -175,8 +165,8 @@ class Split:
         return {column: table.lengths(column) for column in table.columns}
 
     def sequence_tokens(self) -> NDArray[np.int64]:
-        """Tokens of prompt plus response for each response, [responses]; of the prompt alone where
-        there is none. Only after closing.
+        """Tokens of prompt plus response for each response, [responses]; of the prompt alone where there is none. Only
+        after closing.
         """
         prompts, *replies = self.lengths().values()
         return np.concatenate([prompts + reply for reply in replies]) if replies else prompts
@@ -188,9 +178,7 @@ class Datasets:
     def __init__(self, folder: Path, settings: Data) -> None:
         _, self._judge, self._validation = settings.fractions
         self._fractions = settings.fractions
-        self.splits = {
-            use: {name: Split(folder, use, name) for name in self._names(use)} for use in USES
-        }
+        self.splits = {use: {name: Split(folder, use, name) for name in self._names(use)} for use in USES}
         """Dataset -> split."""
         self.duplicates = dict.fromkeys(USES, 0)
         self.pairs, self.opposite_pairs = array("Q"), array("Q")
@@ -198,9 +186,7 @@ class Datasets:
         self.prompt_tokens = array("i")
         """Tokens of each example's prompt."""
         self.known_orders, self.chosen_first = 0, 0
-        """Pairs of which the source says which reply was shown first; those where it is the
-        preferred one.
-        """
+        """Pairs of which the source says which reply was shown first; those where it is the preferred one."""
 
     def _names(self, use: str) -> list[str]:
         """Prompts have no validation split, as sampling reads no replies."""
@@ -211,14 +197,10 @@ class Datasets:
         ]
 
     def add(
-        self,
-        example: Example,
-        rows: Mapping[str, Sequence["NewRow"]],
-        prompt_ids: Ids,
-        reply_ids: Mapping[str, Ids],
+        self, example: Example, rows: Mapping[str, Sequence["NewRow"]], prompt_ids: Ids, reply_ids: Mapping[str, Ids]
     ) -> None:
-        """Write the rows that an example gives to each dataset. Prompts of the judge are in no
-        other dataset than the preferences.
+        """Write the rows that an example gives to each dataset. Prompts of the judge are in no other dataset than the
+        preferences.
         """
         key = same_prompt_key(example.prompt)
         prompt, place = digest(key), split_of(example.prompt, *self._fractions)
@@ -264,23 +246,19 @@ class Datasets:
 class Passes:
     """The two passes over the sources. Files are written beside the quarantine."""
 
-    def __init__(
-        self, quarantine: Quarantine, settings: Data, check: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, quarantine: Quarantine, settings: Data, check: Callable[[], None] = lambda: None) -> None:
         """`check` is called now and then, and may raise to stop."""
         self._quarantine, self._settings, self._check = quarantine, settings, check
         self._folder = quarantine.path.parent
 
     def read(self, needs: Sequence[Need], rules: TextRules) -> list[Accepted]:
-        """Read every source once. One conversation makes the prompts of all sources conversations,
-        so that equal prompts are rendered the same way.
+        """Read every source once. One conversation makes the prompts of all sources conversations, so that equal
+        prompts are rendered the same way.
 
-        Raises DataError if a source cannot be read, or if votes are conversations where the other
-        sources are plain: they would change everything trained so far.
+        Raises DataError if a source cannot be read, or if votes are conversations where the other sources are plain:
+        they would change everything trained so far.
         """
-        accepted = [
-            Accepted(need, rules, self._folder / f"{i}.pickle") for i, need in enumerate(needs)
-        ]
+        accepted = [Accepted(need, rules, self._folder / f"{i}.pickle") for i, need in enumerate(needs)]
         for source in accepted:
             source.read(self._quarantine, self._check)
         conversational = [source for source in accepted if source.conversational]
@@ -294,9 +272,7 @@ class Passes:
             source.conversational = bool(conversational)
         return accepted
 
-    def write(
-        self, accepted: Sequence[Accepted], tokenizer: PreTrainedTokenizerBase, context_length: int
-    ) -> Datasets:
+    def write(self, accepted: Sequence[Accepted], tokenizer: PreTrainedTokenizerBase, context_length: int) -> Datasets:
         """Write the datasets; examples whose prompt leaves no room for a reply are refused."""
         datasets = Datasets(self._folder, self._settings)
         digests = {use: _digests(use, accepted) for use in USES}
@@ -309,8 +285,7 @@ class Passes:
                 ids = dict(zip(replies, encode_responses(tokenizer, replies), strict=True))
                 for example in part:
                     rows = {
-                        use: [(row, *next(digests[use])) for row in REPLIES[use](example)]
-                        for use in source.need.uses
+                        use: [(row, *next(digests[use])) for row in REPLIES[use](example)] for use in source.need.uses
                     }
                     if example in prompts:
                         datasets.add(example, rows, prompts[example], ids)
@@ -332,9 +307,7 @@ def text_rules(params: Params, tokenizer: PreTrainedTokenizerBase | None) -> Tex
 
 
 def _digests(use: str, accepted: Iterable[Accepted]) -> Iterator[tuple[int, bool]]:
-    """Digest of each row of a dataset over all sources, and whether it is the first of its
-    value.
-    """
+    """Digest of each row of a dataset over all sources, and whether it is the first of its value."""
     digests = array("Q")
     for source in accepted:
         digests.extend(source.digests.get(use, ()))
@@ -344,8 +317,8 @@ def _digests(use: str, accepted: Iterable[Accepted]) -> Iterator[tuple[int, bool
 def with_room(
     tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], context_length: int
 ) -> tuple[dict[Example, Ids], list[Refusal]]:
-    """Token ids of the rendered prompt of each example that leaves room for a reply; the others are
-    refused, as are those that the chat template refuses.
+    """Token ids of the rendered prompt of each example that leaves room for a reply; the others are refused, as are
+    those that the chat template refuses.
     """
     refusals: list[Refusal] = []
     rendered = list(examples)
@@ -368,10 +341,7 @@ def with_room(
     tokens = dict(zip(rendered, prompts, strict=True))
     for example, ids in tokens.items():
         if len(ids) >= context_length:
-            detail = (
-                f"prompt of {len(ids)} tokens leaves no room for a reply in "
-                f"model.context_length={context_length}"
-            )
+            detail = f"prompt of {len(ids)} tokens leaves no room for a reply in model.context_length={context_length}"
             refusals.append(Refusal("prompt_fills_context", detail, example.origin))
     return {e: ids for e, ids in tokens.items() if len(ids) < context_length}, refusals
 
@@ -384,23 +354,18 @@ def canonical_row(prompt: Prompt, replies: Mapping[str, str]) -> dict[str, Any]:
     return {"prompt": prompt, **talks}
 
 
-def refuse_if_too_many(
-    accepted: Sequence[Accepted], quarantine: Quarantine, settings: Data, root: Path
-) -> None:
-    """Fail if more rows were refused than data.max_quarantine_fraction allows; they are then kept
-    in runs/data below `root`.
+def refuse_if_too_many(accepted: Sequence[Accepted], quarantine: Quarantine, settings: Data, root: Path) -> None:
+    """Fail if more rows were refused than data.max_quarantine_fraction allows; they are then kept in runs/data below
+    `root`.
 
     Raises DataError.
     """
     rows_read = sum(source.rows_read for source in accepted)
-    quarantine.refuse_if_too_many(
-        rows_read, settings.max_quarantine_fraction, root / KEPT_QUARANTINE
-    )
+    quarantine.refuse_if_too_many(rows_read, settings.max_quarantine_fraction, root / KEPT_QUARANTINE)
 
 
 def refuse_empty_splits(datasets: Datasets, test_fraction: float) -> None:
-    """Check that every dataset has rows to train and to test on; without any preferences a reward
-    function is needed.
+    """Check that every dataset has rows to train and to test on; without any preferences a reward function is needed.
 
     Raises DataError.
     """

@@ -23,16 +23,10 @@ class Encoded(NamedTuple):
     tokens: list[int]
 
 
-def fitting_prompts(
-    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, room: int
-) -> list[Encoded]:
+def fitting_prompts(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, room: int) -> list[Encoded]:
     """The prompts of at most `room` tokens: the model's context less the longest response."""
     encoded = encode_prompts(tokenizer, prompts)
-    return [
-        Encoded(prompt, tokens)
-        for prompt, tokens in zip(prompts, encoded, strict=True)
-        if len(tokens) <= room
-    ]
+    return [Encoded(prompt, tokens) for prompt, tokens in zip(prompts, encoded, strict=True) if len(tokens) <= room]
 
 
 def require_prompts(fitting: Sized, place: str, room: int, section: str) -> None:
@@ -44,9 +38,7 @@ def require_prompts(fitting: Sized, place: str, room: int, section: str) -> None
         )
 
 
-def held_out_prompts(
-    folder: Path, params: Params, tokenizer: PreTrainedTokenizerBase
-) -> list[Prompt]:
+def held_out_prompts(folder: Path, params: Params, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
     """The first `evaluate.prompts` held-out prompts below `folder` that leave room for a response.
 
     Raises DataError if there is none.
@@ -70,9 +62,6 @@ def read_prompts(stage: Stage) -> Rows[list[int]]:
     require_prompts(places, str(path), room, stage.name)
     if len(places) < len(table):
         logger.info(
-            "%d of %d prompts are longer than %d tokens and are left out",
-            len(table) - len(places),
-            len(table),
-            room,
+            "%d of %d prompts are longer than %d tokens and are left out", len(table) - len(places), len(table), room
         )
     return Rows(places, lambda place: table.row(place)["prompt_ids"])

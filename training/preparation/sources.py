@@ -1,8 +1,8 @@
-"""Reads rows from files, URLs and the hub one after another: every row with its position, every
-broken file as one DataError.
+"""Reads rows from files, URLs and the hub one after another: every row with its position, every broken file as one
+DataError.
 
-Only the file format is checked here; rows are checked by training/preparation/formats.py. Of a
-.json file and of a file read by a function of one's own, all rows may be in memory at once.
+Only the file format is checked here; rows are checked by training/preparation/formats.py. Of a .json file and of a
+file read by a function of one's own, all rows may be in memory at once.
 """
 
 import codecs
@@ -45,9 +45,7 @@ class Table(NamedTuple):
     unit: str
     """Unit of `SourceRow.number`: `line` or `row`."""
     rows: Iterable[SourceRow]
-    """Can be iterated several times. Raises DataError at the first broken row, and at the end if
-    there was none.
-    """
+    """Can be iterated several times. Raises DataError at the first broken row, and at the end if there was none."""
 
     def first(self, count: int) -> list[Any]:
         """The contents of the first rows."""
@@ -70,17 +68,15 @@ class Rows:
 
 def local_files(params: Params) -> list[str]:
     """Existing local files that the data section reads: part of the stage's fingerprint."""
-    return sorted(
-        {str(Path(path)) for path in params.data.local_paths().values() if Path(path).is_file()}
-    )
+    return sorted({str(Path(path)) for path in params.data.local_paths().values() if Path(path).is_file()})
 
 
 def read_file(source: FileSource, root: Path, setting: str) -> Table:
-    """The rows of a local file (relative to `root`) or URL. `setting` names the source in messages,
-    such as data.source.
+    """The rows of a local file (relative to `root`) or URL. `setting` names the source in messages, such as
+    data.source.
 
-    Raises DataError if the file is missing, empty, truncated, not UTF-8, or not of the type of its
-    extension; of its rows, when they are read.
+    Raises DataError if the file is missing, empty, truncated, not UTF-8, or not of the type of its extension; of its
+    rows, when they are read.
     """
     path = source.path
     if suffix_of(path) not in READERS:
@@ -92,8 +88,7 @@ def read_file(source: FileSource, root: Path, setting: str) -> Table:
     content = open_source(path, root, setting)
     if content.is_blank():
         raise DataError(
-            f"{path} is empty: no rows to train on. Fetch the file again, or fix "
-            f"{setting}.path in params.yaml."
+            f"{path} is empty: no rows to train on. Fetch the file again, or fix {setting}.path in params.yaml."
         )
     unit, reader = READERS[suffix_of(path)]
 
@@ -158,8 +153,7 @@ def _faults_of(script: Path, place: str) -> Iterator[None]:
 
 
 def read_hub(source: HubSource, setting: str) -> Table:
-    """The rows of a Hugging Face dataset, or of a local dataset folder; code of a dataset is never
-    run.
+    """The rows of a Hugging Face dataset, or of a local dataset folder; code of a dataset is never run.
 
     Raises DataError if it cannot be loaded.
     """
@@ -175,10 +169,7 @@ def read_hub(source: HubSource, setting: str) -> Table:
             f"revision={source.revision}, split={source.split}) "
             f"cannot be loaded: {one_line(error)}. Fix {setting} in params.yaml."
         ) from error
-    empty = (
-        f"{setting}: split {source.split} of dataset {source.path} has no rows. Name another "
-        "split in params.yaml."
-    )
+    empty = f"{setting}: split {source.split} of dataset {source.path} has no rows. Name another split in params.yaml."
     place = f"{source.path}@{source.revision}/{source.split}"
     return Table(place, "row", Rows(lambda: _objects(loaded.iter(ROWS_AT_ONCE)), empty))
 
@@ -192,8 +183,8 @@ def _objects(batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
 
 
 class Content:
-    """The bytes of a source: a local file, or an unnamed temporary one, which is gone with the
-    process. One reader at a time.
+    """The bytes of a source: a local file, or an unnamed temporary one, which is gone with the process. One reader at
+    a time.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -217,8 +208,8 @@ class Content:
 
 
 def open_source(path: str, root: Path, setting: str) -> Content:
-    """The content of a local file (relative to `root`) or URL, decompressed. Raises DataError or
-    EnvironmentFault if it cannot be read.
+    """The content of a local file (relative to `root`) or URL, decompressed. Raises DataError or EnvironmentFault if
+    it cannot be read.
     """
     content = _downloaded(path, setting) if "://" in path else _local(root / path, setting)
     kind = next((kind for kind in COMPRESSIONS if path.lower().endswith(kind)), None)
@@ -235,17 +226,12 @@ def _local(path: Path, setting: str) -> Content:
     try:
         return Content(path)
     except FileNotFoundError:
-        raise DataError(
-            f"{path} does not exist. Put the file there, or fix {setting}.path in params.yaml."
-        ) from None
+        raise DataError(f"{path} does not exist. Put the file there, or fix {setting}.path in params.yaml.") from None
     except IsADirectoryError:
-        raise DataError(
-            f"{path} is a folder, a file is needed. Fix {setting}.path in params.yaml."
-        ) from None
+        raise DataError(f"{path} is a folder, a file is needed. Fix {setting}.path in params.yaml.") from None
     except PermissionError:
         raise EnvironmentFault(
-            f"{path} may not be read by this user. Give it read permission, or fix {setting}.path "
-            "in params.yaml."
+            f"{path} may not be read by this user. Give it read permission, or fix {setting}.path in params.yaml."
         ) from None
 
 
@@ -261,9 +247,7 @@ def _unpacked(content: Content, kind: str, path: str) -> Content:
     except OSError as error:
         if error.errno is not None:  # of the disk
             raise
-        raise DataError(
-            f"{path} is not a complete {kind} file ({one_line(error)}). Fetch it again."
-        ) from None
+        raise DataError(f"{path} is not a complete {kind} file ({one_line(error)}). Fetch it again.") from None
     return whole
 
 
@@ -299,8 +283,8 @@ def _refuse_bytes(file: IO[bytes], place: str) -> NoReturn:
 
 
 def parse_json(text: str) -> Any:
-    """`json.loads`; nesting too deep for Python's parser, some 990 levels (490 replies of a tree),
-    is a json.JSONDecodeError too.
+    """`json.loads`; nesting too deep for Python's parser, some 990 levels (490 replies of a tree), is a
+    json.JSONDecodeError too.
     """
     try:
         return json.loads(text)
@@ -341,15 +325,11 @@ def _json(file: IO[bytes], place: str) -> Iterator[tuple[int, Any]]:
         line = getattr(error, "lineno", 1)
         if str(error).startswith("Extra data"):
             advice = "one JSON value a line is JSON lines: let the name end in .jsonl"
-        elif getattr(error, "pos", 0) >= len(text.rstrip()) - 1 or str(error).startswith(
-            "Unterminated string"
-        ):
+        elif getattr(error, "pos", 0) >= len(text.rstrip()) - 1 or str(error).startswith("Unterminated string"):
             advice = "the file looks cut there: fetch it again"
         else:
             advice = "fix the file, or give it the ending of its real kind"
-        raise DataError(
-            f"{place} line {line} is not JSON ({_json_fault(error)}); {advice}."
-        ) from None
+        raise DataError(f"{place} line {line} is not JSON ({_json_fault(error)}); {advice}.") from None
     if not isinstance(rows, list):
         raise DataError(
             f"{place} holds one {type(rows).__name__}, a list of rows is needed. Convert the file "
@@ -405,9 +385,7 @@ def _csv_header(fields: list[str], place: str) -> list[str]:
     header = [field.strip() for field in fields]
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
-        raise DataError(
-            f"{place} line 1: column {twice[0]!r} appears twice in the header. Rename one of them."
-        )
+        raise DataError(f"{place} line 1: column {twice[0]!r} appears twice in the header. Rename one of them.")
     return header
 
 

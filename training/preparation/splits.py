@@ -1,5 +1,5 @@
-"""Train, test, validation and judge, by prompt: a stable hash decides, so a prompt is never in two
-splits, and new rows do not move old ones.
+"""Train, test, validation and judge, by prompt: a stable hash decides, so a prompt is never in two splits, and new
+rows do not move old ones.
 """
 
 import hashlib
@@ -12,26 +12,19 @@ JUDGE = "judge"
 
 
 VALIDATION = "validation"
-"""Of demonstrations and preferences, where data.validation_fraction is above 0: they choose among
-checkpoints.
-"""
+"""Of demonstrations and preferences, where data.validation_fraction is above 0: they choose among checkpoints."""
 
 
 def split_of(prompt: Prompt, test: float, judge: float = 0.0, validation: float = 0.0) -> str:
-    """The split of a prompt, for these shares of all prompts: a function of the prompt and the
-    shares alone.
+    """The split of a prompt, for these shares of all prompts: a function of the prompt and the shares alone.
 
-    A conversation is split by its first user message, so that all its turns are in the same split;
-    white space does not count, so that a prompt that was indented anew does not leak.
+    A conversation is split by its first user message, so that all its turns are in the same split; white space does
+    not count, so that a prompt that was indented anew does not leak.
     """
     digest = hashlib.sha256(" ".join(_opening(prompt).split()).encode()).digest()
     place = int.from_bytes(digest[:8])
     reached = 0.0
-    for split, fraction in (
-        ("test", test),
-        (JUDGE, judge),
-        (VALIDATION, validation),
-    ):
+    for split, fraction in (("test", test), (JUDGE, judge), (VALIDATION, validation)):
         reached += fraction
         if place < reached * 2**64:
             return split
@@ -41,7 +34,4 @@ def split_of(prompt: Prompt, test: float, judge: float = 0.0, validation: float 
 def _opening(prompt: Prompt) -> str:
     if isinstance(prompt, str):
         return prompt
-    return next(
-        (message["content"] for message in prompt if message["role"] == "user"),
-        prompt[0]["content"],
-    )
+    return next((message["content"] for message in prompt if message["role"] == "user"), prompt[0]["content"])

@@ -58,8 +58,8 @@ def row_counts(datasets: Datasets) -> dict[str, int]:
 
 
 def token_lengths(datasets: Datasets) -> dict[str, float]:
-    """`<dataset>_<split>_tokens_mean`, `_p50`, `_p95` and `_max` of the sequences a model will see;
-    of pairs also `_pair_tokens_mean` and `_max`, with the common prefix counted once.
+    """`<dataset>_<split>_tokens_mean`, `_p50`, `_p95` and `_max` of the sequences a model will see; of pairs also
+    `_pair_tokens_mean` and `_max`, with the common prefix counted once.
     """
     lengths: dict[str, float] = {}
     for use, name, split in datasets.each():
@@ -80,9 +80,7 @@ def token_lengths(datasets: Datasets) -> dict[str, float]:
 
 
 def length_histogram(datasets: Datasets) -> list[tuple[str, str, int, int]]:
-    """(dataset, split, tokens at the lower edge of the bin, sequences in it), the same bins for
-    every dataset.
-    """
+    """(dataset, split, tokens at the lower edge of the bin, sequences in it), the same bins for every dataset."""
     lengths = [(use, name, split.sequence_tokens()) for use, name, split in datasets.each()]
     longest = max(int(tokens.max(initial=0)) for _, _, tokens in lengths)
     width = -(-(longest + 1) // HISTOGRAM_BINS)
@@ -112,8 +110,8 @@ def some_pairs(split: Split) -> list[ReplyPair]:
 
 
 def label_balance(datasets: Datasets) -> dict[str, float | None]:
-    """Share of pairs whose preferred reply is the longer one, over train and test, and share whose
-    preferred reply was shown first, if known.
+    """Share of pairs whose preferred reply is the longer one, over train and test, and share whose preferred reply was
+    shown first, if known.
     """
     splits = [datasets.splits["preference"][name] for name in SPLITS]
     pairs, known = sum(split.rows for split in splits), datasets.known_orders
@@ -134,8 +132,7 @@ def flat(proportions: Mapping[str, Proportion | None], prefix: str) -> dict[str,
 
 
 def gold_metrics(datasets: Datasets, settings: Data, labels_known: bool) -> dict[str, float | None]:
-    """In a helpdesk world: the best possible accuracy on the test pairs, and the demonstrations'
-    mean gold score.
+    """In a helpdesk world: the best possible accuracy on the test pairs, and the demonstrations' mean gold score.
 
     `labels_known`: all labels are the world's; the certainty of human labels is unknown.
     """
@@ -149,15 +146,14 @@ def gold_metrics(datasets: Datasets, settings: Data, labels_known: bool) -> dict
             )
         if settings.sft_source is None or isinstance(settings.sft_source, HelpdeskSource):
             metrics["gold_sft_mean"] = helpdesk.mean_gold(
-                jsonl.plain(datasets.splits["sft"]["train"].path),
-                world_of(settings.sft_source or settings.source),
+                jsonl.plain(datasets.splits["sft"]["train"].path), world_of(settings.sft_source or settings.source)
             )
     return metrics
 
 
 def side_by_side(examples: Iterable[Example], count: int = 2) -> list[str]:
-    """The first pairs, in lines of at most 80 characters: the prompt, and below it the chosen reply
-    beside the rejected one.
+    """The first pairs, in lines of at most 80 characters: the prompt, and below it the chosen reply beside the
+    rejected one.
     """
     firsts = ((example.prompt, pair) for example in examples for pair in example.pairs[:1])
     lines = []
@@ -165,10 +161,7 @@ def side_by_side(examples: Iterable[Example], count: int = 2) -> list[str]:
         lines += ["prompt", *_wrapped(prompt_text(prompt), 78)]
         sides = [_wrapped(text, COLUMN) for text in pair[:2]]
         lines.append(f"{'chosen':<{COLUMN}}| rejected")
-        lines += [
-            f"{left:<{COLUMN}}| {right}".rstrip()
-            for left, right in zip_longest(*sides, fillvalue="")
-        ]
+        lines += [f"{left:<{COLUMN}}| {right}".rstrip() for left, right in zip_longest(*sides, fillvalue="")]
         lines.append("")
     return lines
 

@@ -1,5 +1,4 @@
-"""Token ids of prepared rows: an Arrow file beside each jsonl file of data/prepared, which stages
-map into memory.
+"""Token ids of prepared rows: an Arrow file beside each jsonl file of data/prepared, which stages map into memory.
 
 data/prepared/<dataset>/<split>.arrow   a row for each line of <split>.jsonl, a list of ids a column
 

@@ -1,9 +1,7 @@
-"""Conversation trees with ranked sibling replies -> examples. Walked with a stack, so a tree may be
-of any depth.
+"""Conversation trees with ranked sibling replies -> examples. Walked with a stack, so a tree may be of any depth.
 
-Every user message is a prompt, together with the conversation before it; its ranked replies give
-one pair for every two of unequal rank, and its best reply a demonstration. Rank 0 is best. A
-refused message removes those below it.
+Every user message is a prompt, together with the conversation before it; its ranked replies give one pair for every
+two of unequal rank, and its best reply a demonstration. Rank 0 is best. A refused message removes those below it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -89,15 +87,11 @@ class _Walk:
     def _children(self, node: _Node) -> list[_Node]:
         items = node.item.get(self.columns["replies"]) if isinstance(node.item, dict) else None
         return (
-            [_Node(item, node, i, node.depth + 1) for i, item in enumerate(items)]
-            if isinstance(items, list)
-            else []
+            [_Node(item, node, i, node.depth + 1) for i, item in enumerate(items)] if isinstance(items, list) else []
         )
 
     def _refuse(self, node: _Node, reason: str, detail: str, column: str = "") -> None:
-        self.refusals.append(
-            Refusal(reason, detail, self._origin(self._way(node) + column, self._alone(node.item)))
-        )
+        self.refusals.append(Refusal(reason, detail, self._origin(self._way(node) + column, self._alone(node.item))))
 
     def _alone(self, item: Any) -> Any:
         """A message without its replies, which are counted separately."""
@@ -138,10 +132,7 @@ class _Walk:
         for reply in ranked:
             if _text(reply) in kept:
                 self._refuse(
-                    reply,
-                    "identical_replies",
-                    "a better ranked reply has the same text",
-                    f".{self.columns['text']}",
+                    reply, "identical_replies", "a better ranked reply has the same text", f".{self.columns['text']}"
                 )
             else:
                 kept[_text(reply)] = reply
@@ -158,9 +149,7 @@ class Tree(NamedTuple):
     """Replies without a rank, which give no pairs."""
 
 
-def parse_tree(
-    table: Table, row: SourceRow, root: Any, columns: Mapping[str, str], rules: TextRules
-) -> Tree:
+def parse_tree(table: Table, row: SourceRow, root: Any, columns: Mapping[str, str], rules: TextRules) -> Tree:
     """The examples of the tree below the message `root`, and the messages that were refused."""
     walk = _Walk(table, row, root, columns, rules)
     walk.read()

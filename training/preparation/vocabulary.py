@@ -13,17 +13,15 @@ from training.preparation.prepared import Accepted
 from training.preparation.splits import split_of
 
 MOST_CHARACTERS = 50_000_000
-"""Text that a tokenizer learns from: of more, a sample is taken by the digests of the prompts. Its
-distinct words are in memory while it learns.
+"""Text that a tokenizer learns from: of more, a sample is taken by the digests of the prompts. Its distinct words are
+in memory while it learns.
 """
 
 
 def train_tokenizer(
     sources: Sequence[Accepted], params: Params, vocab_size: int | None = None
 ) -> PreTrainedTokenizerBase:
-    """A tokenizer of `model.random.vocab_size` entries, or of the given size, trained on the train
-    split.
-    """
+    """A tokenizer of `model.random.vocab_size` entries, or of the given size, trained on the train split."""
     assert params.model.random is not None
     characters = sum(source.characters for source in sources)
     share = min(1.0, MOST_CHARACTERS / max(1, characters))

@@ -1,5 +1,4 @@
-"""Gathers votes, one per line as `rlhf label` writes them, into one row per pair; and reads files
-that people edit.
+"""Gathers votes, one per line as `rlhf label` writes them, into one row per pair; and reads files that people edit.
 
 prompt, response1, response2, annotator, vote  ->  prompt, response1, response2, votes (a tuple)
 """
@@ -21,12 +20,10 @@ ANNOTATOR, VOTE, GATHERED = "annotator", "vote", "votes"
 
 
 def gather(table: Table, columns: Mapping[str, str]) -> tuple[Table, dict[str, str]]:
-    """One row per pair, at the position of its first line, and its columns; other tables are
-    returned unchanged.
+    """One row per pair, at the position of its first line, and its columns; other tables are returned unchanged.
 
-    Of several votes of an annotator on a pair the last counts. A null vote means skipped and
-    withdraws an earlier vote. Lines without an annotator are separate votes, and lines that are not
-    objects are left to be refused later.
+    Of several votes of an annotator on a pair the last counts. A null vote means skipped and withdraws an earlier
+    vote. Lines without an annotator are separate votes, and lines that are not objects are left to be refused later.
     """
     if not _one_a_line(table, columns):
         return table, dict(columns)
@@ -37,24 +34,14 @@ def gather(table: Table, columns: Mapping[str, str]) -> tuple[Table, dict[str, s
         if not isinstance(row.content, dict):
             rows.append(row)
             continue
-        content = {
-            ours: row.content[ours] for ours in row.content if ours not in (who, vote, GATHERED)
-        }
-        pair = json.dumps(
-            [content.get(columns[name]) for name in ("prompt", "response1", "response2")],
-            default=str,
-        )
+        content = {ours: row.content[ours] for ours in row.content if ours not in (who, vote, GATHERED)}
+        pair = json.dumps([content.get(columns[name]) for name in ("prompt", "response1", "response2")], default=str)
         if pair not in votes_of:
             votes_of[pair] = {}
             rows.append(SourceRow(row.number, content | {GATHERED: votes_of[pair]}))
         annotator = row.content.get(who)
-        votes_of[pair][row.number if annotator is None else str(annotator)] = row.content.get(
-            vote, ""
-        )
-    return table._replace(rows=[_with_tuple(row) for row in rows]), {
-        **columns,
-        "annotators": GATHERED,
-    }
+        votes_of[pair][row.number if annotator is None else str(annotator)] = row.content.get(vote, "")
+    return table._replace(rows=[_with_tuple(row) for row in rows]), {**columns, "annotators": GATHERED}
 
 
 def annotator_columns(columns: Mapping[str, str]) -> list[str]:
@@ -84,8 +71,7 @@ def _with_tuple(row: SourceRow) -> SourceRow:
     if not isinstance(row.content, dict):
         return row
     return row._replace(
-        content=row.content
-        | {GATHERED: tuple(vote for vote in row.content[GATHERED].values() if vote is not None)}
+        content=row.content | {GATHERED: tuple(vote for vote in row.content[GATHERED].values() if vote is not None)}
     )
 
 
@@ -93,11 +79,9 @@ def _with_tuple(row: SourceRow) -> SourceRow:
 
 
 def read_vote_lines(source: FileSource, root: Path, setting: str) -> tuple[Table, list[Refusal]]:
-    """The rows of a votes source, and its invalid lines: one damaged line must not block the
-    others.
+    """The rows of a votes source, and its invalid lines: one damaged line must not block the others.
 
-    A missing or empty local file has no rows. Raises DataError as `read_file` does for anything but
-    JSON lines.
+    A missing or empty local file has no rows. Raises DataError as `read_file` does for anything but JSON lines.
     """
     path = root / source.path
     if "://" not in source.path and (not path.exists() or not path.stat().st_size):
@@ -114,11 +98,7 @@ def read_vote_lines(source: FileSource, root: Path, setting: str) -> tuple[Table
         except Refused as refused:
             original = line.decode(errors="backslashreplace")
             refusals.append(
-                Refusal(
-                    refused.reason,
-                    refused.detail,
-                    Origin(source.path, "line", number, refused.column, original),
-                )
+                Refusal(refused.reason, refused.detail, Origin(source.path, "line", number, refused.column, original))
             )
     return Table(source.path, "line", rows), refusals
 
@@ -134,13 +114,9 @@ def _row(line: bytes, form: str) -> Any:
             "not_json", "", f"{getattr(error, 'msg', error)} at column {getattr(error, 'colno', 1)}"
         ) from None
     if not isinstance(row, dict):
-        raise Refused(
-            "wrong_type", "", f"{type(row).__name__} where an object with columns is expected"
-        )
+        raise Refused("wrong_type", "", f"{type(row).__name__} where an object with columns is expected")
     if form == "votes" and ANNOTATOR in row and VOTE in row and not _is_vote(row[VOTE]):
-        raise Refused(
-            "not_a_vote", VOTE, f"{row[VOTE]!r} is not one of 0 (tie), 1, 2, null (skipped)"
-        )
+        raise Refused("not_a_vote", VOTE, f"{row[VOTE]!r} is not one of 0 (tie), 1, 2, null (skipped)")
     return row
 
 

@@ -1,5 +1,5 @@
-"""Which reply a vote is for, never guessed: a column of winners is read only if its values say it,
-or the convention is named.
+"""Which reply a vote is for, never guessed: a column of winners is read only if its values say it, or the convention
+is named.
 
 by themselves  one of the two texts; the name of a reply's column; A, model_b, first, right ...;
                1 and 2
@@ -32,8 +32,7 @@ Replies = tuple[str, str]
 
 
 def winner(value: Any, convention: str, columns: Replies, replies: Sequence[Any]) -> int:
-    """1 or 2, the reply that a vote is for; 0 for a tie. `columns` are the names of the columns of
-    the two `replies`.
+    """1 or 2, the reply that a vote is for; 0 for a tie. `columns` are the names of the columns of the two `replies`.
 
     Raises Refused for a value that is no vote in the convention.
     """
@@ -83,11 +82,9 @@ def _number(value: Any) -> float | None:
     return float(value) if usable else None
 
 
-def convention_of(
-    votes: Iterable[tuple[Any, Sequence[Any]]], columns: Replies, place: str, column: str
-) -> str:
-    """The convention of a column of winners, from all its values, each with the two replies of its
-    row; what is no vote in any is left to be refused.
+def convention_of(votes: Iterable[tuple[Any, Sequence[Any]]], columns: Replies, place: str, column: str) -> str:
+    """The convention of a column of winners, from all its values, each with the two replies of its row; what is no
+    vote in any is left to be refused.
 
     Raises DataError where the values can be read in two ways, with both readings of one of them.
     """
@@ -129,11 +126,7 @@ def convention_of(
 
 
 def _two_readings(
-    vote: tuple[Any, Sequence[Any]],
-    columns: Replies,
-    numbers: set[float],
-    place: str,
-    column: str,
+    vote: tuple[Any, Sequence[Any]], columns: Replies, numbers: set[float], place: str, column: str
 ) -> str:
     signed = min(numbers) < 0 or max(numbers) > 2 or any(number % 1 for number in numbers)
     ways = CONVENTIONS[2:] if signed else CONVENTIONS[:2]

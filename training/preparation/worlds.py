@@ -1,9 +1,7 @@
-"""The sentences of a helpdesk world: a small one written by hand, and a family of others generated
-from a seed.
+"""The sentences of a helpdesk world: a small one written by hand, and a family of others generated from a seed.
 
-The worlds of the family have the grammar of the hand-written one
-(`training/preparation/helpdesk.py`) and other words, as many items, problems and wordings as their
-parameters say, and facts that a good reply repeats:
+The worlds of the family have the grammar of the hand-written one (`training/preparation/helpdesk.py`) and other words,
+as many items, problems and wordings as their parameters say, and facts that a good reply repeats:
 
 kelu bemo , sato NAME OF ITEM goda suni . ...
 """
@@ -77,14 +75,7 @@ class World(NamedTuple):
         return {criterion: weight / total for criterion, weight in weights.items()}
 
 
-WEIGHTS = {
-    "item": 0.10,
-    "apology": 0.15,
-    "remedy": 0.30,
-    "order_number": 0.20,
-    "brevity": 0.10,
-    "close": 0.15,
-}
+WEIGHTS = {"item": 0.10, "apology": 0.15, "remedy": 0.30, "order_number": 0.20, "brevity": 0.10, "close": 0.15}
 """Weight of each criterion in a world without facts; they sum to 1."""
 FACT_WEIGHT = 0.10
 """Weight of each fact beside them."""
@@ -106,11 +97,7 @@ BY_HAND = World(
     upset=("i am really angry .", "this is so annoying .", "i am very upset ."),
     calm=("no hurry .", "thanks for your help .", "i hope you can help ."),
     greetings=("hello ,", "hi ,", "good morning ,", "dear team ,"),
-    fillers=(
-        "we value your business .",
-        "our team is busy today .",
-        "please visit our shop again .",
-    ),
+    fillers=("we value your business .", "our team is busy today .", "please visit our shop again ."),
     apology="we are sorry .",
     ask="what is your order number ?",
     close="kind regards .",
@@ -179,8 +166,8 @@ def _words(rng: random.Random) -> Iterator[str]:
 
 
 def _sentences(words: Sequence[str], longest: int, rng: random.Random) -> Iterator[str]:
-    """Distinct sentences of 2 to `longest` of `words`, none part of another; words are reused only
-    after all were used.
+    """Distinct sentences of 2 to `longest` of `words`, none part of another; words are reused only after all were
+    used.
     """
     seen: list[str] = []
     unused: list[str] = []

@@ -1,12 +1,10 @@
-"""Memory allocation of a stage on a CPU: stable thresholds, and freed memory returned to the
-system.
+"""Memory allocation of a stage on a CPU: stable thresholds, and freed memory returned to the system.
 
-Left to itself, glibc's malloc maps large blocks one by one at first, and raises the size from which
-it does so to that of the largest block freed, up to 32 MiB. From then on tensors lie in its heap,
-where a block that torch aligned does not fit the hole that one of its own size left: peaks of a
-stage came to lie a quarter above its tensors, and stayed. With a fixed limit a large tensor is a
-mapping of its own, which ends with it. Mapping costs time; huge pages (`training/__init__.py`) make
-up for it.
+Left to itself, glibc's malloc maps large blocks one by one at first, and raises the size from which it does so to that
+of the largest block freed, up to 32 MiB. From then on tensors lie in its heap, where a block that torch aligned does
+not fit the hole that one of its own size left: peaks of a stage came to lie a quarter above its tensors, and stayed.
+With a fixed limit a large tensor is a mapping of its own, which ends with it. Mapping costs time; huge pages
+(`training/__init__.py`) make up for it.
 
 On other C libraries nothing here has an effect.
 """
@@ -15,9 +13,7 @@ import ctypes
 from typing import Any
 
 MAPPED_BYTES = 2 * 2**20
-"""Blocks of at least a huge page are mapped. The planner's costs/formulas/process_heap.py has the
-same value.
-"""
+"""Blocks of at least a huge page are mapped. The planner's costs/formulas/process_heap.py has the same value."""
 TRIMMED_BYTES = 32 * 2**20
 """Free heap memory worth returning: returning and reallocating this much takes some 10 ms."""
 M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1
@@ -49,15 +45,11 @@ def configure() -> None:
     mallopt = _found("mallopt")
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
-        mallopt(
-            M_TRIM_THRESHOLD, TRIMMED_BYTES
-        )  # otherwise each free at the end of the heap would shrink it
+        mallopt(M_TRIM_THRESHOLD, TRIMMED_BYTES)  # otherwise each free at the end of the heap would shrink it
 
 
 def release_free_memory() -> None:
-    """Return free heap memory, so that the next phase's peak is its own; skipped if it is
-    little.
-    """
+    """Return free heap memory, so that the next phase's peak is its own; skipped if it is little."""
     trim = _found("malloc_trim")
     if trim is not None and free_bytes() >= TRIMMED_BYTES:
         trim(0)

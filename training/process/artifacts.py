@@ -1,6 +1,4 @@
-"""Atomic outputs: written to a temporary path, then renamed; the previous output is kept until
-then.
-"""
+"""Atomic outputs: written to a temporary path, then renamed; the previous output is kept until then."""
 
 import csv
 import json
@@ -15,8 +13,7 @@ from training.process.faults import named_fault
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """A temporary path beside `target` to write a file or folder to; renamed to `target` if the
-    block succeeds.
+    """A temporary path beside `target` to write a file or folder to; renamed to `target` if the block succeeds.
 
     Raises EnvironmentFault when the disk is full or not writable; `target` is then as it was.
     """
@@ -51,9 +48,7 @@ def restore(target: Path) -> None:
 def write_json(target: Path, content: Mapping[str, Any]) -> None:
     """A metrics file: indented, keys as given, one trailing newline."""
     with replacing(target) as temporary:
-        temporary.write_text(
-            json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8"
-        )
+        temporary.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def write_csv(target: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

@@ -1,5 +1,4 @@
-"""Checkpoints of a stage: atomic, bound to the stage's parameters and inputs; the newest valid one
-is found again.
+"""Checkpoints of a stage: atomic, bound to the stage's parameters and inputs; the newest valid one is found again.
 
 checkpoints/<stage>/<fingerprint>/step-00000120/   what the stage saved, code.json with the digests
 of the code that made it, and
@@ -7,10 +6,9 @@ of the code that made it, and
 checkpoints/<stage>/done.json                      that the outputs are in place: digests of them,
 of the code, and the fingerprint
 
-The folder lies outside the DVC outs, because DVC deletes those before a rerun. The fingerprint is
-of the stage's parameters and inputs, so a checkpoint made with other settings is never picked up.
-The code is not in it: whether to go on from what other code made is for the user to say
-(`Stage.resolve_changed_code`).
+The folder lies outside the DVC outs, because DVC deletes those before a rerun. The fingerprint is of the stage's
+parameters and inputs, so a checkpoint made with other settings is never picked up. The code is not in it: whether to
+go on from what other code made is for the user to say (`Stage.resolve_changed_code`).
 """
 
 import hashlib
@@ -43,14 +41,10 @@ class Checkpoint(NamedTuple):
 
 
 def fingerprint(parameters: Mapping[str, Any], inputs: list[Path], root: Path) -> str:
-    """Digest (16 hex digits) of parameters and of the content of files and folders, named relative
-    to `root`.
-    """
+    """Digest (16 hex digits) of parameters and of the content of files and folders, named relative to `root`."""
     digest = hashlib.sha256(json.dumps(parameters, sort_keys=True).encode())
     for item in sorted(inputs):
-        files = (
-            sorted(path for path in item.rglob("*") if path.is_file()) if item.is_dir() else [item]
-        )
+        files = sorted(path for path in item.rglob("*") if path.is_file()) if item.is_dir() else [item]
         for file in files:
             digest.update(os.path.relpath(file, root).encode() + b"\0" + _digest(file).encode())
     return digest.hexdigest()[:16]
@@ -60,12 +54,7 @@ class Checkpoints:
     """The checkpoints of one stage at one fingerprint."""
 
     def __init__(
-        self,
-        root: Path,
-        stage: str,
-        fingerprint: str,
-        keep: int = 2,
-        code: Mapping[str, str] | None = None,
+        self, root: Path, stage: str, fingerprint: str, keep: int = 2, code: Mapping[str, str] | None = None
     ) -> None:
         """`code` is the digest of each file that decides the stage's numbers."""
         self.folder = root / "checkpoints" / stage / fingerprint
@@ -74,14 +63,12 @@ class Checkpoints:
         self._keep = keep
         self._code = dict(code or {})
         self._passed_over: list[Path] = []
-        """Rejected by `latest`, as damaged or of other code: they do not count among the
-        checkpoints to keep.
-        """
+        """Rejected by `latest`, as damaged or of other code: they do not count among the checkpoints to keep."""
 
     @contextmanager
     def saving(self, step: int) -> Iterator[Path]:
-        """A folder to write the state after `step` to; it becomes valid once the block ends in all
-        processes; older ones are then removed.
+        """A folder to write the state after `step` to; it becomes valid once the block ends in all processes; older
+        ones are then removed.
         """
         target = self.folder / f"step-{step:08d}"
         if collectives.rank() > 0:
@@ -102,8 +89,7 @@ class Checkpoints:
         self._passed_over = []
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint whose files match the manifest; damaged ones are skipped, with one
-        warning each.
+        """The newest checkpoint whose files match the manifest; damaged ones are skipped, with one warning each.
 
         Collective; rank 0 reads.
         """
@@ -118,9 +104,7 @@ class Checkpoints:
             if fault is None:
                 return Checkpoint(path, int(path.name.removeprefix("step-")))
             self._passed_over.append(path)
-            logger.warning(
-                "checkpoint %s is damaged (%s): falling back to the one before it", path, fault
-            )
+            logger.warning("checkpoint %s is damaged (%s): falling back to the one before it", path, fault)
         if len(self._passed_over) > known:
             logger.warning("no checkpoint in %s is intact: the stage starts over", self.folder)
         return None
@@ -132,26 +116,21 @@ class Checkpoints:
     def ignore_other_code(self) -> None:
         """Ignore checkpoints of other code; they are removed when the next one is saved."""
         self._passed_over += [
-            path
-            for path in self._steps()
-            if path not in self._passed_over and changed_code(path, self._code)
+            path for path in self._steps() if path not in self._passed_over and changed_code(path, self._code)
         ]
 
     def _steps(self) -> list[Path]:
-        return sorted(
-            (path for path in self.folder.glob("step-*") if STEP.fullmatch(path.name)), reverse=True
-        )
+        return sorted((path for path in self.folder.glob("step-*") if STEP.fullmatch(path.name)), reverse=True)
 
     def clear(self) -> None:
         """Remove the checkpoints: the stage is done and its outputs are in place."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def finish(self, step: int, outputs: Sequence[str]) -> None:
-        """Record that `outputs` (below the project's folder) are in place after `step`, then remove
-        the checkpoints.
+        """Record that `outputs` (below the project's folder) are in place after `step`, then remove the checkpoints.
 
-        If the process is killed before DVC records the outputs, the stage is started again and
-        finds this record instead of training again.
+        If the process is killed before DVC records the outputs, the stage is started again and finds this record
+        instead of training again.
         """
         digest = fingerprint({}, [self._root / output for output in outputs], self._root)
         record = {
@@ -165,16 +144,14 @@ class Checkpoints:
         self.clear()
 
     def finished(self) -> int | None:
-        """The last step of a run with these parameters, inputs and code whose outputs are in place
-        unchanged; None if there is none.
+        """The last step of a run with these parameters, inputs and code whose outputs are in place unchanged; None if
+        there is none.
         """
         try:
             record = json.loads(_text(self.folder.parent / DONE))
             if (record["fingerprint"], record["code"]) != (self._fingerprint, self._code):
                 return None
-            digest = fingerprint(
-                {}, [self._root / output for output in record["outputs"]], self._root
-            )
+            digest = fingerprint({}, [self._root / output for output in record["outputs"]], self._root)
             return int(record["step"]) if digest == record["digest"] else None
         except (
             OSError,
@@ -187,22 +164,13 @@ class Checkpoints:
 
 @contextmanager
 def restoring(path: Path) -> Iterator[None]:
-    """Enter while reading a valid checkpoint that may be from another version of this project or of
-    a library.
+    """Enter while reading a valid checkpoint that may be from another version of this project or of a library.
 
     Raises CheckpointError.
     """
     try:
         yield
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RuntimeError,
-        pickle.UnpicklingError,
-    ) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, pickle.UnpicklingError) as error:
         if "OutOfMemory" in type(error).__name__:  # of torch, which this module does not import
             raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
@@ -216,9 +184,7 @@ def restoring(path: Path) -> Iterator[None]:
 def write_manifest(folder: Path) -> None:
     """Write the manifest: size and digest of every file below `folder`."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    entries = {
-        str(path.relative_to(folder)): [path.stat().st_size, _digest(path)] for path in files
-    }
+    entries = {str(path.relative_to(folder)): [path.stat().st_size, _digest(path)] for path in files}
     (folder / MANIFEST).write_text(json.dumps(entries, indent=1), encoding="utf-8")
 
 

@@ -1,6 +1,4 @@
-"""Entry point of processes that are not stages: quiet libraries, errors in one line, an exit
-code.
-"""
+"""Entry point of processes that are not stages: quiet libraries, errors in one line, an exit code."""
 
 import logging
 from collections.abc import Callable

@@ -1,6 +1,4 @@
-"""Learning curves of a stage as a CSV for `dvc plots`, from the metric rows of the attempts that
-led to its output.
-"""
+"""Learning curves of a stage as a CSV for `dvc plots`, from the metric rows of the attempts that led to its output."""
 
 from collections.abc import Sequence
 
@@ -13,8 +11,8 @@ from training.process.stage import Stage
 def write_curves(stage: Stage, target: str, names: Sequence[str]) -> list[dict[str, float]]:
     """One line per step whose row has the first of `names`: a Trainer's closing row has not.
 
-    Where an attempt was resumed, steps it repeated are taken from the later attempt. Returns the
-    values of each step, in order.
+    Where an attempt was resumed, steps it repeated are taken from the later attempt. Returns the values of each step,
+    in order.
     """
     folder = stage.root / "runs" / stage.name
     attempts = {
@@ -26,9 +24,6 @@ def write_curves(stage: Stage, target: str, names: Sequence[str]) -> list[dict[s
     for row in jsonl.read(folder / "metrics.jsonl", MetricRow).rows:
         if row.attempt in attempts | {stage.attempt} and names[0] in row.values:
             by_step[row.step] = row.values
-    rows = [
-        [step, *(values.get(name, "") for name in names)]
-        for step, values in sorted(by_step.items())
-    ]
+    rows = [[step, *(values.get(name, "") for name in names)] for step, values in sorted(by_step.items())]
     write_csv(stage.root / target, ["step", *names], rows)
     return [values for _, values in sorted(by_step.items())]

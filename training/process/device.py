@@ -6,8 +6,8 @@ import torch
 def device() -> torch.device:
     """Where models of this process are put.
 
-    Attention does without cuDNN there: it makes a plan of its own for every shape, 0.1 s each on an
-    H100, and nearly every micro-batch and every step of a rollout has another shape.
+    Attention does without cuDNN there: it makes a plan of its own for every shape, 0.1 s each on an H100, and nearly
+    every micro-batch and every step of a rollout has another shape.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")

@@ -18,8 +18,8 @@ OUT_OF_MEMORY_WORDS = (
     "STATUS_ALLOC_FAILED",
     "ERROR_OUT_OF_DEVICE_MEMORY",
 )
-"""Messages of the CPU's allocators and of shared memory, of the CUDA, HIP and SYCL runtimes, and of
-cuBLAS and cuDNN, which allocate outside of torch.
+"""Messages of the CPU's allocators and of shared memory, of the CUDA, HIP and SYCL runtimes, and of cuBLAS and cuDNN,
+which allocate outside of torch.
 """
 
 
@@ -32,9 +32,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def named_fault(error: Exception, target: Path) -> Exception:
-    """The one-line EnvironmentFault for a full disk or missing permission; any other error as it
-    is.
-    """
+    """The one-line EnvironmentFault for a full disk or missing permission; any other error as it is."""
     number = _error_number(error)
     place = getattr(error, "filename", None) or target
     if number in (errno.ENOSPC, errno.EDQUOT):
@@ -55,16 +53,11 @@ def named_fault(error: Exception, target: Path) -> Exception:
 def _error_number(error: Exception) -> int | None:
     """The operating system's error number, also if a library hides it.
 
-    Rust libraries report `os error 28`; torch.save only reports that its file is shorter than what
-    was written.
+    Rust libraries report `os error 28`; torch.save only reports that its file is shorter than what was written.
     """
     if isinstance(error, OSError):
         return error.errno
     match = re.search(r"\(os error (\d+)\)", str(error))
     if match:
         return int(match[1])
-    return (
-        errno.ENOSPC
-        if re.search(r"inline_container.*unexpected pos|file write failed", str(error))
-        else None
-    )
+    return errno.ENOSPC if re.search(r"inline_container.*unexpected pos|file write failed", str(error)) else None

@@ -1,8 +1,7 @@
 """Tunes Python's cyclic garbage collector for a process with long imports.
 
-Imports create a million objects, nearly all permanent. By default the collector scans them again
-and again: a fifth of the CPU time of a stage's imports, and some 0.3 s for each full collection
-while the stage works.
+Imports create a million objects, nearly all permanent. By default the collector scans them again and again: a fifth of
+the CPU time of a stage's imports, and some 0.3 s for each full collection while the stage works.
 """
 
 import gc
@@ -20,9 +19,7 @@ def defer_collection() -> None:
 
 
 def begin_work() -> None:
-    """After such imports, collect as usual, but exclude existing objects: they are imports, which
-    stay.
-    """
+    """After such imports, collect as usual, but exclude existing objects: they are imports, which stay."""
     if gc.get_threshold() == IMPORTING:
         gc.freeze()
         gc.set_threshold(*WORKING)

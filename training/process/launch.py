@@ -1,14 +1,12 @@
-"""`python -m training.process.launch <stage> [--processes N]`: a stage as one process, or as
-several on this machine that share its work.
+"""`python -m training.process.launch <stage> [--processes N]`: a stage as one process, or as several on this machine
+that share its work.
 
 The number comes from `where` in params.yaml. One: this process becomes the stage.
-Several: it stays as their parent, passes SIGTERM and Ctrl-C on to all, prints why one of them
-fails, ends the others then, and leaves with the exit code of the whole (0, 2, 75, else a crash).
-Where one ran out of memory in the middle of a step, all are started again, and take smaller pieces
-(training/process/out_of_memory.py). On a machine with several GPUs each process sees only its own:
-with more in sight, one alone would be made to use all. A stage also finds its place where
-`torchrun` or `accelerate launch` started it: training/distributed/collectives.py reads their
-variables.
+Several: it stays as their parent, passes SIGTERM and Ctrl-C on to all, prints why one of them fails, ends the others
+then, and leaves with the exit code of the whole (0, 2, 75, else a crash). Where one ran out of memory in the middle of
+a step, all are started again, and take smaller pieces (training/process/out_of_memory.py). On a machine with several
+GPUs each process sees only its own: with more in sight, one alone would be made to use all. A stage also finds its
+place where `torchrun` or `accelerate launch` started it: training/distributed/collectives.py reads their variables.
 """
 
 import argparse
@@ -35,13 +33,7 @@ from config.errors import (
 )
 from config.load import load
 from config.methods.registry import stage_module
-from config.records import (
-    FAULT_SUFFIX,
-    FAULTS_VARIABLE,
-    LAUNCHER_VARIABLE,
-    RENDEZVOUS_VARIABLE,
-    AttemptRow,
-)
+from config.records import FAULT_SUFFIX, FAULTS_VARIABLE, LAUNCHER_VARIABLE, RENDEZVOUS_VARIABLE, AttemptRow
 from config.sections.where import SHARED_STAGES
 
 POLL_SECONDS = 0.1
@@ -54,8 +46,7 @@ DEVICE_FILES = Path("/dev")
 def main(arguments: Sequence[str]) -> int:
     """Become the stage, or supervise its processes; returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m training.process.launch",
-        description="Run a stage as one or several processes.",
+        prog="python -m training.process.launch", description="Run a stage as one or several processes."
     )
     parser.add_argument("stage", choices=sorted(SHARED_STAGES))
     parser.add_argument("--processes", type=int, help="instead of what where says in params.yaml")
@@ -76,8 +67,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def supervise(stage: str, command: Sequence[str], processes: int) -> int:
-    """Run `command` as a group of `processes` processes, restarting it as long as they request it;
-    returns the combined exit code.
+    """Run `command` as a group of `processes` processes, restarting it as long as they request it; returns the
+    combined exit code.
     """
     stops: list[int] = []
     while (code := supervise_once(stage, command, processes, stops)) == EXIT_SMALLER_PIECES:
@@ -93,8 +84,8 @@ def supervise(stage: str, command: Sequence[str], processes: int) -> int:
 
 
 def supervise_once(stage: str, command: Sequence[str], processes: int, stops: list[int]) -> int:
-    """Run `command` as a group of `processes` processes to their end; returns the combined exit
-    code. Received signals are appended to `stops`.
+    """Run `command` as a group of `processes` processes to their end; returns the combined exit code. Received signals
+    are appended to `stops`.
     """
     lost_at = None
     printed: set[str] = set()
@@ -126,11 +117,10 @@ def supervise_once(stage: str, command: Sequence[str], processes: int, stops: li
 def started(
     command: Sequence[str], processes: int, folder: Path, stops: list[int]
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Start the processes, with `folder` for rendezvous and error lines. Signals are forwarded to
-    each, and none outlives the block.
+    """Start the processes, with `folder` for rendezvous and error lines. Signals are forwarded to each, and none
+    outlives the block.
 
-    They start with signals blocked until their own handlers are installed, so that a stop during
-    start-up is not lost.
+    They start with signals blocked until their own handlers are installed, so that a stop during start-up is not lost.
     """
     common = common_environment(processes, folder)
     running: list[subprocess.Popen[bytes]] = []
@@ -141,9 +131,7 @@ def started(
             process.send_signal(signal.SIGTERM)
 
     before = {
-        number: signal.signal(number, pass_on)
-        for number in SIGNALS
-        if signal.getsignal(number) is not signal.SIG_IGN
+        number: signal.signal(number, pass_on) for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -184,24 +172,22 @@ def rank_environment(rank: int, processes: int) -> dict[str, str]:
 
 
 def own_device(rank: int, processes: int) -> dict[str, str]:
-    """Environment that shows a process only its own GPU; empty without GPUs, or with fewer than
-    processes, which the stage itself refuses.
+    """Environment that shows a process only its own GPU; empty without GPUs, or with fewer than processes, which the
+    stage itself refuses.
     """
     devices = visible_devices()
     return {"CUDA_VISIBLE_DEVICES": devices[rank]} if len(devices) >= processes else {}
 
 
 def visible_devices() -> list[str]:
-    """The NVIDIA GPUs visible to child processes, named as in CUDA_VISIBLE_DEVICES; without
-    importing torch, which takes seconds.
+    """The NVIDIA GPUs visible to child processes, named as in CUDA_VISIBLE_DEVICES; without importing torch, which
+    takes seconds.
     """
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is None:
         return [str(i) for i, _ in enumerate(DEVICE_FILES.glob("nvidia[0-9]*"))]
     devices = [device.strip() for device in named.split(",")]
-    return devices[
-        : next((i for i, device in enumerate(devices) if device in ("", "-1")), len(devices))
-    ]
+    return devices[: next((i for i, device in enumerate(devices) if device in ("", "-1")), len(devices))]
 
 
 def print_faults(folder: Path, printed: set[str]) -> None:
@@ -234,11 +220,7 @@ def usable_cores() -> int:
 
 def lost_line(rank: int, processes: int, code: int) -> str:
     """Error line for a process that crashed."""
-    how = (
-        f"was killed by {signal.Signals(-code).name}"
-        if code < 0
-        else f"ended with exit code {code}"
-    )
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     return (
         f"process {rank} of {processes} {how}: the others end too. A run started again goes on "
         "from the last checkpoint."

@@ -1,10 +1,9 @@
-"""Out-of-memory handling: work is repeated with micro-batches of half the size, with the same
-result up to rounding.
+"""Out-of-memory handling: work is repeated with micro-batches of half the size, with the same result up to rounding.
 
-The batch of an optimizer step stays the same, however it is split. All processes of a stage halve
-together: where they meet after the work, all do it again; where one fails in the middle of a step
-that all take together, the others wait in it forever, so it leaves the smaller size beside the
-checkpoints, and all processes start again with that (training/process/launch.py).
+The batch of an optimizer step stays the same, however it is split. All processes of a stage halve together: where they
+meet after the work, all do it again; where one fails in the middle of a step that all take together, the others wait
+in it forever, so it leaves the smaller size beside the checkpoints, and all processes start again with that
+(training/process/launch.py).
 """
 
 import gc
@@ -56,11 +55,11 @@ class OomBackoff:
         return self._stage.checkpoints.folder / PIECES
 
     def run(self, work: Callable[[int], T], step: int, lockstep: bool = False) -> T:
-        """Call `work` with the size, halving it whenever a process runs out of memory; `work` must
-        start afresh every time. Returns its result.
+        """Call `work` with the size, halving it whenever a process runs out of memory; `work` must start afresh every
+        time. Returns its result.
 
-        Raises EnvironmentFault if pieces of size 1 do not fit, and SmallerPieces where processes
-        work in `lockstep`, as the others wait in a collective.
+        Raises EnvironmentFault if pieces of size 1 do not fit, and SmallerPieces where processes work in `lockstep`,
+        as the others wait in a collective.
         """
         while True:
             began, result = time.monotonic(), None
@@ -79,8 +78,8 @@ class OomBackoff:
             self.halve(step, time.monotonic() - began)
 
     def start_again(self, step: int, error: BaseException) -> NoReturn:
-        """Restart all processes with half the size from the last checkpoint. Raises SmallerPieces,
-        EnvironmentFault if the size is 1.
+        """Restart all processes with half the size from the last checkpoint. Raises SmallerPieces, EnvironmentFault if
+        the size is 1.
         """
         release()
         if self.size == 1:
@@ -108,11 +107,7 @@ class OomBackoff:
         if self.size == 1:
             raise self._smallest(step)
         before, self.size = self.size, self.size // 2
-        self._stage.retried(
-            step,
-            lost_seconds,
-            f"out of memory at step {step}: {self._name} {before} -> {self.size}",
-        )
+        self._stage.retried(step, lost_seconds, f"out of memory at step {step}: {self._name} {before} -> {self.size}")
 
 
 def halving(work: Callable[[int], T], size: int, name: str) -> T:
@@ -128,8 +123,7 @@ def halving(work: Callable[[int], T], size: int, name: str) -> T:
                 raise
             if size == 1:
                 raise EnvironmentFault(
-                    f"out of memory with {name}: 1, the smallest possible. Take a device with more "
-                    "memory."
+                    f"out of memory with {name}: 1, the smallest possible. Take a device with more memory."
                 ) from error
         release()
         logger.warning("out of memory: %s %d -> %d", name, size, size // 2)

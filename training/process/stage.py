@@ -1,8 +1,7 @@
 """The stage contract: what every stage process does around its own work.
 
-A stage reads params.yaml and its inputs, appends rows to runs/<stage>/, checkpoints, and puts
-complete outputs in place. It ends with 0 (done), 2 (bad input: one clear line), 75 (asked to stop,
-checkpointed, resumable), or crashes.
+A stage reads params.yaml and its inputs, appends rows to runs/<stage>/, checkpoints, and puts complete outputs in
+place. It ends with 0 (done), 2 (bad input: one clear line), 75 (asked to stop, checkpointed, resumable), or crashes.
 """
 
 import logging
@@ -66,28 +65,19 @@ NO_MEMORY = (
     "out of memory, and no smaller pieces would help here. Take a smaller model, or a device with "
     "more memory: see rlhf plan."
 )
-LOST_PEER = (
-    "another process of the stage exited without an error message: what it printed comes before "
-    "this."
-)
+LOST_PEER = "another process of the stage exited without an error message: what it printed comes before this."
 
 Inputs = Sequence[str] | Callable[[Params], Sequence[str]]
-"""Files and folders that a stage reads, relative to the project's folder; a function of the params
-if those name them.
+"""Files and folders that a stage reads, relative to the project's folder; a function of the params if those name
+them.
 """
 
 
 class Stage:
-    """A running stage in a folder: its params, its streams, its checkpoints, and whether it was
-    asked to stop.
-    """
+    """A running stage in a folder: its params, its streams, its checkpoints, and whether it was asked to stop."""
 
-    def __init__(
-        self, name: str, sections: Sequence[str], inputs: Inputs, root: Path = Path()
-    ) -> None:
-        """`sections` of params.yaml and `inputs` below `root` are what the outputs depend on, as in
-        dvc.yaml.
-        """
+    def __init__(self, name: str, sections: Sequence[str], inputs: Inputs, root: Path = Path()) -> None:
+        """`sections` of params.yaml and `inputs` below `root` are what the outputs depend on, as in dvc.yaml."""
         self.name = name
         self.root = root
         self.params: Params = load(root / "params.yaml")
@@ -104,12 +94,9 @@ class Stage:
         self._sections = sections
         self._inputs = inputs(self.params) if callable(inputs) else inputs
         kept = kept_folder(root, self.run_id) / "params.yaml"
-        self._params_file = Watched(
-            root / "params.yaml", load(kept) if kept.exists() else self.params, sections
-        )
+        self._params_file = Watched(root / "params.yaml", load(kept) if kept.exists() else self.params, sections)
         self.attempt = 1 + max(
-            (row.attempt for row in jsonl.read(self._folder / "attempts.jsonl", AttemptRow).rows),
-            default=0,
+            (row.attempt for row in jsonl.read(self._folder / "attempts.jsonl", AttemptRow).rows), default=0
         )
         self.step = 0
         self.fingerprint = ""
@@ -119,9 +106,7 @@ class Stage:
         """This process was asked to stop."""
         self.stopping = False
         """All processes of the stage have agreed to stop here."""
-        self.meter = Meter(
-            self._stream("usage"), self.run_id, self.attempt, self.device, self.world_size
-        )
+        self.meter = Meter(self._stream("usage"), self.run_id, self.attempt, self.device, self.world_size)
 
     def _stream(self, kind: str) -> Path | None:
         return self._folder / f"{kind}.jsonl" if self.rank == 0 else None
@@ -129,8 +114,8 @@ class Stage:
     def begin(self) -> None:
         """Record the start of the attempt, and determine its fingerprint.
 
-        Raises DataError if an input is missing, ParamsError if the run it belongs to began with
-        other params, EnvironmentFault if another process works in this folder.
+        Raises DataError if an input is missing, ParamsError if the run it belongs to began with other params,
+        EnvironmentFault if another process works in this folder.
         """
         if self.rank == 0 and self._pipeline is None:
             self.held.enter_context(locked(self.root))
@@ -138,9 +123,7 @@ class Stage:
         missing = next((item for item in self._inputs if not (self.root / item).exists()), None)
         if missing is None:
             self.fingerprint = fingerprint(
-                sections,
-                [self.root / item for item in [*self._inputs, *self._named_models()]],
-                self.root,
+                sections, [self.root / item for item in [*self._inputs, *self._named_models()]], self.root
             )
         code = stage_code(Path(training.__path__[0]).parent, self.name)
         self.checkpoints = Checkpoints(self.root, self.name, self.fingerprint, code=code)
@@ -153,9 +136,7 @@ class Stage:
         self.check_params()
 
     def _named_models(self) -> list[str]:
-        """The local model folders that params.yaml names: the fingerprint includes their
-        content.
-        """
+        """The local model folders that params.yaml names: the fingerprint includes their content."""
         named = [
             self.params.model.path if "model" in self._sections else None,
             student_path(self.params) if "distill" in self._sections else None,
@@ -163,15 +144,13 @@ class Stage:
         return [path for path in named if path is not None and (self.root / path).is_dir()]
 
     def finish(self, *outputs: str) -> None:
-        """Record that all outputs are in place and remove the checkpoints; the last call of a
-        stage.
-        """
+        """Record that all outputs are in place and remove the checkpoints; the last call of a stage."""
         if self.rank == 0:
             self.checkpoints.finish(self.step, outputs)
 
     def reuse_finished_outputs(self) -> bool:
-        """Reuse the outputs of an earlier attempt with these parameters, inputs and code, if all
-        are in place and unchanged. Returns whether they were reused. Collective.
+        """Reuse the outputs of an earlier attempt with these parameters, inputs and code, if all are in place and
+        unchanged. Returns whether they were reused. Collective.
         """
         step = collectives.broadcast_from_rank0(self.checkpoints.finished)
         if step is not None:
@@ -185,8 +164,8 @@ class Stage:
         return step is not None
 
     def resolve_changed_code(self) -> None:
-        """If other code made the newest checkpoint: resume from it or start again, as the
-        environment or the user at the terminal decides.
+        """If other code made the newest checkpoint: resume from it or start again, as the environment or the user at
+        the terminal decides.
 
         Raises CheckpointError without a decision.
         """
@@ -223,40 +202,26 @@ class Stage:
             flush=True,
         )
         words = sys.stdin.readline().strip().lower()
-        return next(
-            (answer for answer in (CONTINUE, RESTART) if words and answer.startswith(words)), ""
-        )
+        return next((answer for answer in (CONTINUE, RESTART) if words and answer.startswith(words)), "")
 
     def _seconds_to(self, step: int) -> float:
-        """Seconds of the work up to `step` without repetitions: for each step and phase the last
-        row among attempts with this fingerprint.
+        """Seconds of the work up to `step` without repetitions: for each step and phase the last row among attempts
+        with this fingerprint.
         """
         events = jsonl.read(self._folder / "attempts.jsonl", AttemptRow).rows
         own = {row.attempt for row in events if row.fingerprint == self.fingerprint}
         rows = jsonl.read(self._folder / "usage.jsonl", UsageRow).rows
-        last = {
-            (row.step, row.phase): row.seconds
-            for row in rows
-            if row.attempt in own and 1 <= row.step <= step
-        }
+        last = {(row.step, row.phase): row.seconds for row in rows if row.attempt in own and 1 <= row.step <= step}
         return sum(last.values())
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Append a row of training metrics."""
         self.step = step
         if path := self._stream("metrics"):
-            row = MetricRow(
-                time=time.time(),
-                run_id=self.run_id,
-                attempt=self.attempt,
-                step=step,
-                values=dict(values),
-            )
+            row = MetricRow(time=time.time(), run_id=self.run_id, attempt=self.attempt, step=step, values=dict(values))
             jsonl.append(path, row)
 
-    def mark(
-        self, event: str, exit_code: int | None = None, message: str = "", lost_seconds: float = 0.0
-    ) -> None:
+    def mark(self, event: str, exit_code: int | None = None, message: str = "", lost_seconds: float = 0.0) -> None:
         """Append a row about the attempt itself."""
         if path := self._stream("attempts"):
             row = AttemptRow(
@@ -288,8 +253,8 @@ class Stage:
         logger.warning("%s; going on, %.1f s were lost", message, lost_seconds)
 
     def check_params(self) -> None:
-        """Raise an error if params.yaml has changed since the start: DVC would record the new
-        values for outputs of the old ones. Call before outputs are put in place.
+        """Raise an error if params.yaml has changed since the start: DVC would record the new values for outputs of
+        the old ones. Call before outputs are put in place.
 
         Raises ParamsError.
         """
@@ -310,18 +275,15 @@ class Stage:
             return False
 
     def stop_if_requested(self) -> None:
-        """Exit if asked to stop, orphaned, or params.yaml changed. Call where everything worth
-        keeping is saved.
-        """
+        """Exit if asked to stop, orphaned, or params.yaml changed. Call where everything worth keeping is saved."""
         if self.stop_requested or self.orphaned or self._params_changed():
             raise self.stopped()
 
     def synchronise_stop(self) -> bool:
-        """Collective: set and return `stopping`, which is true if any process of the stage was
-        asked to stop, lost its parent or found params.yaml changed.
+        """Collective: set and return `stopping`, which is true if any process of the stage was asked to stop, lost its
+        parent or found params.yaml changed.
 
-        Call it once a step, before deciding on a checkpoint: a request that comes later waits for
-        the next step.
+        Call it once a step, before deciding on a checkpoint: a request that comes later waits for the next step.
         """
         wanted = self.stop_requested or self.orphaned or self._params_changed()
         self.stopping = collectives.all_reduce_max(wanted) > 0
@@ -336,14 +298,13 @@ class Stage:
         return bool(pid) and not is_alive(int(pid), float(created))
 
     def stopped(self) -> StageStopped:
-        """The exception to raise once everything is saved. Raises ParamsError instead if the stage
-        stops because params.yaml changed.
+        """The exception to raise once everything is saved. Raises ParamsError instead if the stage stops because
+        params.yaml changed.
         """
         if not self.stop_requested:
             self.check_params()
         return StageStopped(
-            f"{self.name} was asked to stop: checkpointed after step {self.step}, run again to go "
-            "on from there."
+            f"{self.name} was asked to stop: checkpointed after step {self.step}, run again to go on from there."
         )
 
     @property
@@ -358,11 +319,7 @@ class Stage:
 def stop_signals() -> tuple[signal.Signals, ...]:
     """Signals that stop a stage; SIGHUP of a lost terminal too, unless nohup ignores it."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return (
-        (signal.SIGTERM, signal.SIGINT)
-        if ignored
-        else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    )
+    return (signal.SIGTERM, signal.SIGINT) if ignored else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def configure_process() -> None:
@@ -371,9 +328,7 @@ def configure_process() -> None:
     allocator.configure()
     first = os.environ.get("RANK", "0") == "0"
     logging.basicConfig(
-        level=logging.INFO if first else logging.ERROR,
-        format="%(asctime)s %(name)s %(message)s",
-        datefmt="%H:%M:%S",
+        level=logging.INFO if first else logging.ERROR, format="%(asctime)s %(name)s %(message)s", datefmt="%H:%M:%S"
     )
 
 
@@ -386,8 +341,8 @@ class Entry(NamedTuple):
 
 
 def entry(stage: str) -> Entry:
-    """The entry of `stage` in its module: SECTIONS (plus the stage's own, if the module serves
-    several stages), INPUTS, and the function with the module's name.
+    """The entry of `stage` in its module: SECTIONS (plus the stage's own, if the module serves several stages),
+    INPUTS, and the function with the module's name.
     """
     name = stage_module(stage)
     module: Any = import_module(name)
@@ -395,9 +350,7 @@ def entry(stage: str) -> Entry:
     return Entry(sections, module.INPUTS, getattr(module, name.rsplit(".", 1)[1]))
 
 
-def run_stage(
-    name: str, sections: Sequence[str], inputs: Inputs, work: Callable[[Stage], None]
-) -> int:
+def run_stage(name: str, sections: Sequence[str], inputs: Inputs, work: Callable[[Stage], None]) -> int:
     """Run `work` as the stage process `name` in the current folder; returns the exit code."""
     configure_process()
     try:
@@ -425,11 +378,7 @@ def run_stage(
     except RlhfError as error:
         code, message = error.exit_code, str(error)
     except Exception as error:
-        fault = (
-            EnvironmentFault(NO_MEMORY)
-            if is_out_of_memory(error)
-            else named_fault(error, Path.cwd())
-        )
+        fault = EnvironmentFault(NO_MEMORY) if is_out_of_memory(error) else named_fault(error, Path.cwd())
         if isinstance(fault, RlhfError):
             code, message = fault.exit_code, str(fault)
         elif not collectives.is_lost_peer(error):

@@ -38,21 +38,12 @@ class Work:
 
 
 class Meter:
-    """Appends one UsageRow per step and phase. Time between phases is kept and reported as the
-    phase `other`.
-    """
+    """Appends one UsageRow per step and phase. Time between phases is kept and reported as the phase `other`."""
 
-    def __init__(
-        self, path: Path | None, run_id: str, attempt: int, device: str, world_size: int
-    ) -> None:
+    def __init__(self, path: Path | None, run_id: str, attempt: int, device: str, world_size: int) -> None:
         """`path` None measures without writing: every rank but 0."""
         self._path = path
-        self._identity = {
-            "run_id": run_id,
-            "attempt": attempt,
-            "device": device,
-            "world_size": world_size,
-        }
+        self._identity = {"run_id": run_id, "attempt": attempt, "device": device, "world_size": world_size}
         self._accelerator = device != "cpu"
         self._last_end = created(os.getpid())
         self._other_seconds = 0.0
@@ -60,9 +51,7 @@ class Meter:
 
     @contextmanager
     def phase(self, name: str, step: int) -> Iterator[Work]:
-        """Time a block as phase `name` of `step`. A block that raises is recorded too: its time was
-        paid for.
-        """
+        """Time a block as phase `name` of `step`. A block that raises is recorded too: its time was paid for."""
         begin = now()
         gap = max(0.0, begin - self._last_end)
         if not self._started:
@@ -96,9 +85,7 @@ class Meter:
         return max(0.0, now() - self._last_end)
 
     def close(self, step: int) -> None:
-        """Write the time outside of every phase, so that the rows add up to the process's wall
-        time.
-        """
+        """Write the time outside of every phase, so that the rows add up to the process's wall time."""
         self._other_seconds += max(0.0, now() - self._last_end)
         self._append("other" if self._started else "start", step, self._other_seconds, Work())
         self._last_end, self._other_seconds = now(), 0.0
@@ -139,8 +126,8 @@ def peak_memory_bytes(accelerator: bool) -> int:
 
 
 def reset_peak_memory(accelerator: bool) -> None:
-    """Start a new peak. On Linux, 5 written to clear_refs resets the resident set's high-water mark
-    (proc(5)); elsewhere it stays.
+    """Start a new peak. On Linux, 5 written to clear_refs resets the resident set's high-water mark (proc(5));
+    elsewhere it stays.
     """
     if accelerator:
         torch.accelerator.reset_peak_memory_stats()

@@ -1,14 +1,14 @@
-"""The new model against the champion, on the same held-out prompts with the same random numbers:
-`python -m training.retraining.contest`.
+"""The new model against the champion, on the same held-out prompts with the same random numbers: `python -m
+training.retraining.contest`.
 
-Data and models of both, a folder each as champions/<run> -> the figures the promotion gate decides
-on, and replies side by side
+Data and models of both, a folder each as champions/<run> -> the figures the promotion gate decides on, and replies
+side by side
 
 Six models take part, each side's policy, SFT model and reward model; one is in memory at a time.
 
-The judge is the gold score where the world has one, else that of `evaluate.judge`. Without either
-it is the champion's reward model: the challenger's own has learnt from the new votes, and if those
-were poisoned it would prefer just what they taught.
+The judge is the gold score where the world has one, else that of `evaluate.judge`. Without either it is the champion's
+reward model: the challenger's own has learnt from the new votes, and if those were poisoned it would prefer just what
+they taught.
 """
 
 import argparse
@@ -24,14 +24,7 @@ from config.schema import Params
 from config.sections.data import FileSource
 from config.sections.judge import PeopleJudgeSettings
 from config.workspace.retraining import Contest, Mean, Safety, Share
-from training.evaluation.comparison import (
-    Gain,
-    gain,
-    gain_at_equal_length,
-    reward_hacking,
-    score_judge,
-    win_rate,
-)
+from training.evaluation.comparison import Gain, gain, gain_at_equal_length, reward_hacking, score_judge, win_rate
 from training.inference.replies import Replies, answer
 from training.inference.trained_models import TrainedModels
 from training.judging.verdict import judged
@@ -67,15 +60,12 @@ class Scores(NamedTuple):
 def contest(
     root: Path, params: Params, champion: TrainedModels, challenger: TrainedModels
 ) -> tuple[Contest, list[dict[str, Any]]]:
-    """Run the contest; returns figures and sample replies. Raises DataError if fewer than two
-    prompts are held out from both, ModelError for models that cannot be loaded.
+    """Run the contest; returns figures and sample replies. Raises DataError if fewer than two prompts are held out
+    from both, ModelError for models that cannot be loaded.
     """
     confidence = params.evaluate.confidence
     prompts, left_out = held_out(params, champion, challenger)
-    replies = {
-        "champion": answer(champion, prompts, params),
-        "challenger": answer(challenger, prompts, params),
-    }
+    replies = {"champion": answer(champion, prompts, params), "challenger": answer(challenger, prompts, params)}
     world = known_world(params.data.source, map(prompt_text, prompts))
     scores = judge(prompts, replies, champion, challenger, world)
     old, new = scores["champion"], scores["challenger"]
@@ -96,10 +86,7 @@ def contest(
         name = GOLD if world else CHAMPIONS_REWARD
     lengths = replies["challenger"].chars, replies["champion"].chars
     hacking = reward_hacking(
-        own,
-        trusted,
-        gain_at_equal_length(new.challenger, old.challenger, *lengths, confidence),
-        len(prompts),
+        own, trusted, gain_at_equal_length(new.challenger, old.challenger, *lengths, confidence), len(prompts)
     )
     found = Contest(
         prompts=len(prompts),
@@ -130,11 +117,9 @@ def contest(
 # ---------------------------------------------------------------- prompts
 
 
-def held_out(
-    params: Params, champion: TrainedModels, challenger: TrainedModels
-) -> tuple[list[Prompt], int]:
-    """The first `evaluate.prompts` held-out prompts of the new data that neither model was trained
-    on, and how many were left out for that.
+def held_out(params: Params, champion: TrainedModels, challenger: TrainedModels) -> tuple[list[Prompt], int]:
+    """The first `evaluate.prompts` held-out prompts of the new data that neither model was trained on, and how many
+    were left out for that.
 
     Raises DataError if fewer than two are left.
     """
@@ -172,22 +157,15 @@ def fits(prompts: Sequence[Prompt], params: Params, *candidates: TrainedModels) 
 
 
 def safety_prompts(source: FileSource, root: Path, params: Params) -> list[Prompt]:
-    """The prompts of `retrain.safety_source`. Raises DataError for a file that cannot be read or
-    has none.
-    """
+    """The prompts of `retrain.safety_source`. Raises DataError for a file that cannot be read or has none."""
     setting = "retrain.safety_source"
-    table, columns = (
-        read_file(source, root, setting),
-        column_names(source.format, source.columns, setting),
-    )
+    table, columns = (read_file(source, root, setting), column_names(source.format, source.columns, setting))
     check_columns(table, source.format, columns, setting)
     rules = TextRules(params.data.max_prompt_chars, params.data.max_response_chars, ())
     reading = Reading(table, source.format, columns, source.vote, rules)
     prompts = [item.prompt for item in reading if isinstance(item, Example)]
     if not prompts:
-        raise DataError(
-            f"{source.path} has no usable prompt. Fix the file, or {setting} in params.yaml."
-        )
+        raise DataError(f"{source.path} has no usable prompt. Fix the file, or {setting} in params.yaml.")
     return prompts
 
 
@@ -204,16 +182,12 @@ def judge(
     """Every judge's score of every reply."""
     texts = {name: given.texts for name, given in replies.items()}
     golds = {
-        name: [gold_score(prompt_text(a), b, world) for a, b in zip(prompts, of, strict=True)]
-        if world
-        else None
+        name: [gold_score(prompt_text(a), b, world) for a, b in zip(prompts, of, strict=True)] if world else None
         for name, of in texts.items()
     }
     found = []
     for one in (champion, challenger):
-        found.append(
-            {name: one.scores(prompts, given.texts, given.ended) for name, given in replies.items()}
-        )
+        found.append({name: one.scores(prompts, given.texts, given.ended) for name, given in replies.items()})
         one.release()
     return {name: Scores(golds[name], found[0][name], found[1][name]) for name in replies}
 
@@ -224,9 +198,7 @@ def safety(
     """How much lower the challenger scores on the safety prompts; None without such prompts."""
     if params.retrain.safety_source is None:
         return None
-    prompts = fits(
-        safety_prompts(params.retrain.safety_source, root, params), params, champion, challenger
-    )
+    prompts = fits(safety_prompts(params.retrain.safety_source, root, params), params, champion, challenger)
     if len(prompts) < 2:
         raise DataError(
             f"{len(prompts)} safety prompts have room for a response, and two are needed. Lower "
@@ -234,20 +206,13 @@ def safety(
         )
     source = params.data.source
     known = known_world(source, map(prompt_text, prompts)) if has_gold else None
-    replies = {
-        "champion": answer(champion, prompts, params),
-        "challenger": answer(challenger, prompts, params),
-    }
+    replies = {"champion": answer(champion, prompts, params), "challenger": answer(challenger, prompts, params)}
     scores = judge(prompts, replies, champion, challenger, known)
     drop = gain(scores["champion"].judged, scores["challenger"].judged, params.evaluate.confidence)
-    return Safety(
-        prompts=len(prompts), judge=GOLD if known else CHAMPIONS_REWARD, drop=_mean_of(drop)
-    )
+    return Safety(prompts=len(prompts), judge=GOLD if known else CHAMPIONS_REWARD, drop=_mean_of(drop))
 
 
-def samples(
-    prompts: Sequence[Prompt], replies: dict[str, Replies], scores: dict[str, Scores]
-) -> list[dict[str, Any]]:
+def samples(prompts: Sequence[Prompt], replies: dict[str, Replies], scores: dict[str, Scores]) -> list[dict[str, Any]]:
     """Replies of both models with the judge's scores."""
     return [
         {"prompt": prompt_text(prompt)}
@@ -268,9 +233,7 @@ def _mean(values: Iterable[float]) -> float:
 
 def main(options: argparse.Namespace) -> None:
     params = load(options.challenger / "params.yaml")
-    found, replies = contest(
-        Path(), params, TrainedModels(options.champion), TrainedModels(options.challenger)
-    )
+    found, replies = contest(Path(), params, TrainedModels(options.champion), TrainedModels(options.challenger))
     write_json(options.out, found.model_dump())
     write_jsonl(options.out.with_name("replies.jsonl"), replies)
 

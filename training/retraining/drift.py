@@ -14,8 +14,8 @@ _WORD = re.compile(r"\w+")
 
 
 def length_distance(new: Sequence[int], before: Sequence[int]) -> float:
-    """The two-sample Kolmogorov-Smirnov statistic: sup over x of |F_new(x) - F_before(x)|, of the
-    two empirical distributions of lengths.
+    """The two-sample Kolmogorov-Smirnov statistic: sup over x of |F_new(x) - F_before(x)|, of the two empirical
+    distributions of lengths.
 
     Raises ValueError if either is empty.
     """
@@ -30,18 +30,15 @@ def length_distance(new: Sequence[int], before: Sequence[int]) -> float:
 def critical_distance(new: int, before: int, confidence: float) -> float:
     """The distance that two samples of one distribution exceed with probability 1 - confidence.
 
-    K^-1(1 - confidence) sqrt((n + m) / (n m)) with K the survival function of Kolmogorov's
-    distribution, for large samples; with ties, as in lengths, it is conservative. Source: Smirnov
-    1948, Table for estimating the goodness of fit of empirical distributions, Ann. Math. Stat. 19,
-    279-281.
+    K^-1(1 - confidence) sqrt((n + m) / (n m)) with K the survival function of Kolmogorov's distribution, for large
+    samples; with ties, as in lengths, it is conservative. Source: Smirnov 1948, Table for estimating the goodness of
+    fit of empirical distributions, Ann. Math. Stat. 19, 279-281.
     """
     return float(kolmogi(1 - confidence)) * math.sqrt((new + before) / (new * before))
 
 
 def words(text: str) -> list[str]:
-    """Runs of letters and digits, in lower case. All numbers are one word: a new order number is
-    not drift.
-    """
+    """Runs of letters and digits, in lower case. All numbers are one word: a new order number is not drift."""
     return ["0" if word.isdigit() else word for word in _WORD.findall(text.lower())]
 
 

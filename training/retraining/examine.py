@@ -1,8 +1,8 @@
-"""Compares today's data with the champion's: `python -m training.retraining.examine`. Nothing of
-the project is changed.
+"""Compares today's data with the champion's: `python -m training.retraining.examine`. Nothing of the project is
+changed.
 
-params.yaml's sources, champions/<run> -> rows that came and went, drift of prompts, the champion's
-reward model on the new pairs
+params.yaml's sources, champions/<run> -> rows that came and went, drift of prompts, the champion's reward model on the
+new pairs
 """
 
 import argparse
@@ -36,9 +36,7 @@ Contents = Mapping[str, Sequence[dict[str, Any]]]
 
 
 def examine(root: Path, params: Params, champion: TrainedModels) -> Examination:
-    """Compare the current content of the sources with the champion's data. Raises DataError as the
-    data stage does.
-    """
+    """Compare the current content of the sources with the champion's data. Raises DataError as the data stage does."""
     confidence = params.evaluate.confidence
     with tempfile.TemporaryDirectory() as folder:
         now, refused = prepared_now(root, params, champion.tokenizer, Path(folder))
@@ -60,9 +58,7 @@ def examine(root: Path, params: Params, champion: TrainedModels) -> Examination:
     )
 
 
-def prepared_now(
-    root: Path, params: Params, tokenizer: PreTrainedTokenizerBase, folder: Path
-) -> tuple[Contents, int]:
+def prepared_now(root: Path, params: Params, tokenizer: PreTrainedTokenizerBase, folder: Path) -> tuple[Contents, int]:
     """Rows that the data stage would write, and the number it would refuse."""
     quarantine = Quarantine(folder / "quarantine.jsonl")
     passes = Passes(quarantine, params.data)
@@ -82,9 +78,7 @@ def contents(prepared: Path) -> Contents:
     }
 
 
-def _without(
-    rows: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]
-) -> list[dict[str, Any]]:
+def _without(rows: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     known = {json.dumps(row, sort_keys=True) for row in others}
     return [row for row in rows if json.dumps(row, sort_keys=True) not in known]
 
@@ -97,9 +91,7 @@ def _prompts(rows: Iterable[dict[str, Any]]) -> list[Prompt]:
 def _length_drift(
     new: list[Prompt], before: list[Prompt], tokenizer: PreTrainedTokenizerBase, confidence: float
 ) -> LengthDrift:
-    lengths_new, lengths_before = (
-        token_counts(encode_prompts, tokenizer, prompts) for prompts in (new, before)
-    )
+    lengths_new, lengths_before = (token_counts(encode_prompts, tokenizer, prompts) for prompts in (new, before))
     return LengthDrift(
         distance=length_distance(lengths_new, lengths_before),
         critical=critical_distance(len(new), len(before), confidence),
@@ -109,39 +101,24 @@ def _length_drift(
 
 
 def _new_words(new: list[Prompt], before: list[Prompt], confidence: float) -> Share | None:
-    unseen, of = unseen_words(
-        [prompt_text(prompt) for prompt in new], [prompt_text(prompt) for prompt in before]
-    )
+    unseen, of = unseen_words([prompt_text(prompt) for prompt in new], [prompt_text(prompt) for prompt in before])
     return Share(**wilson(unseen, of, confidence)._asdict(), of=of) if of else None
 
 
-def _accuracy(
-    champion: TrainedModels, pairs: Sequence[dict[str, Any]], confidence: float
-) -> Share | None:
-    """Share of new pairs on which the champion's reward model agrees with the label; a tie counts
-    half.
-    """
+def _accuracy(champion: TrainedModels, pairs: Sequence[dict[str, Any]], confidence: float) -> Share | None:
+    """Share of new pairs on which the champion's reward model agrees with the label; a tie counts half."""
     if not pairs:
         return None
     margins = pair_margins(champion, pairs)
     right = sum((margin > 0) + 0.5 * (margin == 0) for margin in margins)
-    return (
-        Share(**wilson(right, len(margins), confidence)._asdict(), of=len(margins))
-        if margins
-        else None
-    )
+    return Share(**wilson(right, len(margins), confidence)._asdict(), of=len(margins)) if margins else None
 
 
 def main(options: argparse.Namespace) -> None:
-    write_json(
-        options.out,
-        examine(Path(), load(options.params), TrainedModels(options.champion)).model_dump(),
-    )
+    write_json(options.out, examine(Path(), load(options.params), TrainedModels(options.champion)).model_dump())
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description="Compare the data as it is now with the champion's."
-    )
+    parser = argparse.ArgumentParser(description="Compare the data as it is now with the champion's.")
     parser.add_argument("--params", type=Path, default=Path("params.yaml"))
     sys.exit(run_helper(parser, main))

@@ -1,8 +1,8 @@
-"""The reward stage where reward.kind is function: it tries the function on held-out data and keeps
-a copy of it with the models.
+"""The reward stage where reward.kind is function: it tries the function on held-out data and keeps a copy of it with
+the models.
 
-data/prepared/{prompts,preference}/test.jsonl, the function's file -> models/reward,
-metrics/reward.json, plots/reward*.csv
+data/prepared/{prompts,preference}/test.jsonl, the function's file -> models/reward, metrics/reward.json,
+plots/reward*.csv
 """
 
 import shutil
@@ -30,8 +30,8 @@ TRIED_PAIRS = 2000
 
 
 def check_function(stage: Stage, limits: Mapping[str, Any]) -> None:
-    """Write models/reward and what the function says of the held-out data; rank 0 does all of it.
-    `limits` are the facts of the data stage about the held-out pairs.
+    """Write models/reward and what the function says of the held-out data; rank 0 does all of it. `limits` are the
+    facts of the data stage about the held-out pairs.
 
     Raises DataError if the function fails.
     """
@@ -44,9 +44,7 @@ def check_function(stage: Stage, limits: Mapping[str, Any]) -> None:
     with replacing(stage.root / "models/reward") as folder:
         folder.mkdir()
         shutil.copyfile(stage.root / settings.script, folder / CODE)
-        write_json(
-            folder / CARD, {"path": settings.path, "timeout_seconds": settings.timeout_seconds}
-        )
+        write_json(folder / CARD, {"path": settings.path, "timeout_seconds": settings.timeout_seconds})
         function = RewardFunction(folder, stage.root)
         rows = rows_by_prompt(stage.root)
         with stage.meter.phase("score", 0) as work:
@@ -60,17 +58,11 @@ def check_function(stage: Stage, limits: Mapping[str, Any]) -> None:
             seconds = time.perf_counter() - began
             work.add(sequences=len(scores))
         if not scores:
-            raise DataError(
-                f"reward.path={settings.path}: there is no held-out prompt to try it on."
-            )
+            raise DataError(f"reward.path={settings.path}: there is no held-out prompt to try it on.")
     of_pairs = np.array(scores[len(replies) :]).reshape(-1, 2)
     margins = of_pairs[:, 0] - of_pairs[:, 1]
-    accuracy, low, high = (
-        wilson(pair_accuracy(margins) * len(margins), len(margins)) if len(margins) else [None] * 3
-    )
-    known_scores = [
-        score for call, score in zip(calls, scores, strict=True) if call.response
-    ] or scores
+    accuracy, low, high = wilson(pair_accuracy(margins) * len(margins), len(margins)) if len(margins) else [None] * 3
+    known_scores = [score for call, score in zip(calls, scores, strict=True) if call.response] or scores
     metrics = {
         "accuracy": accuracy, "accuracy_low": low, "accuracy_high": high, "ece": None,
         **limits,
@@ -82,28 +74,21 @@ def check_function(stage: Stage, limits: Mapping[str, Any]) -> None:
     write_csv(stage.root / "plots/reward.csv", ("step", "loss"), [])
     write_csv(stage.root / "plots/reward_calibration.csv", ("confidence", "accuracy", "count"), [])
     write_json(stage.root / "metrics/reward.json", metrics)
-    stage.finish(
-        "models/reward", "metrics/reward.json", "plots/reward.csv", "plots/reward_calibration.csv"
-    )
+    stage.finish("models/reward", "metrics/reward.json", "plots/reward.csv", "plots/reward_calibration.csv")
 
 
 def known_replies(prompts: Sequence[Mapping[str, Any]]) -> list[Call]:
-    """Each prompt with the texts of its row as replies, and with an empty one: a function must
-    stand whatever a model says.
+    """Each prompt with the texts of its row as replies, and with an empty one: a function must stand whatever a model
+    says.
     """
     return [
         Call(row["prompt"], text, row.get("row", {}))
         for row in prompts
-        for text in (
-            "",
-            *(value for value in row.get("row", {}).values() if isinstance(value, str)),
-        )
+        for text in ("", *(value for value in row.get("row", {}).values() if isinstance(value, str)))
     ]
 
 
-def pair_calls(
-    pairs: Sequence[Mapping[str, Any]], rows: Mapping[str, Mapping[str, Any]]
-) -> list[Call]:
+def pair_calls(pairs: Sequence[Mapping[str, Any]], rows: Mapping[str, Mapping[str, Any]]) -> list[Call]:
     """Chosen and rejected reply of each pair, one after the other."""
     return [
         Call(pair["prompt"], response_text(pair[side]), rows.get(prompt_text(pair["prompt"]), {}))

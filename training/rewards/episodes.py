@@ -39,17 +39,10 @@ class EpisodeRewards(NamedTuple):
         """The score of each response to its prompt, [B]. Collective: processes share the calls."""
         calls = [
             Call(known.prompt, decode_response(self.tokenizer, response), known.row)
-            for known, response in zip(
-                (self.prompts[tuple(prompt)] for prompt in prompts), responses, strict=True
-            )
+            for known, response in zip((self.prompts[tuple(prompt)] for prompt in prompts), responses, strict=True)
         ]
         return torch.tensor(
-            map_across_ranks(
-                lambda work: work(0),
-                lambda _, __, share: self.function.scores(share),
-                responses,
-                calls,
-            )
+            map_across_ranks(lambda work: work(0), lambda _, __, share: self.function.scores(share), responses, calls)
         )
 
 

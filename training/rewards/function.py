@@ -1,11 +1,10 @@
-"""A reward function as every stage calls it: in a process of its own, with a time limit for each
-response.
+"""A reward function as every stage calls it: in a process of its own, with a time limit for each response.
 
 models/reward/function.json  which function, and its time limit
 models/reward/function.py    its file, as it was in the reward stage
 
-The process starts anew for each batch: nothing that the function keeps reaches the next batch, so
-that a resumed run gets the same scores.
+The process starts anew for each batch: nothing that the function keeps reaches the next batch, so that a resumed run
+gets the same scores.
 """
 
 import json
@@ -51,17 +50,14 @@ class RewardFunction:
             card = json.loads((folder / CARD).read_text(encoding="utf-8"))
             self.path, self.timeout_seconds = str(card["path"]), float(card["timeout_seconds"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ModelError(
-                f"{folder / CARD} is damaged ({error}). Run the reward stage."
-            ) from None
+            raise ModelError(f"{folder / CARD} is damaged ({error}). Run the reward stage.") from None
         self._code = (folder / CODE).resolve()
         self._root = root.resolve()
 
     def scores(self, calls: Sequence[Call]) -> list[float]:
         """A score for each call, in order.
 
-        Raises DataError with one line if the function raises, returns no finite number, or takes
-        too long.
+        Raises DataError with one line if the function raises, returns no finite number, or takes too long.
         """
         if not calls:
             return []
@@ -74,9 +70,7 @@ class RewardFunction:
             return float(answer.get("score", 0.0))
         place = ""
         if call is not None:
-            prompt, response = (
-                f"{text[:60]!r}" for text in (prompt_text(call.prompt), call.response)
-            )
+            prompt, response = (f"{text[:60]!r}" for text in (prompt_text(call.prompt), call.response))
             place = f" for the response {response} to {prompt}"
         raise DataError(f"reward.path={self.path}: it {answer['fault']}{place}. Fix the function.")
 
@@ -85,19 +79,10 @@ class RewardFunction:
         reading, writing = os.pipe()
         log = self._root / LOG
         log.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            os.fdopen(reading, "rb", buffering=0) as results,
-        ):
+        with tempfile.TemporaryDirectory() as folder, os.fdopen(reading, "rb", buffering=0) as results:
             batch = Path(folder) / "calls.json"
             batch.write_text(json.dumps(calls), encoding="utf-8")
-            command = [
-                *BOUND,
-                sys.executable,
-                worker.__file__,
-                str(self._code),
-                self.path.rpartition(":")[2],
-            ]
+            command = [*BOUND, sys.executable, worker.__file__, str(self._code), self.path.rpartition(":")[2]]
             command += [str(self._root), str(batch), str(writing)]
             with log.open("wb") as printed:
                 process = subprocess.Popen(
@@ -111,9 +96,7 @@ class RewardFunction:
                 for _ in range(len(calls) + 1):
                     while b"\n" not in rest:
                         if not select.select([results], [], [], waited)[0]:
-                            yield {
-                                "fault": f"took longer than {waited:g} s (reward.timeout_seconds)"
-                            }
+                            yield {"fault": f"took longer than {waited:g} s (reward.timeout_seconds)"}
                             return
                         part = results.read(1 << 16)
                         if not part:
@@ -149,11 +132,9 @@ def rows_by_prompt(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def function_scores(
-    folder: Path, prompts: Sequence[Prompt], responses: Sequence[str]
-) -> list[float]:
-    """The scores of the function in models/reward below a project's folder, which knows the rows of
-    its prepared prompts; another prompt's row is empty.
+def function_scores(folder: Path, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[float]:
+    """The scores of the function in models/reward below a project's folder, which knows the rows of its prepared
+    prompts; another prompt's row is empty.
     """
     rows = rows_by_prompt(folder)
     return RewardFunction(folder / "models/reward", folder).scores(

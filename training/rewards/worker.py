@@ -1,8 +1,8 @@
 """The process that runs a reward function: python worker.py SCRIPT FUNCTION ROOT CALLS RESULTS.
 
-CALLS is a JSON file: a list of [prompt, response, row]. RESULTS is the number of an open pipe: a
-line {} once the function is loaded, then for each call {"score": number} or {"fault": why}. It
-imports the standard library alone, so that it starts in a fraction of a second.
+CALLS is a JSON file: a list of [prompt, response, row]. RESULTS is the number of an open pipe: a line {} once the
+function is loaded, then for each call {"score": number} or {"fault": why}. It imports the standard library alone, so
+that it starts in a fraction of a second.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Data of an update: sampled prompts with responses, mini-batches and micro-batches.
 
-Shapes: B episodes (a prompt and one response each), T response tokens, padded on the right, masks
-True where the token counts; N response tokens of some episodes, one after another.
+Shapes: B episodes (a prompt and one response each), T response tokens, padded on the right, masks True where the token
+counts; N response tokens of some episodes, one after another.
 """
 
 import hashlib
@@ -19,8 +19,8 @@ from training.modeling.batching import token_budget_batches
 
 
 class MicroBatch(NamedTuple):
-    """Episodes of one forward pass with gradient, with values from before the update at their
-    response tokens, [N] each; [0] without a critic.
+    """Episodes of one forward pass with gradient, with values from before the update at their response tokens, [N]
+    each; [0] without a critic.
     """
 
     sequences: list[list[int]]
@@ -52,17 +52,15 @@ class Episodes(NamedTuple):
 
     def of(self, rows: Sequence[int]) -> "Episodes":
         """A selection of episodes."""
-        columns: list[Any] = [
-            [column[i] for i in rows] for column in (self.sequences, self.prompt_lengths)
-        ]
+        columns: list[Any] = [[column[i] for i in rows] for column in (self.sequences, self.prompt_lengths)]
         columns += [x_BT[list(rows)] if x_BT is not None else None for x_BT in self[2:]]
         return Episodes(*columns)
 
     def micro_batches(
         self, budget_tokens: int, device: torch.device, in_lockstep: bool
     ) -> Iterator[tuple[MicroBatch, bool]]:
-        """Batches of at most `budget_tokens` tokens (at least one episode), and whether each
-        counts: `in_lockstep`, a process with fewer batches repeats its last.
+        """Batches of at most `budget_tokens` tokens (at least one episode), and whether each counts: `in_lockstep`, a
+        process with fewer batches repeats its last.
         """
         batches = token_budget_batches(self.lengths(), budget_tokens)
         absent = torch.empty(0, device=device)
@@ -76,18 +74,16 @@ class Episodes(NamedTuple):
 
 
 def stream_seed(seed: int, stream: str, number: int) -> int:
-    """The seed of one random stream of a run (prompts, sampling, mini_batches) in the epoch or
-    update `number`. Different streams have independent generators; consecutive seeds would overlap.
+    """The seed of one random stream of a run (prompts, sampling, mini_batches) in the epoch or update `number`.
+    Different streams have independent generators; consecutive seeds would overlap.
     """
     digest = hashlib.sha256(f"{seed}/{stream}/{number}".encode()).digest()
     return int.from_bytes(digest[:7], "big")
 
 
-def choose_prompts(
-    prompts: Sequence[list[int]], settings: SamplingLoop, seed: int, update: int
-) -> list[list[int]]:
-    """The prompts of an update, each repeated responses_per_prompt times: in random order, without
-    replacement until all were used.
+def choose_prompts(prompts: Sequence[list[int]], settings: SamplingLoop, seed: int, update: int) -> list[list[int]]:
+    """The prompts of an update, each repeated responses_per_prompt times: in random order, without replacement until
+    all were used.
 
     A function of seed and update only, so that a resumed run continues with the right prompts.
     """
@@ -101,19 +97,13 @@ def choose_prompts(
 
 @lru_cache(maxsize=2)
 def _prompt_order(prompts: int, seed: int, epoch: int) -> Sequence[int]:
-    """The order of one pass over all prompts; cached, as a permutation of 200,000 takes
-    milliseconds.
-    """
+    """The order of one pass over all prompts; cached, as a permutation of 200,000 takes milliseconds."""
     generator = torch.Generator().manual_seed(stream_seed(seed, "prompts", epoch))
     return array("q", torch.randperm(prompts, generator=generator).tolist())
 
 
-def joined(
-    prompts: Sequence[list[int]], responses: Sequence[list[int]]
-) -> tuple[list[list[int]], list[int]]:
-    """Sequences of prompt and response, and the index where each response starts (the prompt's
-    length).
-    """
+def joined(prompts: Sequence[list[int]], responses: Sequence[list[int]]) -> tuple[list[list[int]], list[int]]:
+    """Sequences of prompt and response, and the index where each response starts (the prompt's length)."""
     sequences = [[*prompt, *response] for prompt, response in zip(prompts, responses, strict=True)]
     return sequences, [len(prompt) for prompt in prompts]
 
@@ -129,7 +119,5 @@ def mini_batches(episodes: int, settings: SamplingLoop, seed: int, update: int) 
     """Episode indices of every optimizer step of an update; each pass has a new random order."""
     generator = torch.Generator().manual_seed(stream_seed(seed, "mini_batches", update))
     size = episodes // settings.num_mini_batches
-    orders = [
-        torch.randperm(episodes, generator=generator).tolist() for _ in range(settings.epochs)
-    ]
+    orders = [torch.randperm(episodes, generator=generator).tolist() for _ in range(settings.epochs)]
     return [order[start : start + size] for order in orders for start in range(0, episodes, size)]

@@ -9,10 +9,9 @@ shared_base   an adapter on the one    another adapter or      an adapter on    
               base                     none on it              the base            the base
 
 A method without a critic has the first three of `separate`, and no value model.
-Each role has one adapter. Where models/sft is an adapter, it is the reference and the policy begins
-as its copy; where it has weights of its own, they are the base: the reference is the base with no
-adapter on, and the policy's is new. A value model begins in the same way from the model that
-`value_init` names.
+Each role has one adapter. Where models/sft is an adapter, it is the reference and the policy begins as its copy; where
+it has weights of its own, they are the base: the reference is the base with no adapter on, and the policy's is new. A
+value model begins in the same way from the model that `value_init` names.
 """
 
 from typing import Any, TypeVar
@@ -67,28 +66,20 @@ class _Origin:
         self.device = stage.torch_device
 
     def place(self, module: M) -> M:
-        """Move a trainable model or head to the stage's device, sharded if configured, in
-        evaluation mode.
-        """
+        """Move a trainable model or head to the stage's device, sharded if configured, in evaluation mode."""
         sharding.shard(module, self.stage, sums_gradients=True)
         return module.eval()
 
     def view(
-        self,
-        model: PreTrainedModel,
-        adapter: str | None,
-        config: Any = None,
-        score: nn.Linear | None = None,
+        self, model: PreTrainedModel, adapter: str | None, config: Any = None, score: nn.Linear | None = None
     ) -> AdapterView:
         return AdapterView(model, adapter, autocast(self.params.model, self.device), config, score)
 
 
 def load_roles(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> Roles:
-    """The roles of the stage's method, with a critic as its `layout` says, from models/sft and
-    models/reward.
+    """The roles of the stage's method, with a critic as its `layout` says, from models/sft and models/reward.
 
-    Raises ModelError if either is missing, damaged, of another vocabulary, or unsuitable for the
-    layout.
+    Raises ModelError if either is missing, damaged, of another vocabulary, or unsuitable for the layout.
     """
     origin = _Origin(stage, tokenizer)
     settings = origin.settings
@@ -100,24 +91,18 @@ def load_roles(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> Roles:
         policy, ref_policy = _policies(origin)
         reward_model = None
         if not is_function(origin.reward):
-            reward_model = origin.place(
-                load_reward_model(origin.reward, origin.params.model, tokenizer)
-            )
-        value_model = (
-            _value_model(origin) if critic is not None and critic.layout == "separate" else None
-        )
+            reward_model = origin.place(load_reward_model(origin.reward, origin.params.model, tokenizer))
+        value_model = _value_model(origin) if critic is not None and critic.layout == "separate" else None
         head = None
         if critic is not None and critic.layout == "shared_trunk":
-            head = origin.place(
-                new_head(policy.config.hidden_size, stage.params.seed, origin.device)
-            )
+            head = origin.place(new_head(policy.config.hidden_size, stage.params.seed, origin.device))
         models = Models(policy, ref_policy, reward_model, value_model, head)
     return Roles(models, settings, stage.params.model.dtype, stage)
 
 
 def _policies(origin: _Origin) -> tuple[Role, Role]:
-    """Policy and reference: two models, or with LoRA one base with an adapter each (the reference
-    has one only if models/sft is an adapter).
+    """Policy and reference: two models, or with LoRA one base with an adapter each (the reference has one only if
+    models/sft is an adapter).
     """
     params, lora = origin.params, origin.settings.lora
     if lora is None:
@@ -135,8 +120,8 @@ def _policies(origin: _Origin) -> tuple[Role, Role]:
 
 
 def _value_model(origin: _Origin) -> Role:
-    """A separate value model from `value_init`: all weights trained, or a frozen base with a
-    trained adapter and head. A reward model's adapter keeps its rank and matrices.
+    """A separate value model from `value_init`: all weights trained, or a frozen base with a trained adapter and head.
+    A reward model's adapter keeps its rank and matrices.
     """
     params, settings = origin.params, origin.settings
     assert isinstance(settings, ActorCritic)
@@ -144,9 +129,7 @@ def _value_model(origin: _Origin) -> Role:
     if lora is None:
         if settings.value_init == "reward":
             model = load_reward_model(origin.reward, params.model, origin.tokenizer, trainable=True)
-            model.score = normalised_head(
-                model.score, model.config.score_mean, model.config.score_std
-            )
+            model.score = normalised_head(model.score, model.config.score_mean, model.config.score_std)
         else:
             model = new_reward_model(origin.sft, params.model, origin.tokenizer, params.seed)
         return origin.place(model)
@@ -156,17 +139,15 @@ def _value_model(origin: _Origin) -> Role:
         if not is_adapter(origin.reward):
             add_adapter(model, lora, VALUE, params.seed + 1, section)
     else:
-        model = new_reward_model(
-            origin.sft, params.model, origin.tokenizer, params.seed, False, adapter=None
-        )
+        model = new_reward_model(origin.sft, params.model, origin.tokenizer, params.seed, False, adapter=None)
         begin_adapter(model, lora, VALUE, params.seed + 1, section, origin.sft)
     model = origin.place(model)
     return origin.view(model, VALUE, score=model.score)
 
 
 def _shared_base(origin: _Origin, lora: Lora) -> Models:
-    """One base for all four. The value model starts as a copy of the reward model's adapter and
-    head, or from the SFT model.
+    """One base for all four. The value model starts as a copy of the reward model's adapter and head, or from the SFT
+    model.
     """
     params, seed = origin.params, origin.params.seed
     settings = origin.settings
@@ -175,9 +156,7 @@ def _shared_base(origin: _Origin, lora: Lora) -> Models:
     check_reward_folder(origin.reward)
     if not is_adapter(origin.reward) or not same_base(origin.sft, origin.reward):
         stands = (
-            f"has the base {base_of(origin.reward).place}"
-            if is_adapter(origin.reward)
-            else "has weights of its own"
+            f"has the base {base_of(origin.reward).place}" if is_adapter(origin.reward) else "has weights of its own"
         )
         raise ModelError(
             f"{settings.method}.layout=shared_base needs models/reward to be an adapter on "
@@ -211,8 +190,8 @@ def _shared_base(origin: _Origin, lora: Lora) -> Models:
 
 
 def save_policy(stage: Stage, roles: Roles, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Save the policy to models/<method>: its weights, or its adapter on the SFT model's base.
-    Collective; rank 0 writes.
+    """Save the policy to models/<method>: its weights, or its adapter on the SFT model's base. Collective; rank 0
+    writes.
     """
     target, policy = stage.root / "models" / stage.name, roles.policy
     with replacing_on_rank0(target) as folder:

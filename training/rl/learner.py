@@ -1,5 +1,5 @@
-"""Models trained by our own loops, with their optimizer: which parameters are trained, and how a
-gradient becomes a step.
+"""Models trained by our own loops, with their optimizer: which parameters are trained, and how a gradient becomes a
+step.
 """
 
 import math
@@ -39,9 +39,8 @@ class Learner:
         dtype: str = "fp32",
         stage: Stage | None = None,
     ) -> None:
-        """`trained` names the trained ones among `roles`; `rates` are their initial learning rates.
-        `dtype` is the compute type: with fp16 the loss is scaled, so that small gradients do not
-        vanish.
+        """`trained` names the trained ones among `roles`; `rates` are their initial learning rates. `dtype` is the
+        compute type: with fp16 the loss is scaled, so that small gradients do not vanish.
 
         `stage` determines how models and optimizer are sharded; without it they are not.
         """
@@ -54,13 +53,10 @@ class Learner:
             parameter.requires_grad_(True)
         sharding.set_root_modules(modules)
         self.lockstep = stage is not None and sharding.shards_weights(stage)
-        """All processes must run the same number of forward and backward passes, as each takes part
-        in the others' collectives.
+        """All processes must run the same number of forward and backward passes, as each takes part in the others'
+        collectives.
         """
-        groups = [
-            {"params": list(self._learning[name].values()), "lr": rate}
-            for name, rate in rates.items()
-        ]
+        groups = [{"params": list(self._learning[name].values()), "lr": rate} for name, rate in rates.items()]
         self.optimizer = optimizer(settings.optimizer, groups, f"{settings.method}.optimizer")
         device = next(iter(self.trainable().values())).device.type
         self.scaler = torch.amp.GradScaler(device, enabled=dtype == "fp16")
@@ -71,9 +67,7 @@ class Learner:
     def trainable(self) -> dict[str, nn.Parameter]:
         """Every trained parameter, by a name that is stable between runs."""
         return {
-            f"{part}.{name}": parameter
-            for part, found in self._learning.items()
-            for name, parameter in found.items()
+            f"{part}.{name}": parameter for part, found in self._learning.items() for name, parameter in found.items()
         }
 
     def with_gradient(self, forward: Callable[[], T]) -> T:
@@ -98,17 +92,13 @@ class Learner:
         self.scaler.scale(loss).backward()
 
     def step(self, max_grad_norm: float) -> float:
-        """Clip the gradient of each trained part separately and take an optimizer step if all are
-        finite. Returns the first part's norm before clipping.
+        """Clip the gradient of each trained part separately and take an optimizer step if all are finite. Returns the
+        first part's norm before clipping.
 
-        In fp16 an overflowing gradient halves the loss scale, and no step is taken; the norm
-        returned is 0.
+        In fp16 an overflowing gradient halves the loss scale, and no step is taken; the norm returned is 0.
         """
         self.scaler.unscale_(self.optimizer)
-        norms = [
-            sharding.clip_gradients(group["params"], max_grad_norm)
-            for group in self.optimizer.param_groups
-        ]
+        norms = [sharding.clip_gradients(group["params"], max_grad_norm) for group in self.optimizer.param_groups]
         sizes: list[float] = torch.stack(norms).tolist()
         is_finite = all(map(math.isfinite, sizes))
         if is_finite or self.scaler.is_enabled():
@@ -127,9 +117,7 @@ def _module(role: Role | nn.Linear) -> nn.Module:
 
 def modules_of(role: Role | nn.Linear) -> list[nn.Module]:
     """The modules of a role: a model, and the separate head of a view if it has one."""
-    head = (
-        [role.score] if isinstance(role, AdapterView) and isinstance(role.score, nn.Module) else []
-    )
+    head = [role.score] if isinstance(role, AdapterView) and isinstance(role.score, nn.Module) else []
     return [_module(role), *head]
 
 
@@ -140,9 +128,5 @@ def _recomputing(roles: Sequence[Role]) -> list[nn.Module]:
         model: PreTrainedModel = _module(role)
         context = partial(recompute_context, lora_layers(model))
         model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": context})
-        found |= {
-            id(module): module
-            for module in model.modules()
-            if isinstance(module, GradientCheckpointingLayer)
-        }
+        found |= {id(module): module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)}
     return list(found.values())

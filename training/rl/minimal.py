@@ -1,15 +1,14 @@
 """PPO on one page: the loop of training/ppo.py without its infrastructure. Read this first.
 
-Left out: processes, adapters, layouts other than `separate`, checkpoints, engines, packing,
-out-of-memory handling, and early stopping (`target_kl`, `max_kl`). Kept: every formula. From the
-same models, prompts, settings and seed it follows the trajectory of training/ppo.py; a test
-compares them.
+Left out: processes, adapters, layouts other than `separate`, checkpoints, engines, packing, out-of-memory handling,
+and early stopping (`target_kl`, `max_kl`). Kept: every formula. From the same models, prompts, settings and seed it
+follows the trajectory of training/ppo.py; a test compares them.
 
-Schulman et al. 2017 (arXiv:1707.06347) for the update, Ziegler et al. 2019 (arXiv:1909.08593) for
-rewards from a language model's KL, Huang et al. 2024 (arXiv:2403.17031) for the details.
+Schulman et al. 2017 (arXiv:1707.06347) for the update, Ziegler et al. 2019 (arXiv:1909.08593) for rewards from a
+language model's KL, Huang et al. 2024 (arXiv:2403.17031) for the details.
 
-Shapes: B responses, L tokens of prompt and response, T response tokens, V vocabulary; padding is on
-the right, and masks are True where the token counts.
+Shapes: B responses, L tokens of prompt and response, T response tokens, V vocabulary; padding is on the right, and
+masks are True where the token counts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,13 +22,7 @@ from transformers import PreTrainedModel
 
 from config.methods.ppo import Ppo, advantages
 from training.rl import ppo_math
-from training.rl.episodes import (
-    choose_prompts,
-    joined,
-    mini_batches,
-    pad_responses,
-    stream_seed,
-)
+from training.rl.episodes import choose_prompts, joined, mini_batches, pad_responses, stream_seed
 from training.rollout.engine import draw, sampling_noise
 
 Rows: TypeAlias = tuple[list[list[int]], list[int]]
@@ -48,8 +41,8 @@ def minimal_ppo(
 ) -> Iterator[dict[str, float]]:
     """Train policy and value model; yields means of the rollout after each update.
 
-    Reward and value model are classifiers with one label: `score` is a head on hidden states.
-    Values are in the unit of normalised scores.
+    Reward and value model are classifiers with one label: `score` is a head on hidden states. Values are in the unit
+    of normalised scores.
     """
     rates = settings.learning_rate, settings.value_learning_rate
     groups = [{"params": [*model.parameters()]} for model in (policy, value_model)]
@@ -81,9 +74,7 @@ def minimal_ppo(
             kl_BT = ppo_math.kl_per_token(logprobs_BT, ref_logprobs_BT)
             reward_BT = ppo_math.token_rewards(kl_BT, shaped_B, mask_BT, kl_coef)
             # 5. advantages, and returns as targets of the values
-            advantages_BT, returns_BT = advantages(
-                reward_BT, shaped_B, values_BT, mask_BT, settings
-            )
+            advantages_BT, returns_BT = advantages(reward_BT, shaped_B, values_BT, mask_BT, settings)
             assert returns_BT is not None
         # 6. update
         progress = (update - 1) / settings.updates if settings.schedule == "linear" else 0.0
@@ -94,8 +85,7 @@ def minimal_ppo(
             new_BT, own_BT = logprobs(policy, own, settings.temperature)
             new_values_BT, _ = of_responses(heads(value_model, own), own)
             was_BT, advantage_BT, value_BT, return_BT = (
-                x_BT[chosen, : own_BT.shape[1]]
-                for x_BT in (logprobs_BT, advantages_BT, values_BT, returns_BT)
+                x_BT[chosen, : own_BT.shape[1]] for x_BT in (logprobs_BT, advantages_BT, values_BT, returns_BT)
             )
             of_policy = ppo_math.policy_loss(new_BT, was_BT, advantage_BT, settings.cliprange)
             cliprange = settings.cliprange_value
@@ -118,9 +108,7 @@ def minimal_ppo(
         yield {"score": score, "kl": kl, "length": length, "value": value}
 
 
-def sample(
-    policy: PreTrainedModel, prompt: list[int], noise_T: Tensor, temperature: float, eos: int
-) -> list[int]:
+def sample(policy: PreTrainedModel, prompt: list[int], noise_T: Tensor, temperature: float, eos: int) -> list[int]:
     """A response to `prompt`, with a full forward pass per token; an engine would keep a cache."""
     response: list[int] = []
     while len(response) < len(noise_T) and eos not in response:
@@ -131,17 +119,13 @@ def sample(
 
 
 def padded(rows: Rows) -> Tensor:
-    """[B, L], padded on the right. In a causal model no token attends to padding behind it, so any
-    token will do.
-    """
+    """[B, L], padded on the right. In a causal model no token attends to padding behind it, so any token will do."""
     return pad_sequence([torch.tensor(ids) for ids in rows[0]], batch_first=True)
 
 
 def of_responses(x_BL: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     """Values at the token before each response token, [B, T], and the mask."""
-    return pad_responses(
-        [x_L[start - 1 : len(ids) - 1] for x_L, ids, start in zip(x_BL, *rows, strict=True)]
-    )
+    return pad_responses([x_L[start - 1 : len(ids) - 1] for x_L, ids, start in zip(x_BL, *rows, strict=True)])
 
 
 def logprobs(policy: PreTrainedModel, rows: Rows, temperature: float) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,7 @@
-"""Handling of divergence: the batch is kept for inspection, and the stage ends or goes back to an
-earlier checkpoint.
+"""Handling of divergence: the batch is kept for inspection, and the stage ends or goes back to an earlier checkpoint.
 
-Going back ends the attempt; the next one resumes as after a crash, so that time, money and rows are
-accounted for as usual.
+Going back ends the attempt; the next one resumes as after a crash, so that time, money and rows are accounted for as
+usual.
 
 Shapes: B responses, T response tokens.
 """
@@ -39,19 +38,15 @@ class Batch(NamedTuple):
 
 @contextmanager
 def on_divergence(
-    stage: Stage,
-    roles: Roles,
-    state: PpoState,
-    batch: Batch,
-    statistics: Mapping[str, float] | None = None,
+    stage: Stage, roles: Roles, state: PpoState, batch: Batch, statistics: Mapping[str, float] | None = None
 ) -> Iterator[None]:
     """Around a check of the update after `state`: what it raises says where the batch is.
 
     statistics  of a rollout that cannot be learnt from, for the log; the weights that made it are
                 then saved, unless the stage goes back
 
-    With on_divergence=roll_back the first time leaves the newest checkpoint with half the learning
-    rates, and says so. All processes raise alike.
+    With on_divergence=roll_back the first time leaves the newest checkpoint with half the learning rates, and says so.
+    All processes raise alike.
     """
     try:
         yield
@@ -63,8 +58,7 @@ def on_divergence(
         if roles.settings.on_divergence == "roll_back" and not state.rolled_back:
             back = roll_back(stage, roles)
             raise RolledBack(
-                f"{message} The next attempt goes on after update {back.update} with half the "
-                "learning rates."
+                f"{message} The next attempt goes on after update {back.update} with half the learning rates."
             ) from None
         if statistics is not None:
             save_state(stage, roles, state)
@@ -72,8 +66,8 @@ def on_divergence(
 
 
 def write_batch(stage: Stage, update: int, batch: Batch) -> None:
-    """Append a rollout to runs/<stage>/diverged.jsonl, one response per line. Numbers that are not
-    finite are written as text, which is valid JSON.
+    """Append a rollout to runs/<stage>/diverged.jsonl, one response per line. Numbers that are not finite are written
+    as text, which is valid JSON.
     """
     if stage.rank != 0:
         return

@@ -1,5 +1,5 @@
-"""Passes without gradient over the sequences of an update. Collective: processes share the
-sequences, in pieces that fit in memory, and all get all results.
+"""Passes without gradient over the sequences of an update. Collective: processes share the sequences, in pieces that
+fit in memory, and all get all results.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,18 +12,14 @@ from training.modeling import scoring
 from training.rl.learner import Role
 
 Pass = Callable[[Sequence[Sequence[int]], Sequence[int], int], list[Tensor]]
-"""(sequences, prompt lengths, tokens of a micro-batch) -> a number per response token: a method of
-Roles.
-"""
+"""(sequences, prompt lengths, tokens of a micro-batch) -> a number per response token: a method of Roles."""
 
 
 def scores(backoff: Backoff, model: Role | None, sequences: Sequence[list[int]]) -> Tensor:
     """The reward model's score of each sequence, [B]."""
     assert model is not None
     return torch.tensor(
-        map_across_ranks(
-            backoff, lambda size, own: scoring.score(model, own, size).tolist(), sequences
-        )
+        map_across_ranks(backoff, lambda size, own: scoring.score(model, own, size).tolist(), sequences)
     )
 
 
@@ -31,6 +27,4 @@ def per_token(
     backoff: Backoff, of_role: Pass, sequences: Sequence[list[int]], prompt_lengths: Sequence[int]
 ) -> list[Tensor]:
     """A number per response token of each sequence, in order."""
-    return map_across_ranks(
-        backoff, lambda size, own, starts: of_role(own, starts, size), sequences, prompt_lengths
-    )
+    return map_across_ranks(backoff, lambda size, own, starts: of_role(own, starts, size), sequences, prompt_lengths)

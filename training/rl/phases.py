@@ -13,14 +13,12 @@ from training.rl.learner import Role, modules_of
 
 
 @contextmanager
-def in_phase(
-    stage: Stage, update: int, name: str, *models: Role | nn.Linear | None
-) -> Iterator[Work]:
+def in_phase(stage: Stage, update: int, name: str, *models: Role | nn.Linear | None) -> Iterator[Work]:
     """Time a block as the phase `name` of an update.
 
-    `models` are those that it runs without gradient: they compute in the compute type and are
-    unsharded meanwhile; None stands for one that the layout does not have. The update itself names
-    none: it enters autocast around its forward passes.
+    `models` are those that it runs without gradient: they compute in the compute type and are unsharded meanwhile;
+    None stands for one that the layout does not have. The update itself names none: it enters autocast around its
+    forward passes.
     """
     precision = autocast(stage.params.model, stage.torch_device) if models else nullcontext()
     modules = [module for model in models if model is not None for module in modules_of(model)]

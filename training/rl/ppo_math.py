@@ -1,7 +1,7 @@
 """The formulas of PPO, small and pure. Tensors in, tensors out.
 
-Shapes: B responses, T response tokens (padded on the right, mask True where the token counts), N
-real response tokens of some rows, one after another.
+Shapes: B responses, T response tokens (padded on the right, mask True where the token counts), N real response tokens
+of some rows, one after another.
 """
 
 from typing import NamedTuple
@@ -11,10 +11,10 @@ from torch import Tensor
 
 
 def kl_per_token(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """Estimate of KL(policy || ref_policy) at each sampled token, in nats, same shape as given:
-    log(policy / ref), called k1. It is unbiased for samples from the policy, and as a reward its
-    policy gradient is that of the KL. The low-variance k3 = exp(-k1) - 1 + k1 must not be a reward:
-    its gradient is that of another divergence and raises this one.
+    """Estimate of KL(policy || ref_policy) at each sampled token, in nats, same shape as given: log(policy / ref),
+    called k1. It is unbiased for samples from the policy, and as a reward its policy gradient is that of the KL. The
+    low-variance k3 = exp(-k1) - 1 + k1 must not be a reward: its gradient is that of another divergence and raises
+    this one.
 
     Source: Schulman 2020, "Approximating KL divergence"; arXiv:2512.21852.
     """
@@ -22,8 +22,7 @@ def kl_per_token(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
 
 def token_rewards(kl_BT: Tensor, score_B: Tensor, mask_BT: Tensor, kl_coef: float) -> Tensor:
-    """Reward of each token [B, T]: -kl_coef * KL everywhere, and the score once, at the last
-    response token.
+    """Reward of each token [B, T]: -kl_coef * KL everywhere, and the score once, at the last response token.
 
     Source: Ziegler et al. 2019 (arXiv:1909.08593), eq. 2; Huang et al. 2024 (arXiv:2403.17031).
     """
@@ -46,9 +45,7 @@ class PolicyLoss(NamedTuple):
     """True where the clipped branch decided."""
 
 
-def policy_loss(
-    logprobs_N: Tensor, old_logprobs_N: Tensor, advantages_N: Tensor, cliprange: float
-) -> PolicyLoss:
+def policy_loss(logprobs_N: Tensor, old_logprobs_N: Tensor, advantages_N: Tensor, cliprange: float) -> PolicyLoss:
     """Clipped surrogate: max(-A * ratio, -A * clip(ratio, 1 - cliprange, 1 + cliprange)).
 
     Source: Schulman et al. 2017 (arXiv:1707.06347), eq. 7.
@@ -63,12 +60,11 @@ MAX_IMPORTANCE = 2.0
 
 
 def importance_weights(logprobs_T: Tensor, sampled_logprobs_T: Tensor) -> Tensor:
-    """How much more likely each token is to the policy than to the engine that sampled it, at most
-    MAX_IMPORTANCE: [T], which multiplies the loss. The bound keeps the variance finite, for a bias
-    where the two differ a lot.
+    """How much more likely each token is to the policy than to the engine that sampled it, at most MAX_IMPORTANCE:
+    [T], which multiplies the loss. The bound keeps the variance finite, for a bias where the two differ a lot.
 
-    Source: Ionides 2008, "Truncated importance sampling"; Yao et al. 2025, "Your efficient RL
-    framework secretly brings you off-policy RL training", which takes 2.
+    Source: Ionides 2008, "Truncated importance sampling"; Yao et al. 2025, "Your efficient RL framework secretly
+    brings you off-policy RL training", which takes 2.
     """
     return torch.exp(logprobs_T - sampled_logprobs_T).clamp(max=MAX_IMPORTANCE)
 
@@ -81,11 +77,8 @@ class ValueLoss(NamedTuple):
     """True where the clipped branch decided."""
 
 
-def value_loss(
-    values_N: Tensor, old_values_N: Tensor, returns_N: Tensor, cliprange_value: float
-) -> ValueLoss:
-    """Half the larger squared error of the value and of the value clipped around its old
-    prediction.
+def value_loss(values_N: Tensor, old_values_N: Tensor, returns_N: Tensor, cliprange_value: float) -> ValueLoss:
+    """Half the larger squared error of the value and of the value clipped around its old prediction.
 
     Source: Huang et al. 2024 (arXiv:2403.17031), after openai/baselines ppo2.
     """
@@ -95,8 +88,8 @@ def value_loss(
 
 
 def adapted_kl_coef(kl_coef: float, kl: float, target: float, horizon: int, episodes: int) -> float:
-    """The KL coefficient after a batch of `episodes` whose mean KL per response was `kl` nats: a
-    log-space proportional controller.
+    """The KL coefficient after a batch of `episodes` whose mean KL per response was `kl` nats: a log-space
+    proportional controller.
 
     Source: Ziegler et al. 2019 (arXiv:1909.08593), section 2.2.
     """
@@ -105,8 +98,8 @@ def adapted_kl_coef(kl_coef: float, kl: float, target: float, horizon: int, epis
 
 
 def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -> float:
-    """1 - Var(returns - values) / Var(returns) over the tokens that count; 1 is a perfect value
-    model, 0 a constant one.
+    """1 - Var(returns - values) / Var(returns) over the tokens that count; 1 is a perfect value model, 0 a constant
+    one.
     """
     returns_N, error_N = returns_BT[mask_BT], (returns_BT - values_BT)[mask_BT]
     variance = float(returns_N.var(correction=0))

@@ -16,35 +16,22 @@ if TYPE_CHECKING:
     from training.rl.roles import Forward
 
 
-SUMMED = (
-    "policy_loss",
-    "value_loss",
-    "entropy",
-    "ratio",
-    "clip_fraction",
-    "value_clip_fraction",
-    "approx_kl",
-)
+SUMMED = ("policy_loss", "value_loss", "entropy", "ratio", "clip_fraction", "value_clip_fraction", "approx_kl")
 OF_A_CRITIC = ("value_loss", "value_clip_fraction")
 
 
 def equal_groups(score_B: Tensor, group: int) -> float:
-    """Share of the prompts whose responses all have the same score. Comparing those with each other
-    teaches nothing.
+    """Share of the prompts whose responses all have the same score. Comparing those with each other teaches
+    nothing.
     """
     score_PG = score_B.view(-1, group)
     return float((score_PG == score_PG[:, :1]).all(dim=1).float().mean())
 
 
 def rollout_statistics(
-    episodes: "Episodes",
-    ref_logprobs_BT: Tensor,
-    score_B: Tensor,
-    ended_B: Tensor,
-    kl_coef: float,
+    episodes: "Episodes", ref_logprobs_BT: Tensor, score_B: Tensor, ended_B: Tensor, kl_coef: float
 ) -> dict[str, float]:
-    """Means over the responses of a rollout; `kl` is in nats per response (k1), `kl_error` its
-    standard error.
+    """Means over the responses of a rollout; `kl` is in nats per response (k1), `kl_error` its standard error.
 
     Without a critic values and returns are left out.
     """
@@ -73,14 +60,12 @@ def _spread(x_B: Tensor) -> float:
 
 
 class UpdateStatistics:
-    """Sums over the response tokens of an update, each counted once a pass; summed over processes
-    at each optimizer step.
+    """Sums over the response tokens of an update, each counted once a pass; summed over processes at each optimizer
+    step.
     """
 
     def __init__(self, critic: bool = True) -> None:
-        self._names = (
-            SUMMED if critic else tuple(name for name in SUMMED if name not in OF_A_CRITIC)
-        )
+        self._names = SUMMED if critic else tuple(name for name in SUMMED if name not in OF_A_CRITIC)
         self._open: list[Tensor] = []
         """Sums and tokens of each micro-batch of the current mini-batch, in this process."""
         self._sums: dict[str, float] = {}
@@ -88,8 +73,8 @@ class UpdateStatistics:
         self.grad_norms: list[float] = []
         self._first_ratio_error: Tensor | None = None
         self.first_ratio_error = 0.0
-        """Largest |ratio - 1| of the first micro-batch, where new and old policy are the same:
-        floating-point noise in a correct setup.
+        """Largest |ratio - 1| of the first micro-batch, where new and old policy are the same: floating-point noise in
+        a correct setup.
         """
 
     def begin(self) -> None:
@@ -106,11 +91,7 @@ class UpdateStatistics:
                 "ratio": policy.ratio,
                 "clip_fraction": policy.clipped,
                 "approx_kl": torch.expm1(log_ratio_N) - log_ratio_N,
-                **(
-                    {"value_loss": value.losses, "value_clip_fraction": value.clipped}
-                    if value is not None
-                    else {}
-                ),
+                **({"value_loss": value.losses, "value_clip_fraction": value.clipped} if value is not None else {}),
             }
             sums = [parts[name].float().sum() for name in self._names]
             tokens = torch.full_like(sums[0], len(policy.ratio))
@@ -135,10 +116,6 @@ class UpdateStatistics:
 
     def summary(self) -> dict[str, float]:
         """Means per token over the update."""
-        means = {
-            name: total / self._sums["tokens"]
-            for name, total in self._sums.items()
-            if name != "tokens"
-        }
+        means = {name: total / self._sums["tokens"] for name, total in self._sums.items() if name != "tokens"}
         grad_norm = sum(self.grad_norms) / len(self.grad_norms)
         return {**means, "grad_norm": grad_norm, "first_ratio_error": self.first_ratio_error}

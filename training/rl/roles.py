@@ -1,5 +1,5 @@
-"""The roles of the loop (policy, ref_policy, reward_model, and a critic's value_model) with their
-passes; training/rl/layouts.py makes them.
+"""The roles of the loop (policy, ref_policy, reward_model, and a critic's value_model) with their passes;
+training/rl/layouts.py makes them.
 
 Shapes: L tokens of prompt and response, N response tokens one after another, D model width.
 """
@@ -12,12 +12,7 @@ from torch import Tensor, nn
 
 from config.sections.online import ActorCritic, Online
 from training.modeling.logprobs import output_weight, token_logprobs
-from training.modeling.sequences import (
-    per_response,
-    response_hidden,
-    response_targets,
-    sequence_logprobs,
-)
+from training.modeling.sequences import per_response, response_hidden, response_targets, sequence_logprobs
 from training.process.stage import Stage
 from training.rl.learner import Learner, Role
 
@@ -32,8 +27,8 @@ class Forward(NamedTuple):
 
 
 def learning_rates(settings: Online) -> dict[str, float]:
-    """Learning rates of the policy, and of a critic if there is one, in the order of the
-    optimizer's parameter groups.
+    """Learning rates of the policy, and of a critic if there is one, in the order of the optimizer's parameter
+    groups.
     """
     return {
         "policy": settings.learning_rate,
@@ -42,8 +37,8 @@ def learning_rates(settings: Online) -> dict[str, float]:
 
 
 class Models(NamedTuple):
-    """The roles as their layout has them. A method with a critic has one of `value_model` and
-    `trunk_value_head` (layout shared_trunk), any other neither.
+    """The roles as their layout has them. A method with a critic has one of `value_model` and `trunk_value_head`
+    (layout shared_trunk), any other neither.
     """
 
     policy: Role
@@ -57,14 +52,10 @@ class Models(NamedTuple):
 class Roles(Learner):
     """The models of a run, and the optimizer of the trained ones."""
 
-    def __init__(
-        self, models: Models, settings: Online, dtype: str = "fp32", stage: Stage | None = None
-    ) -> None:
+    def __init__(self, models: Models, settings: Online, dtype: str = "fp32", stage: Stage | None = None) -> None:
         """See Learner."""
         self.settings = settings
-        self.policy, self.ref_policy, self.reward_model, self.value_model, self.trunk_value_head = (
-            models
-        )
+        self.policy, self.ref_policy, self.reward_model, self.value_model, self.trunk_value_head = models
         value = models.value_model if models.value_model is not None else models.trunk_value_head
         super().__init__(
             [role for role in models if role is not None],
@@ -86,9 +77,7 @@ class Roles(Learner):
         values_N: Tensor = model.score(response_hidden(model, rows, lengths)).squeeze(-1)
         return values_N
 
-    def _forward(
-        self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int]
-    ) -> Forward:
+    def _forward(self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int]) -> Forward:
         hidden_ND = response_hidden(self.policy, sequences, prompt_lengths)
         targets_N = response_targets(sequences, prompt_lengths)
         targets_N = targets_N.to(hidden_ND.device, non_blocking=True)
@@ -108,13 +97,7 @@ class Roles(Learner):
         self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int], budget_tokens: int
     ) -> list[Tensor]:
         """Log-probs of each response under the policy, computed as in the update, in order."""
-        return sequence_logprobs(
-            self.policy,
-            sequences,
-            prompt_lengths,
-            self.settings.temperature,
-            budget_tokens,
-        )
+        return sequence_logprobs(self.policy, sequences, prompt_lengths, self.settings.temperature, budget_tokens)
 
     @torch.no_grad()
     def ref_logprobs(
@@ -122,13 +105,7 @@ class Roles(Learner):
     ) -> list[Tensor]:
         """Log-probs of each response under the SFT model, in order."""
 
-        return sequence_logprobs(
-            self.ref_policy,
-            sequences,
-            prompt_lengths,
-            self.settings.temperature,
-            budget_tokens,
-        )
+        return sequence_logprobs(self.ref_policy, sequences, prompt_lengths, self.settings.temperature, budget_tokens)
 
     @torch.no_grad()
     def values(

@@ -19,11 +19,7 @@ from training.rl.roles import Roles
 from training.rollout import paged, static, vllm
 from training.rollout.engine import Engine, Limits, Rollout
 
-ENGINES: dict[str, Engine] = {
-    "static": static.generate,
-    "paged": paged.generate,
-    "vllm": vllm.generate,
-}
+ENGINES: dict[str, Engine] = {"static": static.generate, "paged": paged.generate, "vllm": vllm.generate}
 """By rollout_engine."""
 
 
@@ -36,29 +32,17 @@ def roll_out(
     limits: Limits,
     value_head: nn.Linear | None = None,
 ) -> Rollout:
-    """Responses of `model` to the prompts of an update. Responses to the same prompt are sampled in
-    the same process and share its cache.
+    """Responses of `model` to the prompts of an update. Responses to the same prompt are sampled in the same process
+    and share its cache.
     """
     width, engine = settings.responses_per_prompt, ENGINES[settings.rollout_engine]
 
-    def of_prompts(
-        size: int, prompts: Sequence[list[int]], noise: Sequence[Tensor]
-    ) -> list[Rollout]:
+    def of_prompts(size: int, prompts: Sequence[list[int]], noise: Sequence[Tensor]) -> list[Rollout]:
         rows = [prompt for prompt in prompts for _ in range(width)]
-        own = engine(
-            model,
-            rows,
-            torch.cat(list(noise)),
-            settings.temperature,
-            limits,
-            size,
-            value_head,
-        )
+        own = engine(model, rows, torch.cat(list(noise)), settings.temperature, limits, size, value_head)
         parts = [slice(start, start + width) for start in range(0, len(rows), width)]
         return [
-            Rollout(
-                own.responses[part], own.logprobs[part], own.values[part] if own.values else None
-            )
+            Rollout(own.responses[part], own.logprobs[part], own.values[part] if own.values else None)
             for part in parts
         ]
 
@@ -66,9 +50,7 @@ def roll_out(
     return Rollout(
         responses=[row for part in found for row in part.responses],
         logprobs=[row for part in found for row in part.logprobs],
-        values=None
-        if found[0].values is None
-        else [row for part in found for row in part.values or []],
+        values=None if found[0].values is None else [row for part in found for row in part.values or []],
     )
 
 
@@ -80,25 +62,19 @@ def own_logprobs(
     prompt_lengths: Sequence[int],
     work: Work,
 ) -> tuple[list[Tensor], list[Tensor] | None, dict[str, float]]:
-    """The old log-probs for the update; the weight of each token, where another program sampled it;
-    and how far the log-probs of sampling are from the trainer's. `work` counts the recomputed
-    tokens.
+    """The old log-probs for the update; the weight of each token, where another program sampled it; and how far the
+    log-probs of sampling are from the trainer's. `work` counts the recomputed tokens.
 
-    With recompute_logprobs they are the trainer's; else they are those of sampling, and a sample
-    of responses is compared.
+    With recompute_logprobs they are the trainer's; else they are those of sampling, and a sample of responses is
+    compared.
     """
     settings = roles.settings
     every = 1 if settings.recompute_logprobs else max(1, len(sequences) // GAP_SAMPLE)
     compared = sequences[::every]
     own = per_token(backoff, roles.logprobs, compared, prompt_lengths[::every])
     work.add(sum(map(len, compared)), len(compared))
-    gap_N = torch.cat(
-        [(mine - sampled).abs() for mine, sampled in zip(own, logprobs[::every], strict=True)]
-    )
-    gap = {
-        "rollout_logprob_gap": float(gap_N.mean()),
-        "rollout_logprob_gap_max": float(gap_N.max()),
-    }
+    gap_N = torch.cat([(mine - sampled).abs() for mine, sampled in zip(own, logprobs[::every], strict=True)])
+    gap = {"rollout_logprob_gap": float(gap_N.mean()), "rollout_logprob_gap_max": float(gap_N.max())}
     if settings.rollout_engine != "vllm":
         return (own if settings.recompute_logprobs else list(logprobs)), None, gap
     weights = [importance_weights(mine, drawn) for mine, drawn in zip(own, logprobs, strict=True)]

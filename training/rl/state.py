@@ -1,7 +1,6 @@
 """State of a loop besides the weights, saved in checkpoints.
 
-All randomness in the loop is a function of the seed and the update's number, so no generator state
-is saved.
+All randomness in the loop is a function of the seed and the update's number, so no generator state is saved.
 """
 
 import json
@@ -39,22 +38,17 @@ class PpoState(LoopState):
 
 
 def save_state(stage: Stage, learner: Learner, state: LoopState) -> None:
-    """Checkpoint weights, optimizer and state after `state.update`: collective; each process writes
-    its share.
-    """
+    """Checkpoint weights, optimizer and state after `state.update`: collective; each process writes its share."""
     with stage.checkpoints.saving(state.update) as folder:
         shards.save_tensors(folder / shards.WEIGHTS, learner.trainable())
         shards.save_optimizer(folder / shards.OPTIMIZER, learner.optimizer, learner.trainable())
         if stage.rank == 0:
-            (folder / "loss_scale.json").write_text(
-                json.dumps(learner.scaler.state_dict()), encoding="utf-8"
-            )
+            (folder / "loss_scale.json").write_text(json.dumps(learner.scaler.state_dict()), encoding="utf-8")
             (folder / "state.json").write_text(json.dumps(asdict(state)), encoding="utf-8")
 
 
 def load_state(stage: Stage, learner: Learner, fresh: S) -> S:
-    """The newest checkpoint's state, with weights and optimizer loaded into `learner`; `fresh` if
-    there is none.
+    """The newest checkpoint's state, with weights and optimizer loaded into `learner`; `fresh` if there is none.
 
     Raises CheckpointError if it is of another version.
     """
@@ -67,9 +61,7 @@ def load_state(stage: Stage, learner: Learner, fresh: S) -> S:
 
 
 def roll_back(stage: Stage, learner: Learner) -> PpoState:
-    """Load the newest checkpoint into `learner`, and save it again with halved learning rates for
-    the next attempt.
-    """
+    """Load the newest checkpoint into `learner`, and save it again with halved learning rates for the next attempt."""
     found = stage.checkpoints.latest()
     assert found is not None, "a stage that may have to go back has saved where it began"
     state = _restore(found, learner, PpoState)
@@ -82,7 +74,5 @@ def _restore(found: Checkpoint, learner: Learner, kind: type[S]) -> S:
     with restoring(found.path):
         shards.load_tensors(found.path / shards.WEIGHTS, learner.trainable())
         shards.load_optimizer(found.path / shards.OPTIMIZER, learner.optimizer, learner.trainable())
-        learner.scaler.load_state_dict(
-            json.loads((found.path / "loss_scale.json").read_text(encoding="utf-8"))
-        )
+        learner.scaler.load_state_dict(json.loads((found.path / "loss_scale.json").read_text(encoding="utf-8")))
         return kind(**json.loads((found.path / "state.json").read_text(encoding="utf-8")))

@@ -5,8 +5,8 @@ paged   training/rollout/paged.py: Transformers' continuous batching, which refi
         responses end.
 vllm    training/rollout/vllm.py: a vLLM server beside this process.
 
-The first two draw with the same random numbers, so they give the same responses up to rounding;
-vLLM draws with its own, from a seed for each response.
+The first two draw with the same random numbers, so they give the same responses up to rounding; vLLM draws with its
+own, from a seed for each response.
 
 Shapes: B responses, T response tokens, V vocabulary.
 """
@@ -72,8 +72,8 @@ def sampling_noise(responses: int, max_new_tokens: int, seed: int) -> Tensor:
 def draw(logits_BV: Tensor, uniform_B: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
     """Tokens [B] and their log-probabilities [B] under softmax(logits / temperature).
 
-    The token at which the cumulative probability passes `uniform_B`; the most likely one if None
-    (temperature 0 then counts as 1).
+    The token at which the cumulative probability passes `uniform_B`; the most likely one if None (temperature 0 then
+    counts as 1).
     """
     probability_BV = torch.softmax(logits_BV.float() / (temperature or 1.0), dim=1)
     token_B1 = (
@@ -85,11 +85,10 @@ def draw(logits_BV: Tensor, uniform_B: Tensor | None, temperature: float) -> tup
 
 
 def _invert(probability_BV: Tensor, uniform_B1: Tensor) -> Tensor:
-    """Where the cumulative sum passes `uniform_B1`, [B, 1], always at a token of positive
-    probability.
+    """Where the cumulative sum passes `uniform_B1`, [B, 1], always at a token of positive probability.
 
-    A cumulative sum over a long vocabulary costs more than the logits: block sums find the block, a
-    cumulative sum within it the token.
+    A cumulative sum over a long vocabulary costs more than the logits: block sums find the block, a cumulative sum
+    within it the token.
     """
     vocabulary = probability_BV.shape[1]
     whole = vocabulary // BLOCK * BLOCK
@@ -111,9 +110,7 @@ def _invert(probability_BV: Tensor, uniform_B1: Tensor) -> Tensor:
 
 
 def _below(threshold_B1: Tensor, total_B1: Tensor) -> Tensor:
-    """`threshold_B1` clamped into [0, total): rounding may move it outside, where no token has
-    positive probability.
+    """`threshold_B1` clamped into [0, total): rounding may move it outside, where no token has positive
+    probability.
     """
-    return threshold_B1.clamp(min=0.0).minimum(
-        torch.nextafter(total_B1, torch.zeros_like(total_B1))
-    )
+    return threshold_B1.clamp(min=0.0).minimum(torch.nextafter(total_B1, torch.zeros_like(total_B1)))

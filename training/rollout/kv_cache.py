@@ -1,12 +1,12 @@
-"""Keys and values of responses of unequal length, for decoding: it grows with the responses and
-shrinks with their number.
+"""Keys and values of responses of unequal length, for decoding: it grows with the responses and shrinks with their
+number.
 
-Rows are aligned left, so that position and column are the same, and a new token is written at the
-end of its row. Transformers' own cache pads on the left and is copied at every step.
+Rows are aligned left, so that position and column are the same, and a new token is written at the end of its row.
+Transformers' own cache pads on the left and is copied at every step.
 
-On a CPU attention reads the columns in use. On an accelerator it reads all that are allocated, with
-the unused ones masked, so that shapes stay the same for many tokens and a step can be captured as a
-graph (training/rollout/static.py).
+On a CPU attention reads the columns in use. On an accelerator it reads all that are allocated, with the unused ones
+masked, so that shapes stay the same for many tokens and a step can be captured as a graph
+(training/rollout/static.py).
 
 Shapes: B responses, H heads of keys and values, S columns, D width of a head.
 """
@@ -18,12 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
-from transformers.cache_utils import (
-    Cache,
-    CacheLayerMixin,
-    DynamicLayer,
-    get_layer_types_and_kwargs,
-)
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, get_layer_types_and_kwargs
 
 from config.errors import ModelError
 from config.work import SPARE_COLUMNS
@@ -33,13 +28,11 @@ ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 
 class DecodingCache(Cache):
-    """For `rows` responses whose prompts are put in with `put`; then one token each per forward
-    pass, after `advance`.
+    """For `rows` responses whose prompts are put in with `put`; then one token each per forward pass, after
+    `advance`.
     """
 
-    def __init__(
-        self, config: PreTrainedConfig, prompt_lengths: Sequence[int], device: torch.device
-    ) -> None:
+    def __init__(self, config: PreTrainedConfig, prompt_lengths: Sequence[int], device: torch.device) -> None:
         """Lengths are known on the host as well as on `device`, so that no step has to ask it.
 
         Raises ModelError if the model's cache has more than keys and values.
@@ -51,9 +44,7 @@ class DecodingCache(Cache):
                 f"{config.model_type}: its layers keep {', '.join(sorted(unknown))} states, which "
                 "rollouts do not decode with."
             )
-        self.sliding_window: int | None = (
-            decoder.sliding_window if "sliding_attention" in self.layer_types else None
-        )
+        self.sliding_window: int | None = decoder.sliding_window if "sliding_attention" in self.layer_types else None
         self._length_B = torch.tensor(prompt_lengths)  # on the host
         self.position_B = (self._length_B - 1).to(device, non_blocking=True)
         """Position of the newest token of each row."""
@@ -66,9 +57,7 @@ class DecodingCache(Cache):
 
     @staticmethod
     def for_prompts(layers: int) -> Cache:
-        """A cache that keeps all keys and values of some prompts, padded on the right, for
-        `put`.
-        """
+        """A cache that keeps all keys and values of some prompts, padded on the right, for `put`."""
         return Cache(layers=[DynamicLayer() for _ in range(layers)])
 
     def put(self, rows: Tensor, prompts: Cache, source: Tensor) -> None:
@@ -98,8 +87,8 @@ class DecodingCache(Cache):
             layer.keys[holes], layer.values[holes] = layer.keys[fillers], layer.values[fillers]
 
     def mask(self, attention: str | None, dtype: torch.dtype) -> Tensor | dict[str, Tensor] | None:
-        """The attention mask of the newest tokens in the form of `attention`: added to the scores,
-        [B, 1, 1, S], or True where attended, [B, S].
+        """The attention mask of the newest tokens in the form of `attention`: added to the scores, [B, 1, 1, S], or
+        True where attended, [B, S].
 
         None if all rows have the same length.
         """
@@ -119,8 +108,8 @@ class DecodingCache(Cache):
 
 
 class _Layer(CacheLayerMixin):
-    """Keys and values of one layer: [rows at the start, H, columns allocated, D], of which the
-    cache's rows and columns are in use.
+    """Keys and values of one layer: [rows at the start, H, columns allocated, D], of which the cache's rows and
+    columns are in use.
     """
 
     is_sliding = False
@@ -131,9 +120,7 @@ class _Layer(CacheLayerMixin):
         self._cache = cast(DecodingCache, weakref.proxy(cache))
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Room for every row, in the type that attention computes in. Zeros, as masked values must
-        be finite.
-        """
+        """Room for every row, in the type that attention computes in. Zeros, as masked values must be finite."""
         rows, columns = len(self._cache.position_B), self._cache.room
         self.keys, self.values = (
             x.new_zeros(rows, x.shape[1], columns, x.shape[3], dtype=product_dtype(x))
@@ -147,18 +134,12 @@ class _Layer(CacheLayerMixin):
         self.keys[rows, :, : keys.shape[2]] = keys.to(self.keys.dtype)
         self.values[rows, :, : values.shape[2]] = values.to(self.values.dtype)
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Write the newest token [B, H, 1, D] of every row; keys and values of all of them so far,
-        [B, H, S, D].
-        """
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Write the newest token [B, H, 1, D] of every row; keys and values of all of them so far, [B, H, S, D]."""
         rows, columns, room = len(key_states), self._cache.columns, self._cache.room
         if room > self.keys.shape[2]:
             self.keys, self.values = (
-                torch.cat(
-                    [x[:rows], x.new_zeros(rows, x.shape[1], room - x.shape[2], x.shape[3])], dim=2
-                )
+                torch.cat([x[:rows], x.new_zeros(rows, x.shape[1], room - x.shape[2], x.shape[3])], dim=2)
                 for x in (self.keys, self.values)
             )
         row_B = torch.arange(rows, device=key_states.device)

@@ -1,10 +1,9 @@
-"""Sampling responses: the `paged` engine, Transformers' continuous batching. A finished response
-makes room for the next prompt.
+"""Sampling responses: the `paged` engine, Transformers' continuous batching. A finished response makes room for the
+next prompt.
 
-The library schedules, we draw: its one hook between logits and token takes the response's own
-random number, so what is sampled does not depend on how requests happen to be batched, and a
-resumed run draws the same. It runs in a thread of its own, where autocast is off: the model
-computes in the type of its weights.
+The library schedules, we draw: its one hook between logits and token takes the response's own random number, so what
+is sampled does not depend on how requests happen to be batched, and a resumed run draws the same. It runs in a thread
+of its own, where autocast is off: the model computes in the type of its weights.
 
 Shapes: R rows of a forward pass that get a token, V vocabulary.
 """
@@ -15,12 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    ContinuousBatchingConfig,
-    GenerationConfig,
-    LogitsProcessorList,
-    PreTrainedModel,
-)
+from transformers import ContinuousBatchingConfig, GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation.continuous_batching.cb_logits_processors import (
     ContinuousBatchingLogitsProcessor,
     ContinuousBatchingLogitsProcessorList,
@@ -34,9 +28,7 @@ from training.rollout.engine import Limits, Rollout, draw
 PAGE_TOKENS = 32
 """Tokens per cache page: small, as the unused part of a response's last page is wasted."""
 BATCH_TOKENS_PER_ROW = 16
-"""Tokens per forward pass and parallel response: prompts that join are prefilled in the budget left
-by decoding.
-"""
+"""Tokens per forward pass and parallel response: prompts that join are prefilled in the budget left by decoding."""
 
 
 @torch.no_grad()
@@ -51,8 +43,7 @@ def generate(
 ) -> Rollout:
     """The paged engine (training.rollout.engine.Engine).
 
-    Raises EnvironmentFault for a `value_head`, as it has no access to hidden states, and if the
-    library fails.
+    Raises EnvironmentFault for a `value_head`, as it has no access to hidden states, and if the library fails.
     """
     if value_head is not None:
         raise EnvironmentFault(
@@ -67,17 +58,12 @@ def generate(
     return Rollout(responses, drawing.logprobs([len(response) for response in responses]), None)
 
 
-def _manager(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], limits: Limits, batch_size: int
-) -> Any:
+def _manager(model: PreTrainedModel, prompts: Sequence[Sequence[int]], limits: Limits, batch_size: int) -> Any:
     """Transformers' continuous batching with memory for `batch_size` of the longest sequences."""
     longest = max(map(len, prompts)) + limits.max_new_tokens
     side_by_side = min(batch_size, len(prompts))
     settings = GenerationConfig(
-        max_new_tokens=limits.max_new_tokens,
-        do_sample=False,
-        eos_token_id=limits.eos,
-        pad_token_id=limits.pad,
+        max_new_tokens=limits.max_new_tokens, do_sample=False, eos_token_id=limits.eos, pad_token_id=limits.pad
     )
     batching = ContinuousBatchingConfig(
         page_size=PAGE_TOKENS,
@@ -92,11 +78,7 @@ def _manager(
 
 
 def _run(
-    model: PreTrainedModel,
-    prompts: Sequence[Sequence[int]],
-    limits: Limits,
-    batch_size: int,
-    drawing: "_Drawing",
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], limits: Limits, batch_size: int, drawing: "_Drawing"
 ) -> list[list[int]]:
     """Responses in the order of `prompts`."""
     manager = _manager(model, prompts, limits, batch_size)
@@ -105,10 +87,7 @@ def _run(
     # on the speed of two threads.
     for i, prompt in enumerate(prompts):
         manager.add_request(
-            list(prompt),
-            request_id=str(i),
-            max_new_tokens=limits.max_new_tokens,
-            eos_token_id=limits.eos,
+            list(prompt), request_id=str(i), max_new_tokens=limits.max_new_tokens, eos_token_id=limits.eos
         )
     responses: dict[str, list[int]] = {}
     manager.start()
@@ -123,8 +102,7 @@ def _run(
                     raise fatal  # the caller retries with fewer in parallel
                 reason = result.error if result is not None else fatal
                 raise EnvironmentFault(
-                    f"Continuous batching failed: {reason}. Set rollout_engine: static in "
-                    "params.yaml."
+                    f"Continuous batching failed: {reason}. Set rollout_engine: static in params.yaml."
                 )
     finally:
         manager.stop(hard_stop=len(responses) < len(prompts))
@@ -138,9 +116,7 @@ class _Drawing(ContinuousBatchingLogitsProcessor):
     supported_kwargs: dict[str, type] = {}
     ignored_kwargs: tuple[str, ...] = ()
 
-    def __init__(
-        self, prompt_lengths: Sequence[int], noise_BT: Tensor | None, temperature: float
-    ) -> None:
+    def __init__(self, prompt_lengths: Sequence[int], noise_BT: Tensor | None, temperature: float) -> None:
         self._prompt_lengths = prompt_lengths
         self._noise_BT = noise_BT
         self._temperature = temperature
@@ -156,8 +132,8 @@ class _Drawing(ContinuousBatchingLogitsProcessor):
         int32_tensor.zero_()
 
     def prepare_tensor_args(self, requests_with_new_token: list[FutureRequestState]) -> Tensor:
-        """The random numbers [R] for the rows of the next forward pass, fp32 viewed as int32, the
-        type that the library passes on.
+        """The random numbers [R] for the rows of the next forward pass, fp32 viewed as int32, the type that the
+        library passes on.
         """
         states = [request.state for request in requests_with_new_token]
         self._rows = [int(state.request_id) for state in states]
@@ -166,21 +142,16 @@ class _Drawing(ContinuousBatchingLogitsProcessor):
         # A request preempted for lack of memory has its generated tokens among its initial
         # tokens.
         places = [
-            len(state.initial_tokens)
-            + len(state.generated_tokens)
-            - self._prompt_lengths[int(state.request_id)]
+            len(state.initial_tokens) + len(state.generated_tokens) - self._prompt_lengths[int(state.request_id)]
             for state in states
         ]
         return self._noise_BT[self._rows, places].float().view(torch.int32)
 
     def __call__(self, scores: Tensor, tensor_arg: Tensor) -> Tensor:
         """`scores` [R, V] with all but the drawn token at minus infinity."""
-        uniform_R = (
-            None if self._noise_BT is None else tensor_arg[: len(scores)].view(torch.float32)
-        )
+        uniform_R = None if self._noise_BT is None else tensor_arg[: len(scores)].view(torch.float32)
         token_R, logprob_R = draw(scores, uniform_R, self._temperature)
-        # Rows beyond ours belong to prompts that are still being prefilled; their tokens are
-        # ignored.
+        # Rows beyond ours belong to prompts that are still being prefilled; their tokens are ignored.
         self._steps.append((self._rows, logprob_R[: len(self._rows)].cpu()))
         return torch.full_like(scores, -torch.inf).scatter_(1, token_R[:, None], 0.0)
 

@@ -1,7 +1,6 @@
 """Sampling responses: the `static` engine, a KV cache over a batch that shrinks as responses end.
 
-Shapes: B responses, P prompt tokens, T response tokens, S columns of the cache, D model width, V
-vocabulary.
+Shapes: B responses, P prompt tokens, T response tokens, S columns of the cache, D model width, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -19,17 +18,17 @@ from training.rollout.engine import Limits, Rollout, draw
 from training.rollout.kv_cache import DecodingCache
 
 BUCKET_PADDING = 0.1
-"""Prompts are prefilled together while the shortest is at most this share shorter than the longest:
-a pass costs as much as some padding.
+"""Prompts are prefilled together while the shortest is at most this share shorter than the longest: a pass costs as
+much as some padding.
 """
 
 TOKENS_PER_LOOK = 8
-"""Tokens after which the host asks an accelerator which responses have ended; until then those
-that have are continued, and cut afterwards. A CPU is asked after every token, as it costs nothing.
+"""Tokens after which the host asks an accelerator which responses have ended; until then those that have are
+continued, and cut afterwards. A CPU is asked after every token, as it costs nothing.
 """
 FEWER_ROWS = 3 / 4
-"""An accelerator goes on with fewer rows once at most this share of them is running, as another
-shape costs it another graph.
+"""An accelerator goes on with fewer rows once at most this share of them is running, as another shape costs it another
+graph.
 """
 
 
@@ -43,8 +42,8 @@ def generate(
     batch_size: int,
     value_head: nn.Linear | None = None,
 ) -> Rollout:
-    """The static engine (training.rollout.engine.Engine): prompts of similar length are batched,
-    `batch_size` at a time.
+    """The static engine (training.rollout.engine.Engine): prompts of similar length are batched, `batch_size` at a
+    time.
     """
     order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), prompts[i]))
     responses: list[list[int]] = [[] for _ in prompts]
@@ -53,9 +52,7 @@ def generate(
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
         noise = None if noise_BT is None else noise_BT[rows]
-        drawn = _generate_batch(
-            model, [prompts[i] for i in rows], noise, temperature, limits, value_head
-        )
+        drawn = _generate_batch(model, [prompts[i] for i in rows], noise, temperature, limits, value_head)
         for i, (ids, of_ids, of_values) in zip(rows, drawn, strict=True):
             responses[i], logprobs[i], values[i] = ids.tolist(), of_ids, of_values
     return Rollout(responses, logprobs, values if value_head is not None else None)
@@ -80,14 +77,8 @@ def _generate_batch(
     step = _Step(model, cache)
     steps: list[tuple[Tensor, ...]] = []
     for t in range(limits.max_new_tokens):
-        token_B, logprob_B = draw(
-            hidden_BD @ weight_DV, None if noise_BT is None else noise_BT[live, t], temperature
-        )
-        value_B = (
-            value_head(hidden_BD).squeeze(-1).float()
-            if value_head is not None
-            else torch.zeros_like(logprob_B)
-        )
+        token_B, logprob_B = draw(hidden_BD @ weight_DV, None if noise_BT is None else noise_BT[live, t], temperature)
+        value_B = value_head(hidden_BD).squeeze(-1).float() if value_head is not None else torch.zeros_like(logprob_B)
         steps.append((live, token_B, logprob_B, value_B))
         if t + 1 == limits.max_new_tokens:
             break
@@ -106,9 +97,9 @@ def _generate_batch(
 
 
 class _Step:
-    """The forward pass for the newest token of every row. On a GPU it is captured as a CUDA graph
-    the second time that it has the same shapes, and replayed from then on: launching the kernels of
-    small products one by one takes longer than computing them.
+    """The forward pass for the newest token of every row. On a GPU it is captured as a CUDA graph the second time that
+    it has the same shapes, and replayed from then on: launching the kernels of small products one by one takes longer
+    than computing them.
     """
 
     def __init__(self, model: PreTrainedModel | AdapterView, cache: DecodingCache) -> None:
@@ -148,8 +139,7 @@ class _Step:
 def _read_prompts(
     model: PreTrainedModel | AdapterView, prompts: Sequence[Sequence[int]], pad: int
 ) -> tuple[Tensor, DecodingCache]:
-    """Last hidden states [B, D] and the cache of sorted prompts; repeated prompts are computed
-    once.
+    """Last hidden states [B, D] and the cache of sorted prompts; repeated prompts are computed once.
 
     Padding is on the right, where no real token attends to it, so prefill needs no mask.
     """
@@ -164,14 +154,9 @@ def _read_prompts(
     for first, last in _buckets([len(prompt) for prompt in unique]):
         of_bucket = cache.for_prompts(len(cache.layers))
         ids_BP = pad_right(unique[first:last], pad).to(model.device, non_blocking=True)
-        hidden_BPD = model.base_model(
-            input_ids=ids_BP, past_key_values=of_bucket, use_cache=True
-        ).last_hidden_state
+        hidden_BPD = model.base_model(input_ids=ids_BP, past_key_values=of_bucket, use_cache=True).last_hidden_state
         own = [(i, place - first) for i, place in enumerate(source) if first <= place < last]
-        rows, places = (
-            torch.tensor(column).to(model.device, non_blocking=True)
-            for column in zip(*own, strict=True)
-        )
+        rows, places = (torch.tensor(column).to(model.device, non_blocking=True) for column in zip(*own, strict=True))
         cache.put(rows, of_bucket, places)
         parts.append(hidden_BPD[places, cache.position_B[rows]])
     return torch.cat(parts), cache
@@ -189,8 +174,8 @@ def _buckets(lengths: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _kept(running_B: Tensor) -> Tensor:
-    """The running rows, so ordered that most of them stay where they are: those beyond the new
-    number of rows fill the holes.
+    """The running rows, so ordered that most of them stay where they are: those beyond the new number of rows fill the
+    holes.
     """
     rows = int(running_B.sum())
     source_B = torch.arange(rows)
@@ -198,9 +183,7 @@ def _kept(running_B: Tensor) -> Tensor:
     return source_B
 
 
-def _by_row(
-    steps: Sequence[tuple[Tensor, ...]], rows: int, eos: int
-) -> list[tuple[Tensor, Tensor, Tensor]]:
+def _by_row(steps: Sequence[tuple[Tensor, ...]], rows: int, eos: int) -> list[tuple[Tensor, Tensor, Tensor]]:
     """The steps' tokens, log-probs and values, regrouped by sequence, each up to its first EOS."""
     row_N, *columns = (torch.cat(column).cpu() for column in zip(*steps, strict=True))
     order_N = row_N.argsort(stable=True)

@@ -1,12 +1,11 @@
 """Sampling responses: the `vllm` engine, a vLLM server beside this process, on the same device.
 
-It runs in an environment of its own, which RLHF_VLLM names (its command `vllm`), and answers on a
-socket in a folder that only this user enters. Before each rollout it reads the policy's weights
-from a file; then training and vLLM score the same prompts, and where vLLM has fallen behind the
-rollout is refused.
+It runs in an environment of its own, which RLHF_VLLM names (its command `vllm`), and answers on a socket in a folder
+that only this user enters. Before each rollout it reads the policy's weights from a file; then training and vLLM score
+the same prompts, and where vLLM has fallen behind the rollout is refused.
 
-Its numbers are not those of training, so training scores the responses again (recompute_logprobs)
-and weighs each token (training/rl/ppo_math.py, importance_weights).
+Its numbers are not those of training, so training scores the responses again (recompute_logprobs) and weighs each
+token (training/rl/ppo_math.py, importance_weights).
 
 Shapes: B responses, T response tokens.
 """
@@ -48,8 +47,8 @@ COMPARED = 8
 """Prompts that training and vLLM both score after the weights were sent."""
 GAP_GROWTH = 3.0
 GAP_NATS = 1e-3
-"""The mean difference of their log-probabilities may be this many times that at the start, and this
-much more. Old weights of one layer or of a tied head are far beyond it.
+"""The mean difference of their log-probabilities may be this many times that at the start, and this much more. Old
+weights of one layer or of a tied head are far beyond it.
 """
 
 
@@ -63,11 +62,10 @@ def generate(
     batch_size: int,
     value_head: nn.Linear | None = None,
 ) -> Rollout:
-    """The vllm engine (training.rollout.engine.Engine): a response's seed is its first random
-    number.
+    """The vllm engine (training.rollout.engine.Engine): a response's seed is its first random number.
 
-    Raises EnvironmentFault for adapters and a `value_head`, where vLLM does not start or answer,
-    and where it has other weights than the policy.
+    Raises EnvironmentFault for adapters and a `value_head`, where vLLM does not start or answer, and where it has
+    other weights than the policy.
     """
     if value_head is not None or isinstance(model, AdapterView):
         raise EnvironmentFault(
@@ -89,10 +87,7 @@ def generate(
          for prompt, seed in zip(prompts, seeds, strict=True)]
     )  # fmt: skip
     choices = [answer["choices"][0] for answer in answers]
-    logprobs = [
-        torch.tensor([token["logprob"] for token in choice["logprobs"]["content"]])
-        for choice in choices
-    ]
+    logprobs = [torch.tensor([token["logprob"] for token in choice["logprobs"]["content"]]) for choice in choices]
     return Rollout([choice["token_ids"] for choice in choices], logprobs, None)
 
 
@@ -165,17 +160,14 @@ class Server:
         """Every weight under every name: vLLM keeps the old one of a tied head that is not sent."""
         dtype = product_dtype(output_weight(model))
         save_file(
-            {
-                name: weight.to("cpu", dtype, copy=True).contiguous()
-                for name, weight in model.state_dict().items()
-            },
+            {name: weight.to("cpu", dtype, copy=True).contiguous() for name, weight in model.state_dict().items()},
             file,
             {"format": "pt"},
         )
 
     def compare(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> None:
-        """Raise EnvironmentFault if vLLM's log-probabilities of the first prompts are further from
-        those of `model` than when it started.
+        """Raise EnvironmentFault if vLLM's log-probabilities of the first prompts are further from those of `model`
+        than when it started.
         """
         if not self._compared:
             self._compared = [list(prompt) for prompt in prompts[:COMPARED] if len(prompt) > 1]
@@ -209,8 +201,7 @@ class Server:
         def one(request: tuple[list[int], Mapping[str, Any]]) -> dict[str, Any]:
             ids, sampling = request
             return self._post(
-                "/inference/v1/generate",
-                {"model": "policy", "token_ids": ids, "sampling_params": dict(sampling)},
+                "/inference/v1/generate", {"model": "policy", "token_ids": ids, "sampling_params": dict(sampling)}
             )
 
         with ThreadPoolExecutor(self._parallel) as pool:

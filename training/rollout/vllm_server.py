@@ -1,5 +1,5 @@
-"""`vllm serve` whose weights are read again from a file: a program for vLLM's own environment,
-which has nothing else of this project.
+"""`vllm serve` whose weights are read again from a file: a program for vLLM's own environment, which has nothing else
+of this project.
 
 Every process of vLLM imports this file as its main module, and so knows the engine `file`.
 """
@@ -14,10 +14,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-from vllm.model_executor.model_loader.reload import (
-    finalize_layerwise_reload,
-    initialize_layerwise_reload,
-)
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 
 @dataclass

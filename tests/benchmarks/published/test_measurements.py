@@ -1,5 +1,5 @@
-"""The planner against published measurements, each source planned by rates that were fitted to the
-other sources alone.
+"""The planner against published measurements, each source planned by rates that were fitted to the other sources
+alone.
 """
 
 import math
@@ -56,8 +56,7 @@ def test_a_source_does_not_teach_the_rates_it_is_planned_by() -> None:
         row.model_copy(
             update={
                 "measured": tuple(
-                    each.model_copy(update={"value": each.value and 10 * each.value})
-                    for each in row.measured
+                    each.model_copy(update={"value": each.value and 10 * each.value}) for each in row.measured
                 )
             }
         )

@@ -53,9 +53,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("content", "key", "rule"), MISTAKES)
-def test_a_mistake_is_one_line_that_names_the_key_and_the_rule(
-    content: Any, key: str, rule: str
-) -> None:
+def test_a_mistake_is_one_line_that_names_the_key_and_the_rule(content: Any, key: str, rule: str) -> None:
     (found,) = estimates([content])
     (line,) = found["refused"]
     assert key in line
@@ -72,9 +70,7 @@ def test_several_mistakes_are_named_together() -> None:
 
 def test_a_file_gives_its_rows_its_source_and_what_their_runs_have_in_common(tmp_path: Any) -> None:
     file = tmp_path / "table.yaml"
-    file.write_text(
-        "source: A page\nrun: {stage: sft, gpus: 8}\nrows:\n- {id: a, run: {gpus: 4}}\n"
-    )
+    file.write_text("source: A page\nrun: {stage: sft, gpus: 8}\nrows:\n- {id: a, run: {gpus: 4}}\n")
     (found,) = read_table(file)
     assert found == {"source": "A page", "id": "a", "run": {"stage": "sft", "gpus": 4}}
 

@@ -67,12 +67,9 @@ def test_a_run_that_may_not_start_is_one_line_after_its_plan_and_leaves_everythi
 
 
 @pytest.mark.parametrize(
-    ("answer", "code", "said"),
-    [("y", 0, "started"), ("n", 1, "not approved"), ("", 1, "not approved")],
+    ("answer", "code", "said"), [("y", 0, "started"), ("n", 1, "not approved"), ("", 1, "not approved")]
 )
-def test_on_a_terminal_approval_is_asked_for(
-    project: Path, answer: str, code: int, said: str
-) -> None:
+def test_on_a_terminal_approval_is_asked_for(project: Path, answer: str, code: int, said: str) -> None:
     keyboard, terminal = pty.openpty()
     try:
         os.write(keyboard, f"{answer}\n".encode())
@@ -103,8 +100,7 @@ ASK_ABOUT_CODE = (
 
 
 @pytest.mark.parametrize(
-    ("answer", "code", "said"),
-    [("c", 0, "continue"), ("restart", 0, "restart"), ("", 1, "Nothing was started")],
+    ("answer", "code", "said"), [("c", 0, "continue"), ("restart", 0, "restart"), ("", 1, "Nothing was started")]
 )
 def test_on_a_terminal_it_is_asked_what_to_do_with_a_checkpoint_of_other_code(
     project: Path, answer: str, code: int, said: str
@@ -129,8 +125,6 @@ def test_on_a_terminal_it_is_asked_what_to_do_with_a_checkpoint_of_other_code(
         os.close(keyboard)
         os.close(terminal)
     assert done.returncode == code
-    assert (
-        "sft: other code made the checkpoint after step 150: stage.py changed since." in done.stderr
-    )
+    assert "sft: other code made the checkpoint after step 150: stage.py changed since." in done.stderr
     assert "Starting over costs 1 min 40 s and $0.10 again" in done.stderr
     assert said in done.stdout + done.stderr

@@ -20,9 +20,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_json_is_the_whole_record_and_where_it_is(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_is_the_whole_record_and_where_it_is(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     show(project, machine(), as_json=True)
     found = json.loads(capsys.readouterr().out)
     assert found["stages"][0]["paces"]["train"] == 2.0

@@ -41,9 +41,7 @@ def options(command: list[str]) -> dict[str, list[str]]:
     return found
 
 
-def test_without_a_run_it_is_what_is_in_place_as_evaluation_samples(
-    project: Path, started: list[list[str]]
-) -> None:
+def test_without_a_run_it_is_what_is_in_place_as_evaluation_samples(project: Path, started: list[list[str]]) -> None:
     assert call() == 3
     evaluate = load(project / "params.yaml").evaluate
     assert options(started[0]) == {
@@ -59,11 +57,7 @@ def test_every_option_arrives(project: Path, started: list[list[str]]) -> None:
     call("--compare", "--temperature", "0", "--max-new-tokens", "5", "--seed", "9")
     found = options(started[0])
     assert found["--models"] == ["base", "sft", "aligned"]
-    assert [found[f"--{name}"] for name in ("temperature", "max-new-tokens", "seed")] == [
-        ["0.0"],
-        ["5"],
-        ["9"],
-    ]
+    assert [found[f"--{name}"] for name in ("temperature", "max-new-tokens", "seed")] == [["0.0"], ["5"], ["9"]]
 
 
 def test_the_champion_needs_to_be_there(project: Path, started: list[list[str]]) -> None:

@@ -21,13 +21,7 @@ def call(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "cli.main", "compare", *arguments]
     environment = {"PYTHONPATH": str(ROOT), "PATH": "", "COLUMNS": "120"}
     return subprocess.run(
-        command,
-        cwd=project,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
+        command, cwd=project, env=environment, capture_output=True, text=True, check=False, timeout=60
     )
 
 
@@ -36,9 +30,10 @@ def test_the_last_two_runs_are_compared_by_default(project: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert [run["name"] for run in json.loads(done.stdout)["variants"]] == [FIRST, SECOND]
     assert done.stdout == call(project, FIRST, "last", "--json").stdout
-    assert [
-        run["name"] for run in json.loads(call(project, "last", FIRST, "--json").stdout)["variants"]
-    ] == [SECOND, FIRST]
+    assert [run["name"] for run in json.loads(call(project, "last", FIRST, "--json").stdout)["variants"]] == [
+        SECOND,
+        FIRST,
+    ]
 
 
 def test_the_page_is_written_to_the_file_and_its_path_printed(project: Path) -> None:

@@ -13,8 +13,7 @@ from config.errors import RlhfError
 pytestmark = pytest.mark.usefixtures("quick_stages")
 
 ROWS = [
-    {"question": f"What is {i} + 1?", "chosen": f"It is {i + 1}.", "rejected": "No idea.", "id": i}
-    for i in range(60)
+    {"question": f"What is {i} + 1?", "chosen": f"It is {i + 1}.", "rejected": "No idea.", "id": i} for i in range(60)
 ]
 
 
@@ -39,12 +38,7 @@ def test_a_file_is_described_with_the_settings_that_read_it(project: Path) -> No
     begin = told.index("In params.yaml:") + 1
     assert yaml.safe_load("\n".join(told[begin:])) == {
         "data": {
-            "source": {
-                "kind": "file",
-                "path": "pairs.jsonl",
-                "format": "pairs",
-                "columns": {"prompt": "question"},
-            }
+            "source": {"kind": "file", "path": "pairs.jsonl", "format": "pairs", "columns": {"prompt": "question"}}
         }
     }
 
@@ -87,13 +81,8 @@ def test_a_run_that_would_fail_names_the_setting_that_helps(project: Path) -> No
     assert "no prompt is left for the test split" in refusal("one.jsonl")
 
 
-def test_pairs_that_are_too_long_are_counted_with_the_length_that_keeps_them(
-    project: Path,
-) -> None:
-    rows = [
-        {**row, "chosen": f"{row['chosen']} {'truly ' * 150 if i % 2 else ''}"}
-        for i, row in enumerate(ROWS)
-    ]
+def test_pairs_that_are_too_long_are_counted_with_the_length_that_keeps_them(project: Path) -> None:
+    rows = [{**row, "chosen": f"{row['chosen']} {'truly ' * 150 if i % 2 else ''}"} for i, row in enumerate(ROWS)]
     (project / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
     fit = json.loads(checked("pairs.jsonl", "--json"))["fit"]
     assert (fit["too_long"], fit["pairs"]) == (30, 60)

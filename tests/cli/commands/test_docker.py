@@ -1,6 +1,4 @@
-"""What `rlhf up --docker` refuses before anything starts: each mistake in one line, no value of a
-secret in it.
-"""
+"""What `rlhf up --docker` refuses before anything starts: each mistake in one line, no value of a secret in it."""
 
 from pathlib import Path
 
@@ -55,18 +53,14 @@ def test_a_setting_that_cannot_work_is_named_without_its_value(
 
 
 def test_without_settings_the_line_says_how_to_make_them(tmp_path: Path) -> None:
-    with pytest.raises(
-        EnvironmentFault,
-        match=r"docker/\.env does not exist.*cp docker/\.env\.example docker/\.env",
-    ):
+    with pytest.raises(EnvironmentFault, match=r"docker/\.env does not exist.*cp docker/\.env\.example docker/\.env"):
         read_settings(tmp_path / ".env")
 
 
 def test_an_absent_engine_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
     with pytest.raises(
-        EnvironmentFault,
-        match=r"no Docker engine answers at unix://.*no\.sock|docker is not on PATH",
+        EnvironmentFault, match=r"no Docker engine answers at unix://.*no\.sock|docker is not on PATH"
     ) as fault:
         require_engine()
     assert "\n" not in str(fault.value)

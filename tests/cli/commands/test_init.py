@@ -40,10 +40,7 @@ def test_a_source_of_another_kind_is_said_whole() -> None:
 
 def test_a_recipe_is_written_for_data_and_a_device_and_never_replaced(project: Path) -> None:
     shutil.copytree(ROOT / "recipes", project / "recipes")
-    rows = [
-        {"question": f"where is {i}?", "chosen": f"it is {i} away.", "rejected": "no."}
-        for i in range(60)
-    ]
+    rows = [{"question": f"where is {i}?", "chosen": f"it is {i} away.", "rejected": "no."} for i in range(60)]
     (project / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
     asked = ["init", "mine", "--data", "pairs.jsonl", "--hardware", "4090", "--usd-per-hour", "0.5"]
     with pytest.raises(EnvironmentFault, match=r"this machine has .*Add --elsewhere if the run"):
@@ -68,20 +65,7 @@ def test_a_recipe_is_written_for_data_and_a_device_and_never_replaced(project: P
 
 def test_lengths_and_the_quarantine_limit_are_fitted_to_the_data(project: Path) -> None:
     shutil.copytree(ROOT / "recipes", project / "recipes")
-    words = [
-        "all",
-        "the",
-        "long",
-        "words",
-        "of",
-        "a",
-        "question",
-        "that",
-        "goes",
-        "on",
-        "and",
-        "on",
-    ]
+    words = ["all", "the", "long", "words", "of", "a", "question", "that", "goes", "on", "and", "on"]
     rows = [
         {
             "prompt": f"{i} " + " ".join(words * (3 if i % 2 else 12)),
@@ -91,9 +75,7 @@ def test_lengths_and_the_quarantine_limit_are_fitted_to_the_data(project: Path) 
         for i in range(100)
     ]
     (project / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    done = CliRunner().invoke(
-        app, ["init", "mine", "--data", "pairs.jsonl"], catch_exceptions=False
-    )
+    done = CliRunner().invoke(app, ["init", "mine", "--data", "pairs.jsonl"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     said = " ".join(done.output.split())
     assert "Model: a small one with random weights, as this machine has no GPU" in said
@@ -134,9 +116,7 @@ def test_without_a_gpu_a_small_shape_is_trained_from_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", ["max_position_embeddings", "n_positions"])
-def test_a_models_folder_says_its_longest_context_and_its_pad_token(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_models_folder_says_its_longest_context_and_its_pad_token(tmp_path: Path, name: str) -> None:
     shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
     folder = tmp_path / "mine"
     folder.mkdir()
@@ -170,9 +150,7 @@ def test_for_a_file_in_no_known_layout_a_reader_is_written_to_be_filled_in(proje
     for ours, theirs in (("prompt", "ask"), ("chosen", "left"), ("rejected", "right")):
         filled = filled.replace(f'"{ours}": row["..."]', f'"{ours}": row["{theirs}"]')
     reader.write_text(filled)
-    done = CliRunner().invoke(
-        app, [*asked, "--reader", "readers/mine.py:read"], catch_exceptions=False
-    )
+    done = CliRunner().invoke(app, [*asked, "--reader", "readers/mine.py:read"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     source = load(project / "recipes/mine.yaml").data.source
     assert source.model_dump() == {
@@ -184,9 +162,7 @@ def test_a_study_of_a_recipe_is_one_and_is_never_replaced(project: Path) -> None
     shutil.copytree(ROOT / "recipes", project / "recipes")
     arguments = ["init", "rates", "--study", "recipes/demo.yaml"]
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    assert (
-        done.stdout == "studies/rates.yaml: edit its variants, then rlhf study studies/rates.yaml\n"
-    )
+    assert done.stdout == "studies/rates.yaml: edit its variants, then rlhf study studies/rates.yaml\n"
     content = read_study(project / "studies/rates.yaml")
     rates = [work.params.ppo.learning_rate for work in works(project, content)]
     assert rates == pytest.approx([3.0e-4, 1.5e-4, 6.0e-4])

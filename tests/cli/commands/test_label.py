@@ -39,19 +39,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def rlhf(*arguments: str) -> dict[str, Any]:
     return dict(
         json.loads(
-            CliRunner()
-            .invoke(app, [*arguments, "--json"], catch_exceptions=False, standalone_mode=False)
-            .stdout
+            CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False, standalone_mode=False).stdout
         )
     )
 
 
 def annotation(side: str, by: int) -> dict[str, Any]:
-    return {
-        "completed_by": by,
-        "was_cancelled": False,
-        "result": [{"type": "pairwise", "value": {"selected": side}}],
-    }
+    return {"completed_by": by, "was_cancelled": False, "result": [{"type": "pairwise", "value": {"selected": side}}]}
 
 
 def test_the_report_counts_votes_and_agreement(project: Path) -> None:
@@ -79,9 +73,7 @@ def test_the_report_counts_votes_and_agreement(project: Path) -> None:
 def test_the_page_is_served_until_it_is_stopped_and_its_votes_are_data(project: Path) -> None:
     command = [sys.executable, "-m", "cli.main", "label", "--annotator", "Ada L.", "--json"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     try:
         assert process.stdout
         address = json.loads(process.stdout.readline())["url"]
@@ -91,8 +83,7 @@ def test_the_page_is_served_until_it_is_stopped_and_its_votes_are_data(project: 
             pair = json.load(answer)["pair"]
         body = json.dumps({"annotator": "Ada L.", "pair": pair["key"], "choice": "left"}).encode()
         urllib.request.urlopen(
-            urllib.request.Request(f"{base}api/vote", body, {"Content-Type": "application/json"}),
-            timeout=10,
+            urllib.request.Request(f"{base}api/vote", body, {"Content-Type": "application/json"}), timeout=10
         ).close()
         process.send_signal(signal.SIGINT)
         rest, errors = process.communicate(timeout=20)
@@ -105,9 +96,7 @@ def test_the_page_is_served_until_it_is_stopped_and_its_votes_are_data(project: 
     assert example.pairs[0].chosen == pair["left"]
 
 
-def test_drawing_that_fails_is_one_line_and_keeps_the_pairs(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_drawing_that_fails_is_one_line_and_keeps_the_pairs(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = PAIRS_FILE.read_bytes()
     # a package of that name in the folder hides ours from `python -m`
     (project / "training").mkdir()
@@ -120,21 +109,13 @@ def test_drawing_that_fails_is_one_line_and_keeps_the_pairs(
 
 def test_an_import_adds_each_vote_once_and_quarantines_the_rest(project: Path) -> None:
     export = project / "export.json"
-    export.write_text(
-        json.dumps(
-            [TASK | {"annotations": [annotation("left", 1), annotation("right", 2)]}, {"id": 5}]
-        )
-    )
-    first, again = (
-        rlhf("label-import", "export.json", "--format", "label-studio") for _ in range(2)
-    )
+    export.write_text(json.dumps([TASK | {"annotations": [annotation("left", 1), annotation("right", 2)]}, {"id": 5}]))
+    first, again = (rlhf("label-import", "export.json", "--format", "label-studio") for _ in range(2))
     counts = ("imported", "unchanged", "refused")
     assert [first[name] for name in counts] == [2, 0, 1]
     assert [again[name] for name in counts] == [0, 2, 1]
     assert [vote.vote for vote in read_votes(VOTES_FILE)] == [1, 2]
-    (refused,) = [
-        json.loads(line) for line in (project / first["quarantine"]).read_text().splitlines()
-    ]
+    (refused,) = [json.loads(line) for line in (project / first["quarantine"]).read_text().splitlines()]
     assert (refused["source"], refused["number"], refused["reason"], refused["original"]) == (
         "export.json",
         2,
@@ -163,8 +144,7 @@ def test_what_was_asked_of_new_pairs_reaches_the_process_that_draws_them(project
     for package in ("training", "training/inference"):
         (project / package / "__init__.py").write_text("")
     (project / "training" / "inference" / "pairs.py").write_text(
-        f"import json, sys\nopen({str(said)!r}, 'w').write(json.dumps(sys.argv[1:]))\n"
-        "raise SystemExit(3)\n"
+        f"import json, sys\nopen({str(said)!r}, 'w').write(json.dumps(sys.argv[1:]))\nraise SystemExit(3)\n"
     )
     typed = ["label", "--new", "7", "--temperature", "0.5", "--seed", "11"]
     done = subprocess.run(

@@ -20,9 +20,7 @@ def warned(*arguments: str) -> list[str]:
 
 
 def test_data_that_is_not_there_and_rates_that_are_not_measured_are_named(project: Path) -> None:
-    assert warned() == [
-        "The pace of this machine is not measured: rlhf calibrate does that in two minutes."
-    ]
+    assert warned() == ["The pace of this machine is not measured: rlhf calibrate does that in two minutes."]
     mine = project / "mine.yaml"
     mine.write_text(
         f"extends: {ROOT / 'recipes' / 'demo.yaml'}\n"
@@ -30,8 +28,7 @@ def test_data_that_is_not_there_and_rates_that_are_not_measured_are_named(projec
     )
     found = warned("--recipe", "mine.yaml", "--hardware", "a100-80")
     assert found == [
-        "data.source.path=absent.jsonl does not exist: its rows are assumed. Put the file there, "
-        "or fix the path."
+        "data.source.path=absent.jsonl does not exist: its rows are assumed. Put the file there, or fix the path."
     ]
     (project / "absent.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
     assert warned("--recipe", "mine.yaml", "--hardware", "a100-80") == []
@@ -47,8 +44,7 @@ def test_a_measured_machine_is_not_warned_of(project: Path) -> None:
     assert warned() == []
     write(yaml.safe_dump(machine(stages=stages[:3]).model_dump(mode="json")))
     assert warned() == [
-        "evaluate: not timed here with this model. rlhf calibrate, with the same --recipe and "
-        "--set, does that."
+        "evaluate: not timed here with this model. rlhf calibrate, with the same --recipe and --set, does that."
     ]
     assert warned("--hardware", "a100-80") == []
 

@@ -100,9 +100,7 @@ def test_the_command_imports_neither_torch_nor_a_server() -> None:
         f"import sys, cli.commands.report, reporting.build, costs.ledger.ledger; "
         f"print(sorted({heavy} & set(sys.modules)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 

@@ -17,15 +17,11 @@ from tests.reporting.plausible_run import write_pipeline_run
 RUN = "20261121-120000-a1b2"
 
 
-def test_only_the_runs_own_report_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_the_runs_own_report_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     params = load(ROOT / "recipes" / "demo.yaml")
     write(params, tmp_path / "params.yaml")
     write_pipeline_run(tmp_path, RUN)
-    report, kept = (
-        place / "report" / "report.html" for place in (tmp_path, kept_folder(tmp_path, RUN))
-    )
+    report, kept = (place / "report" / "report.html" for place in (tmp_path, kept_folder(tmp_path, RUN)))
     for path in (report, kept):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)

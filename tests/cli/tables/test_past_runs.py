@@ -60,9 +60,7 @@ def test_a_run_without_its_parameters_is_listed_with_the_reason(project: Path) -
     assert "params.yaml" in call("runs")
 
 
-def test_before_the_first_run_it_says_how_to_start_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_before_the_first_run_it_says_how_to_start_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "dvc.yaml").touch()
     monkeypatch.chdir(tmp_path)
     assert listed() == []

@@ -31,9 +31,7 @@ GIB = 2**30
 
 
 def rows(table: Table) -> list[list[str]]:
-    return [
-        list(map(str, row)) for row in zip(*(column.cells for column in table.columns), strict=True)
-    ]
+    return [list(map(str, row)) for row in zip(*(column.cells for column in table.columns), strict=True)]
 
 
 def headings(table: Table) -> list[str]:
@@ -136,9 +134,7 @@ def test_a_comparison_goes_from_before_to_after() -> None:
 
 
 @pytest.mark.parametrize(("days", "goes"), [("4", True), ("6", False)])
-def test_clean_counts_in_days_and_gib(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: str, goes: bool
-) -> None:
+def test_clean_counts_in_days_and_gib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: str, goes: bool) -> None:
     (tmp_path / "dvc.yaml").write_text("stages: {}\n")
     monkeypatch.chdir(tmp_path)
     one = Leftover("checkpoints", tmp_path / "a", tmp_path, 3 * GIB, 5 * 86400.0, "")
@@ -181,9 +177,7 @@ def test_a_search_shows_what_was_before_what_is_better() -> None:
     ]
 
 
-RECIPES = sorted(
-    path.name for path in (ROOT / "recipes").glob("*.yaml") if path.name != "base.yaml"
-)
+RECIPES = sorted(path.name for path in (ROOT / "recipes").glob("*.yaml") if path.name != "base.yaml")
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -40,12 +40,7 @@ def test_what_the_schema_gained_is_filled_in_and_nothing_else(root: Path) -> Non
 
 def test_another_kind_of_source_gives_no_keys(root: Path) -> None:
     content = read(RECIPE)
-    content["data"]["source"] = {
-        "kind": "file",
-        "path": "rows.jsonl",
-        "format": "pairs",
-        "columns": {},
-    }
+    content["data"]["source"] = {"kind": "file", "path": "rows.jsonl", "format": "pairs", "columns": {}}
     del content["retrain"]
     keep(root, content)
     assert kept_params(root, "r1").data.source.kind == "file"

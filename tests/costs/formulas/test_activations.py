@@ -1,5 +1,5 @@
-"""What one layer keeps for the backward pass, against the tensors that autograd really saves for
-Transformers' modules.
+"""What one layer keeps for the backward pass, against the tensors that autograd really saves for Transformers'
+modules.
 """
 
 from dataclasses import replace
@@ -25,10 +25,7 @@ MODULES: list[tuple[str, dict[str, Any]]] = [
     ("Qwen2Config", GATED | {"num_key_value_heads": 2}),
     ("Qwen3Config", GATED | {"num_key_value_heads": 2, "head_dim": 16}),
     ("GemmaConfig", GATED | {"num_key_value_heads": 2, "head_dim": 16}),
-    (
-        "GPT2Config",
-        {"n_embd": 64, "n_head": 4, "vocab_size": 500, "bos_token_id": 1, "eos_token_id": 2},
-    ),
+    ("GPT2Config", {"n_embd": 64, "n_head": 4, "vocab_size": 500, "bos_token_id": 1, "eos_token_id": 2}),
     ("GPTNeoXConfig", GATED),
     ("OPTConfig", SIZES | {"ffn_dim": 160, "word_embed_proj_dim": 64}),
     ("PhiConfig", GATED),
@@ -37,15 +34,10 @@ MODULES: list[tuple[str, dict[str, Any]]] = [
 
 
 def saved_bytes(
-    name: str,
-    fields: dict[str, Any],
-    dtype: str,
-    attention: str,
-    adapted: list[str] | None,
-    padding: int = 0,
+    name: str, fields: dict[str, Any], dtype: str, attention: str, adapted: list[str] | None, padding: int = 0
 ) -> tuple[float, ModelShape]:
-    """Bytes per token that a third layer adds to what autograd saves, and the shape. Storages that
-    several tensors share count once.
+    """Bytes per token that a third layer adds to what autograd saves, and the shape. Storages that several tensors
+    share count once.
     """
     import torch
     import transformers
@@ -54,14 +46,7 @@ def saved_bytes(
     for layers in (2, 3):
         key = "n_layer" if name == "GPT2Config" else "num_hidden_layers"
         config = getattr(transformers, name)(**fields, **{key: layers})
-        for dropout in (
-            "attn_pdrop",
-            "resid_pdrop",
-            "embd_pdrop",
-            "attention_dropout",
-            "hidden_dropout",
-            "dropout",
-        ):
+        for dropout in ("attn_pdrop", "resid_pdrop", "embd_pdrop", "attention_dropout", "hidden_dropout", "dropout"):
             if hasattr(config, dropout):
                 setattr(config, dropout, 0.0)
         model = transformers.AutoModel.from_config(config, attn_implementation=attention)
@@ -69,9 +54,7 @@ def saved_bytes(
         if adapted:
             import peft
 
-            model = peft.get_peft_model(
-                model, peft.LoraConfig(r=4, target_modules=adapted, lora_dropout=0.0)
-            )
+            model = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=adapted, lora_dropout=0.0))
         totals.append(_saved(model, torch.randint(0, 500, (BATCH, TOKENS)), padding))
     assert config is not None
     return (totals[1] - totals[0]) / (BATCH * TOKENS), from_config(config.to_dict(), name)
@@ -104,14 +87,10 @@ def _saved(model: Any, ids: Any, padding: int) -> float:
 @pytest.mark.parametrize(
     ("name", "fields"), MODULES, ids=[f"{name}-{index}" for index, (name, _) in enumerate(MODULES)]
 )
-def test_a_layer_keeps_what_autograd_saves(
-    name: str, fields: dict[str, Any], dtype: str, attention: str
-) -> None:
+def test_a_layer_keeps_what_autograd_saves(name: str, fields: dict[str, Any], dtype: str, attention: str) -> None:
     measured, shape = saved_bytes(name, fields, dtype, attention, None)
     levers = Levers(dtype=dtype, attention="eager" if attention == "eager" else "sdpa")
-    assert sum(layer_kept(shape, levers, engine("ours"), TOKENS).values()) == pytest.approx(
-        measured, rel=0.01
-    )
+    assert sum(layer_kept(shape, levers, engine("ours"), TOKENS).values()) == pytest.approx(measured, rel=0.01)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -132,32 +111,18 @@ ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_pro
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize(
-    ("adapted", "modules"),
-    [(["q_proj", "v_proj"], ("q", "v")), (ALL, ("q", "k", "v", "o", "gate", "up", "down"))],
+    ("adapted", "modules"), [(["q_proj", "v_proj"], ("q", "v")), (ALL, ("q", "k", "v", "o", "gate", "up", "down"))]
 )
-def test_a_layer_with_lora_keeps_what_autograd_saves(
-    adapted: list[str], modules: tuple[str, ...], dtype: str
-) -> None:
+def test_a_layer_with_lora_keeps_what_autograd_saves(adapted: list[str], modules: tuple[str, ...], dtype: str) -> None:
     measured, shape = saved_bytes("LlamaConfig", GATED, dtype, "sdpa", adapted)
     levers = Levers(dtype=dtype, tuning="lora", lora_rank=4, lora_modules=modules)
-    assert sum(layer_kept(shape, levers, engine("ours"), TOKENS).values()) == pytest.approx(
-        measured, rel=0.01
-    )
+    assert sum(layer_kept(shape, levers, engine("ours"), TOKENS).values()) == pytest.approx(measured, rel=0.01)
 
 
 def test_a_gpt_layer_in_16_bit_with_dropout_keeps_34_d_and_5_heads_s() -> None:
-    # arXiv 2205.05198 equation 1, of fused kernels: GELU in one piece, softmax in 16 bit as GPT-2
-    # has it
+    # arXiv 2205.05198 equation 1, of fused kernels: GELU in one piece, softmax in 16 bit as GPT-2 has it
     shape = from_config(
-        {
-            "model_type": "gpt2",
-            "n_embd": 1024,
-            "n_layer": 1,
-            "n_head": 16,
-            "vocab_size": 100,
-            "n_positions": 64,
-        },
-        "gpt",
+        {"model_type": "gpt2", "n_embd": 1024, "n_layer": 1, "n_head": 16, "vocab_size": 100, "n_positions": 64}, "gpt"
     )
     fused = Engine("fused", fused_activation=True, fused_norm=True)
     kept = layer_kept(shape, Levers(dtype="fp16", attention="eager"), fused, 512)
@@ -172,8 +137,8 @@ def test_frozen_linear_layers_keep_no_input() -> None:
     assert layer_kept(shape, Levers(), ENGINES["ours"], TOKENS)["projections"] == 2 * 64 * 2
 
 
-# ---------------------------------------------------------------- by hand: width 10, queries 12,
-# keys and values 6, four heads, feed-forward 17, eight tokens
+# ---------------------------------------------------------------- by hand: width 10, queries 12, keys and values 6,
+# four heads, feed-forward 17, eight tokens
 
 PLAIN = Engine("plain", repeats_kv=False, fused_activation=False)
 PEFT = replace(PLAIN, lora_input_bytes=4.0)
@@ -252,24 +217,16 @@ def lora(*modules: str, **more: Any) -> Levers:
         (lora("q", "up", dtype="fp32"), "llama", PEFT, 80),
         (lora("q", "up", lora_dropout=True), "llama", PLAIN, 0),
         (lora("o", quantisation="nf4"), "llama", PLAIN, 0),
-        (
-            lora("o", quantisation="nf4"),
-            "llama",
-            replace(PLAIN, quantised_keeps_input=True),
-            40,
-        ),
+        (lora("o", quantisation="nf4"), "llama", replace(PLAIN, quantised_keeps_input=True), 40),
         (lora("o"), "llama", replace(PLAIN, quantised_keeps_input=True), 0),
     ],
 )
-def test_inputs_of_projections_by_hand(
-    levers: Levers, family: str, software: Engine, size: float
-) -> None:
+def test_inputs_of_projections_by_hand(levers: Levers, family: str, software: Engine, size: float) -> None:
     assert part("projections", levers, family, software) == size
 
 
 @pytest.mark.parametrize(
-    ("levers", "size"),
-    [(Levers(), 20), (MIXED, 20), (lora("q"), 20), (lora("up"), 20), (lora("o"), 0)],
+    ("levers", "size"), [(Levers(), 20), (MIXED, 20), (lora("q"), 20), (lora("up"), 20), (lora("o"), 0)]
 )
 def test_parallel_branches_with_one_norm_share_their_input(levers: Levers, size: float) -> None:
     phi = small(family="phi", norms=1)
@@ -349,9 +306,7 @@ def test_a_mask_has_grouped_keys_repeated_and_is_kept_itself() -> None:
         (FROZEN, "opt", {}, 1),
     ],
 )
-def test_feed_forward_by_hand(
-    levers: Levers, family: str, facts: dict[str, Any], widths: float
-) -> None:
+def test_feed_forward_by_hand(levers: Levers, family: str, facts: dict[str, Any], widths: float) -> None:
     assert part("feed_forward", levers, family, **facts) == 17 * 2 * widths
 
 
@@ -391,12 +346,7 @@ def test_a_mixture_keeps_the_experts_that_a_token_uses_and_its_routed_inputs() -
             replace(PLAIN, padded_lora=True),
             2 * 4 + 2 * 12 + 3 * 17 + 3 * 10,
         ),
-        (
-            lora("down", lora_dropout=True),
-            "llama",
-            replace(PLAIN, padded_lora=True),
-            2 * 2 + 3 * 17,
-        ),
+        (lora("down", lora_dropout=True), "llama", replace(PLAIN, padded_lora=True), 2 * 2 + 3 * 17),
     ],
 )
 def test_adapters_by_hand(levers: Levers, family: str, software: Engine, size: float) -> None:

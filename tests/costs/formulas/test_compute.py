@@ -14,13 +14,7 @@ from costs.formulas.compute import (
     optimizer_step,
     paged_bytes,
 )
-from costs.formulas.counts import (
-    experts_read,
-    forward_attention_flops,
-    forward_matmul_flops,
-    mfu,
-    training_flops,
-)
+from costs.formulas.counts import experts_read, forward_attention_flops, forward_matmul_flops, mfu, training_flops
 from costs.formulas.ppo_memory import ppo_moments
 from costs.formulas.setting import Levers
 from costs.tables.catalogue import shape
@@ -57,17 +51,14 @@ def test_forward_flops_are_those_that_torch_counts(name: str) -> None:
     total, config = counted(name, FIELDS, 48, backward=False)
     model = from_config(config.to_dict(), name)
     ours = forward_matmul_flops(model, 48) + forward_attention_flops(model, 1, 48, causal=False)
-    # the counter also sees the outer product that makes the rotary angles: 2 x 48 x half a head's
-    # width
+    # the counter also sees the outer product that makes the rotary angles: 2 x 48 x half a head's width
     assert ours == pytest.approx(total, rel=1e-3)
 
 
 def test_training_flops_are_those_that_torch_counts() -> None:
     total, config = counted("LlamaConfig", FIELDS, 48, backward=True)
     model = from_config(config.to_dict(), "llama")
-    assert sum(training_flops(model, Levers(attention="eager"), 1, 48)) == pytest.approx(
-        total * 1.0, rel=0.03
-    )
+    assert sum(training_flops(model, Levers(attention="eager"), 1, 48)) == pytest.approx(total * 1.0, rel=0.03)
 
 
 def test_attention_alone_sees_tokens_that_sequences_share_in_each_of_them() -> None:
@@ -85,23 +76,16 @@ def test_attention_alone_sees_tokens_that_sequences_share_in_each_of_them() -> N
 def test_under_a_mask_the_scores_above_the_diagonal_are_computed_too() -> None:
     plain = sft(tokens=512, micro_batch=4)
     masked = replace(plain, workload=replace(plain.workload, masked=True, mean_tokens=500))
-    one, other = (
-        micro_step(setting, setting.model, setting.levers, 4, 512) for setting in (plain, masked)
-    )
+    one, other = (micro_step(setting, setting.model, setting.levers, 4, 512) for setting in (plain, masked))
     assert other.attention_flops == 2 * one.attention_flops
     assert other.matmul_flops == one.matmul_flops
-    passing = [
-        forward_pass(setting, setting.model, setting.levers, 4, 512, 0.0)
-        for setting in (plain, masked)
-    ]
+    passing = [forward_pass(setting, setting.model, setting.levers, 4, 512, 0.0) for setting in (plain, masked)]
     assert passing[0] == passing[1]  # our own loops, which pad on the right, need none
 
 
 def test_full_checkpointing_does_the_layers_once_more() -> None:
     model = shape("llama-7b")
-    plain, again = (
-        training_flops(model, Levers(checkpointing=how), 1, 2048)[0] for how in ("none", "full")
-    )
+    plain, again = (training_flops(model, Levers(checkpointing=how), 1, 2048)[0] for how in ("none", "full"))
     assert again - plain == forward_matmul_flops(model, 2048, 0)
 
 
@@ -126,32 +110,20 @@ def test_frozen_weights_need_no_gradient() -> None:
 def test_utilisation_is_as_llm_foundry_prints_it(
     width: int, layers: int, heads: int, sequence: int, tokens_per_second: float, printed: float
 ) -> None:
-    # llm-foundry scripts/train/benchmarking/README.md, A100-40GB table: MPT shapes with learned
-    # positions, which ours have not
-    config = {
-        "model_type": "mpt",
-        "d_model": width,
-        "n_layers": layers,
-        "n_heads": heads,
-        "vocab_size": 50368,
-    }
-    assert mfu(from_config(config, "mpt"), tokens_per_second, sequence, 312e12) == pytest.approx(
-        printed, rel=0.02
-    )
+    # llm-foundry scripts/train/benchmarking/README.md, A100-40GB table: MPT shapes with learned positions, which ours
+    # have not
+    config = {"model_type": "mpt", "d_model": width, "n_layers": layers, "n_heads": heads, "vocab_size": 50368}
+    assert mfu(from_config(config, "mpt"), tokens_per_second, sequence, 312e12) == pytest.approx(printed, rel=0.02)
 
 
 def test_a_decoding_step_reads_every_weight_and_the_cache_once() -> None:
     setting = sft("llama-7b", tuning="frozen")
     model = setting.model
     step = decode_step(setting, model, setting.levers, 1, 1000)
-    assert step.weight_bytes == 2 * (
-        model.layers * model.layer_matrix_parameters + model.vocab * model.width
-    )
+    assert step.weight_bytes == 2 * (model.layers * model.layer_matrix_parameters + model.vocab * model.width)
     more = decode_step(setting, model, setting.levers, 1, 2000)
     assert more.bytes_moved - step.bytes_moved == 1000 * 2**19
-    assert step.matmul_flops == 2 * (
-        model.layers * model.layer_matrix_parameters + model.vocab * model.width
-    )
+    assert step.matmul_flops == 2 * (model.layers * model.layer_matrix_parameters + model.vocab * model.width)
 
 
 def test_adapters_add_six_flops_a_parameter_and_token() -> None:
@@ -182,8 +154,8 @@ def test_the_states_of_every_role_stay_through_all_phases() -> None:
         assert moment.roles["reward"].get("optimizer", 0.0) == 0.0
 
 
-# ---------------------------------------------------------------- by hand: three layers of 870
-# weights, a head of 1,010, two sequences of five tokens, half of them with a loss
+# ---------------------------------------------------------------- by hand: three layers of 870 weights, a head of
+# 1,010, two sequences of five tokens, half of them with a loss
 
 LAYERS, HEAD, ALL = 3 * 870, 1010, 4700
 STREAMS = 3 * 10 * 2 * (24 * 10 + 6 * 17)
@@ -217,9 +189,7 @@ FULL = Work(
         ({}, FULL),
         (
             {"vocabulary": False},
-            FULL._replace(
-                matmul_flops=3 * 2 * (10 * LAYERS - 6 * 510), bytes_moved=3 * (STREAMS - SPARED)
-            ),
+            FULL._replace(matmul_flops=3 * 2 * (10 * LAYERS - 6 * 510), bytes_moved=3 * (STREAMS - SPARED)),
         ),
         (
             {"checkpointing": "full"},
@@ -245,10 +215,7 @@ FULL = Work(
             FULL._replace(communicated_bytes=3 * ALL * 2 * 3 / 4, messages=3 * 4),
         ),
         ({"parallel": "zero3"}, FULL),
-        (
-            {"parallel": "zero2", "gpus": 4},
-            FULL._replace(communicated_bytes=2 * ALL * 2 * 3 / 4, messages=2 * 4),
-        ),
+        ({"parallel": "zero2", "gpus": 4}, FULL._replace(communicated_bytes=2 * ALL * 2 * 3 / 4, messages=2 * 4)),
     ],
 )
 def test_a_training_pass_by_hand(chosen: dict[str, Any], work: Work) -> None:
@@ -322,9 +289,7 @@ def test_a_decoding_step_by_hand() -> None:
 
 
 # two of four experts a token: all but (1 - 2/4)^n of them are read, of which one token's are half
-@pytest.mark.parametrize(
-    ("sequences", "share"), [(1, 0.0), (2, 0.5), (3, 0.75), (4, 0.875), (9, 1 - 2**-8)]
-)
+@pytest.mark.parametrize(("sequences", "share"), [(1, 0.0), (2, 0.5), (3, 0.75), (4, 0.875), (9, 1 - 2**-8)])
 def test_more_sequences_read_more_of_the_experts(sequences: int, share: float) -> None:
     setting = small_setting(model=small_mixture(), dtype="fp32")
     used = 3 * (400 + 2 * 510) + 1010
@@ -344,9 +309,7 @@ def test_more_sequences_read_more_of_the_experts(sequences: int, share: float) -
         ({"gpus": 2, "parallel": "fsdp"}, 7 * 2 * ALL / 2, 0.0, 0),
     ],
 )
-def test_an_optimizer_step_by_hand(
-    chosen: dict[str, Any], moved: float, sent: float, messages: int
-) -> None:
+def test_an_optimizer_step_by_hand(chosen: dict[str, Any], moved: float, sent: float, messages: int) -> None:
     setting = small_setting(**chosen)
     assert optimizer_step(setting, setting.model, setting.levers) == pytest.approx(
         Work(bytes_moved=moved, communicated_bytes=sent, operations=20, messages=messages)
@@ -374,18 +337,13 @@ def test_what_a_step_moves_to_and_from_host_memory(chosen: dict[str, Any], paged
     [
         ({"parallel": "zero3", "gpus": 2}, 3 * 2 * ALL / 2),
         ({"parallel": "fsdp", "gpus": 4}, 3 * 2 * ALL * 3 / 4),
-        (
-            {"parallel": "fsdp", "gpus": 2, "quantisation": "int8", "software": "torchtune"},
-            (2 * ALL + 2 * ALL) / 2,
-        ),
+        ({"parallel": "fsdp", "gpus": 2, "quantisation": "int8", "software": "torchtune"}, (2 * ALL + 2 * ALL) / 2),
         ({"parallel": "zero2", "gpus": 4}, 2 * 2 * ALL * 3 / 4),
         ({"parallel": "zero2", "gpus": 4, "software": "transformers"}, 2 * ALL * 3 / 4),
         ({"parallel": "zero3"}, 0.0),
     ],
 )
-def test_a_micro_batch_gathers_weights_and_reduces_gradients(
-    chosen: dict[str, Any], sent: float
-) -> None:
+def test_a_micro_batch_gathers_weights_and_reduces_gradients(chosen: dict[str, Any], sent: float) -> None:
     setting = small_setting(**chosen)
     assert micro_communication(setting, setting.model, setting.levers)[0] == pytest.approx(sent)
 
@@ -401,9 +359,7 @@ def test_work_adds_up_field_by_field() -> None:
 def test_a_loss_that_keeps_no_logits_makes_them_again() -> None:
     setting = sft("llama-7b")
     model, levers = setting.model, setting.levers
-    kept, again = (
-        training_flops(model, levers, 1, 100, head_again=how)[0] for how in (False, True)
-    )
+    kept, again = (training_flops(model, levers, 1, 100, head_again=how)[0] for how in (False, True))
     assert again - kept == 2 * 32000 * 4096 * 100
     assert micro_step(setting, model, levers, 1, 100).matmul_flops == again
     whole = replace(setting, levers=replace(levers, loss="dense"))
@@ -432,8 +388,7 @@ def test_many_tokens_of_a_small_batch_do_not_read_every_expert() -> None:
     assert experts_read(model, 8) == pytest.approx(0.8999, abs=1e-4)
     assert experts_read(shape("llama-7b"), 8) == 1
     narrow, setting = (
-        replace(sft("mixtral-8x7b"), levers=Levers(tuning="frozen", quantisation=stored))
-        for stored in ("int8", None)
+        replace(sft("mixtral-8x7b"), levers=Levers(tuning="frozen", quantisation=stored)) for stored in ("int8", None)
     )
     read = [decode_step(each, model, each.levers, 8, 10).weight_bytes for each in (narrow, setting)]
     assert read[1] == 2 * read[0]
@@ -441,14 +396,11 @@ def test_many_tokens_of_a_small_batch_do_not_read_every_expert() -> None:
 
 def test_integers_are_unpacked_at_the_bandwidth_where_no_compiler_fuses_it() -> None:
     plain, packed = (
-        small_setting(tuning="lora", quantisation=stored, software="transformers")
-        for stored in (None, "int4")
+        small_setting(tuning="lora", quantisation=stored, software="transformers") for stored in (None, "int4")
     )
     once = LAYERS * (0.625 + 2)
     for passes, work in ((2, micro_step), (1, forward_pass)):
-        moved = [
-            work(each, each.model, each.levers, 2, 5, 4).bytes_moved for each in (plain, packed)
-        ]
+        moved = [work(each, each.model, each.levers, 2, 5, 4).bytes_moved for each in (plain, packed)]
         assert moved[1] - moved[0] == pytest.approx(passes * once)
     fused = small_setting(tuning="lora", quantisation="int4", software="gpt-fast")
     bare = small_setting(tuning="lora", software="gpt-fast")

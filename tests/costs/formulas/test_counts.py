@@ -107,9 +107,7 @@ def test_small_operations_pass_over_the_width_and_the_feed_forward_width(
             3 * 7 * size * (24 * 10 + passes * 17) * share
         )
         # in one layer, half of those over the width and all over the feed-forward width
-        assert spared_bytes(shape, levers, software, 7) == pytest.approx(
-            7 * size * (12 * 10 + passes * 17) * share
-        )
+        assert spared_bytes(shape, levers, software, 7) == pytest.approx(7 * size * (12 * 10 + passes * 17) * share)
 
 
 def test_a_mixture_passes_over_the_experts_that_a_token_uses() -> None:
@@ -121,8 +119,7 @@ def test_logits_are_read_and_written_at_fourteen_bytes_each() -> None:
 
 
 @pytest.mark.parametrize(
-    ("storage", "size"),
-    [(None, 2.0), ("int8", 1.0), ("nf4", 0.5625), ("nf4-dq", 0.515869140625), ("int4", 0.625)],
+    ("storage", "size"), [(None, 2.0), ("int8", 1.0), ("nf4", 0.5625), ("nf4-dq", 0.515869140625), ("int4", 0.625)]
 )
 def test_a_pass_reads_the_weights_as_they_are_stored(storage: str | None, size: float) -> None:
     levers = Levers(tuning="lora", quantisation=storage)
@@ -137,16 +134,12 @@ def test_every_expert_is_unpacked_and_only_those_used_are_read() -> None:
     assert held_weight_bytes(small_mixture(), levers) == (3 * (400 + 2 * 510) + 1010) * 0.5625
 
 
-def operations(
-    levers: Levers, backward: bool, software: str = "ours", family: str = "llama"
-) -> float:
+def operations(levers: Levers, backward: bool, software: str = "ours", family: str = "llama") -> float:
     setting = sft(software=software)
     return launched(setting, small(family=family), levers, backward)
 
 
-def test_each_layer_launches_its_operations_and_a_backward_pass_nearly_three_times_as_many() -> (
-    None
-):
+def test_each_layer_launches_its_operations_and_a_backward_pass_nearly_three_times_as_many() -> None:
     plain = 3 * 45 + 20
     assert plain_operations(sft(), small()) == plain
     assert plain_operations(sft(software="litgpt"), small()) == 3 * 50 + 20
@@ -168,28 +161,19 @@ def test_each_adapted_and_each_quantised_matrix_launches_four_more() -> None:
 def test_one_adapter_serves_a_packed_projection_unless_its_parts_are_padded() -> None:
     levers = Levers(tuning="lora", lora_modules=("q", "v"))
     assert operations(levers, backward=False, family="gpt2") == 3 * 45 + 20 + 3 * 4
-    assert operations(levers, backward=False, software="litgpt", family="gpt2") == (
-        3 * 50 + 20 + 3 * 15 * 2
-    )
+    assert operations(levers, backward=False, software="litgpt", family="gpt2") == (3 * 50 + 20 + 3 * 15 * 2)
     assert engine("litgpt").padded_lora
 
 
 @pytest.mark.parametrize(("places", "moved"), [(1.0, 0.0), (1.5, 2.5), (3.0, 4.0)])
-def test_tokens_with_several_places_in_attention_are_put_there_and_back(
-    places: float, moved: float
-) -> None:
+def test_tokens_with_several_places_in_attention_are_put_there_and_back(places: float, moved: float) -> None:
     # queries and outputs of 12, keys and values of 6
     setting = small_setting({"attention_places": places})
     found = spread_bytes(setting, setting.model, setting.levers, 7)
     assert found == pytest.approx(3 * 7 * 2 * (2 * 12 + 2 * 6) * moved)
 
 
-@pytest.mark.parametrize(
-    ("storage", "size"),
-    [("int8", 1.0), ("int4", 0.625), ("nf4", None), (None, None)],
-)
-def test_integer_weights_are_unpacked_at_the_bandwidth(
-    storage: str | None, size: float | None
-) -> None:
+@pytest.mark.parametrize(("storage", "size"), [("int8", 1.0), ("int4", 0.625), ("nf4", None), (None, None)])
+def test_integer_weights_are_unpacked_at_the_bandwidth(storage: str | None, size: float | None) -> None:
     found = unpacked_bytes(small(), Levers(tuning="lora", quantisation=storage))
     assert found == (0.0 if size is None else LAYERS * (size + 2))

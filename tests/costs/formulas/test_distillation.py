@@ -24,9 +24,7 @@ RECIPE = ROOT / "recipes/demo-distill.yaml"
 def setting(*overrides: str) -> Setting:
     params = load(RECIPE, list(overrides))
     aim = target(params, None, None, None, Path("nowhere"))
-    found = setting_of(
-        params, aim, "distill", count(params, aim.root), base_shape(params, aim.root)
-    )
+    found = setting_of(params, aim, "distill", count(params, aim.root), base_shape(params, aim.root))
     assert found.rlhf is not None
     return found
 
@@ -51,12 +49,7 @@ def test_phases_follow_who_samples_and_who_reads() -> None:
 
 def test_the_teachers_head_is_applied_again_in_every_pass() -> None:
     one, three = (
-        [
-            phase
-            for phase in phases(setting(f"distill.distill_epochs={n}"))
-            if phase.name == "update"
-        ]
-        for n in (1, 3)
+        [phase for phase in phases(setting(f"distill.distill_epochs={n}")) if phase.name == "update"] for n in (1, 3)
     )
     assert three[0].work.matmul_flops == pytest.approx(3 * one[0].work.matmul_flops)
     none = phases(setting("distill.sft_updates=80", "distill.distill_epochs=1"))

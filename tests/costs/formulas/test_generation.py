@@ -47,9 +47,7 @@ def test_without_a_prompt_one_token_is_read_and_without_a_response_none_decoded(
 
 
 @pytest.mark.parametrize(("given", "sequences"), [(None, 3), (7.0, 7)])
-def test_memory_is_that_of_weights_and_of_caches_at_full_length(
-    given: float | None, sequences: int
-) -> None:
+def test_memory_is_that_of_weights_and_of_caches_at_full_length(given: float | None, sequences: int) -> None:
     setting = small_setting(WORK, micro_batch=3)
     moment = generation_moment(setting, setting.model, setting.levers, given)
     assert moment.phase == "decode"

@@ -1,6 +1,4 @@
-"""Memory: published byte counts, printed parameter counts of adapters, and what holds for every
-setting.
-"""
+"""Memory: published byte counts, printed parameter counts of adapters, and what holds for every setting."""
 
 from dataclasses import replace
 from typing import Any
@@ -49,14 +47,9 @@ from tests.costs.settings import ALL_LINEAR, ppo, sft, small, small_mixture, sma
 GB = 1e9
 
 
-@pytest.mark.parametrize(
-    ("parallel", "gigabytes"), [("ddp", 120.0), ("zero1", 31.4), ("zero2", 16.6)]
-)
-def test_zero_divides_the_states_of_7_5_billion_parameters_as_printed(
-    parallel: str, gigabytes: float
-) -> None:
-    # arXiv 1910.02054 figure 1: 7.5B parameters, 64 devices, mixed precision with fp32 master
-    # weights and Adam
+@pytest.mark.parametrize(("parallel", "gigabytes"), [("ddp", 120.0), ("zero1", 31.4), ("zero2", 16.6)])
+def test_zero_divides_the_states_of_7_5_billion_parameters_as_printed(parallel: str, gigabytes: float) -> None:
+    # arXiv 1910.02054 figure 1: 7.5B parameters, 64 devices, mixed precision with fp32 master weights and Adam
     setting = sft(
         "llama-7b", gpus=64, dtype="fp16", master_fp32=True, parallel=parallel,
         software="deepspeed-chat",
@@ -86,26 +79,14 @@ def test_zero_3_divides_every_state() -> None:
 
 @pytest.mark.parametrize(
     ("model", "trained"),
-    [
-        ("llama-7b", 4_194_304),
-        ("llama-13b", 6_553_600),
-        ("stablelm-alpha-3b", 2_097_152),
-        ("phi-1.5", 1_572_864),
-    ],
+    [("llama-7b", 4_194_304), ("llama-13b", 6_553_600), ("stablelm-alpha-3b", 2_097_152), ("phi-1.5", 1_572_864)],
 )
 def test_lora_on_queries_and_values_has_the_printed_parameters(model: str, trained: int) -> None:
     # litgpt tutorials/resource-tables.md, column "trainable parameters"
-    assert (
-        adapter_parameters(
-            shape(model), Levers(tuning="lora", lora_rank=8, lora_modules=("q", "v"))
-        )
-        == trained
-    )
+    assert adapter_parameters(shape(model), Levers(tuning="lora", lora_rank=8, lora_modules=("q", "v"))) == trained
 
 
-@pytest.mark.parametrize(
-    "modules", [["q", "v"], ["q", "k", "v", "o"], ["v", "o", "up", "down"]], ids="+".join
-)
+@pytest.mark.parametrize("modules", [["q", "v"], ["q", "k", "v", "o"], ["v", "o", "up", "down"]], ids="+".join)
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
@@ -115,9 +96,7 @@ def test_lora_on_queries_and_values_has_the_printed_parameters(model: str, train
         ("Phi3Config", {"num_key_value_heads": 2, "intermediate_size": 172, "pad_token_id": 0}),
     ],
 )
-def test_an_adapter_has_the_parameters_that_peft_makes(
-    name: str, fields: dict[str, int], modules: list[str]
-) -> None:
+def test_an_adapter_has_the_parameters_that_peft_makes(name: str, fields: dict[str, int], modules: list[str]) -> None:
     import torch
     import transformers
 
@@ -129,16 +108,11 @@ def test_an_adapter_has_the_parameters_that_peft_makes(
     )
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
-    adapters.add_adapter(
-        model, Lora(rank=8, alpha=16.0, modules=modules, dropout=0.0), "sft", 1, "sft.lora"
-    )
-    made = sum(
-        parameter.numel() for parameter in adapters.adapter_parameters(model, "sft").values()
-    )
+    adapters.add_adapter(model, Lora(rank=8, alpha=16.0, modules=modules, dropout=0.0), "sft", 1, "sft.lora")
+    made = sum(parameter.numel() for parameter in adapters.adapter_parameters(model, "sft").values())
     assert (
         adapter_parameters(
-            from_config(config.to_dict(), name),
-            Levers(tuning="lora", lora_rank=8, lora_modules=tuple(modules)),
+            from_config(config.to_dict(), name), Levers(tuning="lora", lora_rank=8, lora_modules=tuple(modules))
         )
         == made
     )
@@ -147,9 +121,7 @@ def test_an_adapter_has_the_parameters_that_peft_makes(
 def test_lora_of_rank_64_on_all_linear_layers_has_the_parameters_of_qlora() -> None:
     # 7B: 32 layers x 64 x (4 x 2 x 4096 + 3 x (4096 + 11008))
     assert (
-        adapter_parameters(
-            shape("llama-7b"), Levers(tuning="lora", lora_rank=64, lora_modules=ALL_LINEAR)
-        )
+        adapter_parameters(shape("llama-7b"), Levers(tuning="lora", lora_rank=64, lora_modules=ALL_LINEAR))
         == 159_907_840
     )
 
@@ -158,16 +130,12 @@ def test_nf4_with_double_quantisation_takes_half_a_byte_and_a_64th() -> None:
     # arXiv 2305.14314 section 3: 0.127 bits of scale a parameter instead of 0.5
     model = shape("llama-65b")
     linear = model.layers * model.layer_matrix_parameters
-    single, double = (
-        base_weight_bytes(model, Levers(tuning="lora", quantisation=kind))
-        for kind in ("nf4", "nf4-dq")
-    )
+    single, double = (base_weight_bytes(model, Levers(tuning="lora", quantisation=kind)) for kind in ("nf4", "nf4-dq"))
     assert (single - double) * 8 / linear == pytest.approx(0.5 - 0.127, abs=0.001)
 
 
 def test_the_cache_of_a_7b_model_takes_half_a_mebibyte_a_token() -> None:
-    # 2 x 32 layers x 4096 x 2 bytes: arXiv 2309.06180 section 1 counts 800 KB for a 13B model's
-    # token in the same way
+    # 2 x 32 layers x 4096 x 2 bytes: arXiv 2309.06180 section 1 counts 800 KB for a 13B model's token in the same way
     assert kv_cache_bytes(shape("llama-7b"), "fp16", 1, 1) == 2**19
     assert kv_cache_bytes(shape("opt-13b"), "fp16", 1, 1) == pytest.approx(800 * 1024, rel=0.001)
 
@@ -189,8 +157,7 @@ def test_the_whole_loss_holds_fourteen_bytes_a_logit() -> None:
 
 def test_full_checkpointing_keeps_one_input_a_layer() -> None:
     plain, checkpointed = (
-        sft(checkpointing=how, software="torchtune", micro_batch=4, tokens=2048)
-        for how in ("none", "full")
+        sft(checkpointing=how, software="torchtune", micro_batch=4, tokens=2048) for how in ("none", "full")
     )
     kept = [
         peak(training_moments(each, each.model, each.levers)).roles["policy"]["activations"]
@@ -199,16 +166,12 @@ def test_full_checkpointing_keeps_one_input_a_layer() -> None:
     model = plain.model
     assert kept[1] < kept[0] / 5
     loss_moment = training_moments(checkpointed, model, checkpointed.levers)[0]
-    assert loss_moment.roles["policy"]["activations"] == 4 * 2048 * (
-        model.layers * model.width * 2 + 8 * model.width
-    )
+    assert loss_moment.roles["policy"]["activations"] == 4 * 2048 * (model.layers * model.width * 2 + 8 * model.width)
 
 
 def test_accumulation_keeps_gradients_through_the_forward_pass() -> None:
     once, twice = sft(micro_batch=4), sft(micro_batch=4, accumulation=2)
-    loss_moments = [
-        training_moments(each, each.model, each.levers)[0].roles["policy"] for each in (once, twice)
-    ]
+    loss_moments = [training_moments(each, each.model, each.levers)[0].roles["policy"] for each in (once, twice)]
     new = 2 * once.model.vocab * once.model.width  # of the head, before it is added
     assert loss_moments[1]["gradients"] == 2 * once.model.parameters + new
     assert loss_moments[0].get("gradients", 0.0) < loss_moments[1]["gradients"]
@@ -243,18 +206,9 @@ def test_a_shared_trunk_has_no_value_model() -> None:
     assert separate - trunk >= 2 * 3 * ppo().model.parameters  # its weights and two moments
 
 
-@given(
-    micro=st.integers(1, 32),
-    tokens=st.integers(16, 4096),
-    checkpointing=st.sampled_from(["none", "full"]),
-)
-def test_memory_never_shrinks_when_the_batch_grows(
-    micro: int, tokens: int, checkpointing: str
-) -> None:
-    small, large = (
-        sft(micro_batch=size, tokens=tokens, checkpointing=checkpointing)
-        for size in (micro, micro + 1)
-    )
+@given(micro=st.integers(1, 32), tokens=st.integers(16, 4096), checkpointing=st.sampled_from(["none", "full"]))
+def test_memory_never_shrinks_when_the_batch_grows(micro: int, tokens: int, checkpointing: str) -> None:
+    small, large = (sft(micro_batch=size, tokens=tokens, checkpointing=checkpointing) for size in (micro, micro + 1))
     assert peak(moments(large)).total >= peak(moments(small)).total
 
 
@@ -274,9 +228,7 @@ def test_a_fused_head_holds_a_tile_on_a_gpu_and_thirty_three_bytes_a_logit_on_a_
 
 
 def fullest(attention: str, checkpointing: bool) -> tuple[float, dict[str, object]]:
-    """Bytes that torch allocated at the fullest moment of a step of a small trunk, and its
-    configuration.
-    """
+    """Bytes that torch allocated at the fullest moment of a step of a small trunk, and its configuration."""
     import torch
     import transformers
 
@@ -293,38 +245,26 @@ def fullest(attention: str, checkpointing: bool) -> tuple[float, dict[str, objec
         trunk.gradient_checkpointing_enable({"use_reentrant": False})
     tokens = torch.randint(0, 64, (2, 512))
     trunk(tokens).last_hidden_state.sum().backward()  # gradients are there from now on
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         trunk(tokens).last_hidden_state.sum().backward()
     held = most = 0
-    for event in sorted(
-        profile.profiler.kineto_results.events(), key=lambda event: event.start_ns()
-    ):
+    for event in sorted(profile.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
         held += event.nbytes() if event.name() == "[memory]" else 0
         most = max(most, held)
     return float(most), config.to_dict()
 
 
-@pytest.mark.parametrize(
-    ("attention", "checkpointing"), [("sdpa", "none"), ("eager", "none"), ("eager", "full")]
-)
-def test_the_fullest_moment_of_a_step_is_that_of_torchs_allocator(
-    attention: str, checkpointing: str
-) -> None:
+@pytest.mark.parametrize(("attention", "checkpointing"), [("sdpa", "none"), ("eager", "none"), ("eager", "full")])
+def test_the_fullest_moment_of_a_step_is_that_of_torchs_allocator(attention: str, checkpointing: str) -> None:
     measured, config = fullest(attention, checkpointing == "full")
-    plain = sft(
-        tokens=512, micro_batch=2, dtype="fp32", attention=attention, checkpointing=checkpointing
-    )
+    plain = sft(tokens=512, micro_batch=2, dtype="fp32", attention=attention, checkpointing=checkpointing)
     setting = replace(plain, model=from_config(config, "trunk"))
     kept = activation_bytes(setting, setting.model, setting.levers, 2, 512)
-    assert kept + recomputed_bytes(setting, setting.model, setting.levers, 2, 512) == pytest.approx(
-        measured, rel=0.1
-    )
+    assert kept + recomputed_bytes(setting, setting.model, setting.levers, 2, 512) == pytest.approx(measured, rel=0.1)
 
 
-# ---------------------------------------------------------------- by hand: 4,700 parameters, three
-# layers of 870 weights and 890 parameters, two tables of 1,010
+# ---------------------------------------------------------------- by hand: 4,700 parameters, three layers of 870
+# weights and 890 parameters, two tables of 1,010
 
 ALL, LAYERS, TABLE = 4700, 3 * 870, 1010
 LORA: dict[str, Any] = {"tuning": "lora", "lora_rank": 2, "lora_modules": ("q", "down")}
@@ -344,9 +284,7 @@ def test_parameters_that_are_trained_by_hand() -> None:
     every = Levers(tuning="lora", lora_rank=2, lora_modules=ALL_LINEAR)
     # each expert has its own adapters, the attention has one
     of_experts = 3 * (10 + 17)
-    assert trained_parameters(small_mixture(), every) == 3 * 2 * (
-        22 + 16 + 16 + 22 + 4 * of_experts
-    )
+    assert trained_parameters(small_mixture(), every) == 3 * 2 * (22 + 16 + 16 + 22 + 4 * of_experts)
 
 
 @pytest.mark.parametrize(
@@ -357,11 +295,7 @@ def test_parameters_that_are_trained_by_hand() -> None:
         (Levers(tuning="frozen", weights_fp32=True), False, 2 * ALL),
         (Levers(tuning="lora", dtype="fp32"), True, 4 * ALL),
         (Levers(tuning="lora", quantisation="nf4"), False, 0.5625 * LAYERS + 2 * (ALL - LAYERS)),
-        (
-            Levers(tuning="lora", quantisation="int8"),
-            True,
-            LAYERS + TABLE + 2 * (ALL - LAYERS - TABLE),
-        ),
+        (Levers(tuning="lora", quantisation="int8"), True, LAYERS + TABLE + 2 * (ALL - LAYERS - TABLE)),
     ],
 )
 def test_bytes_of_a_models_own_weights(levers: Levers, head: bool, size: float) -> None:
@@ -377,17 +311,9 @@ def test_a_quantised_head_leaves_the_table_that_it_is_tied_to() -> None:
 
 @pytest.mark.parametrize(
     ("parallel", "divided"),
-    [
-        ("ddp", (1, 1, 1)),
-        ("zero1", (1, 1, 8)),
-        ("zero2", (1, 8, 8)),
-        ("zero3", (8, 8, 8)),
-        ("fsdp", (8, 8, 8)),
-    ],
+    [("ddp", (1, 1, 1)), ("zero1", (1, 1, 8)), ("zero2", (1, 8, 8)), ("zero3", (8, 8, 8)), ("fsdp", (8, 8, 8))],
 )
-def test_each_kind_of_sharding_divides_what_its_paper_says(
-    parallel: Any, divided: tuple[int, int, int]
-) -> None:
+def test_each_kind_of_sharding_divides_what_its_paper_says(parallel: Any, divided: tuple[int, int, int]) -> None:
     setting = small_setting(parallel=parallel, gpus=8, software="deepspeed-chat")
     assert shards(setting) == dict(zip(("weights", "gradients", "optimizer"), divided, strict=True))
 
@@ -411,10 +337,7 @@ COPIES = 2 * (ALL - TABLE)
         ({"parallel": "zero2", "gpus": 4, "software": "transformers"}, 2 * ALL),
         ({"parallel": "fsdp"}, 2 * ALL),
         (FSDP | {"gpus": 2}, 2 * ALL / 2 + 2 * UNIT),
-        (
-            FSDP | LORA | {"quantisation": "int8"},
-            (LAYERS + 2 * (ALL - LAYERS) + 4 * ADAPTERS) / 4 + UNIT,
-        ),
+        (FSDP | LORA | {"quantisation": "int8"}, (LAYERS + 2 * (ALL - LAYERS) + 4 * ADAPTERS) / 4 + UNIT),
         ({"offload_weights": True}, 2 * 890 * 2),
         ({"offload_weights": True, "weights_fp32": True}, 2 * 890 * 2),
         (LORA | {"offload_weights": True}, 2 * 890 * 2),
@@ -423,10 +346,7 @@ COPIES = 2 * (ALL - TABLE)
         ({"weights_fp32": True}, 4 * ALL + COPIES),
         ({"weights_fp32": True, "dtype": "fp32"}, 4 * ALL),
         ({"weights_fp32": True, "gpus": 2, "parallel": "zero1"}, 4 * ALL + COPIES),
-        (
-            {"weights_fp32": True, "gpus": 2, "parallel": "zero2"},
-            4 * ALL / 2 + 4 * ALL + 4 * 890 + COPIES,
-        ),
+        ({"weights_fp32": True, "gpus": 2, "parallel": "zero2"}, 4 * ALL / 2 + 4 * ALL + 4 * 890 + COPIES),
         (FSDP | {"weights_fp32": True}, 4 * ALL / 4 + 4 * UNIT + COPIES),
         (FSDP | {"weights_fp32": True, "software": "llm-foundry"}, 4 * ALL / 4 + 2 * UNIT),
         ({"parallel": "zero3", "gpus": 4, "weights_fp32": True}, 4 * ALL / 4 + 4 * UNIT + COPIES),
@@ -440,8 +360,7 @@ def test_bytes_of_weights_on_a_device(chosen: dict[str, Any], size: float) -> No
 
 def test_software_that_quantises_its_head_holds_less() -> None:
     plain, head = (
-        of(weights, tuning="frozen", quantisation="nf4", software=software)
-        for software in ("ours", "litgpt")
+        of(weights, tuning="frozen", quantisation="nf4", software=software) for software in ("ours", "litgpt")
     )
     assert plain - head == pytest.approx((2 - 0.5625) * TABLE)
 
@@ -460,9 +379,7 @@ def test_software_that_quantises_its_head_holds_less() -> None:
         (FSDP | {"software": "transformers"}, 0.0),
     ],
 )
-def test_a_divided_role_grows_to_its_whole_size_while_it_is_gathered(
-    chosen: dict[str, Any], size: float
-) -> None:
+def test_a_divided_role_grows_to_its_whole_size_while_it_is_gathered(chosen: dict[str, Any], size: float) -> None:
     assert of(gathered_bytes, **chosen) == pytest.approx(size)
 
 
@@ -536,12 +453,9 @@ def test_tokens_that_nobody_reads_keep_neither_feed_forward_part_nor_its_norm() 
 
 
 @pytest.mark.parametrize(
-    ("family", "narrowed"),
-    [("llama", 1), ("mistral", 1), ("qwen2", 1), ("qwen3", 1), ("gemma", 0), ("gpt2", 0)],
+    ("family", "narrowed"), [("llama", 1), ("mistral", 1), ("qwen2", 1), ("qwen3", 1), ("gemma", 0), ("gpt2", 0)]
 )
-def test_only_families_whose_layers_our_stages_narrow_spare_tokens(
-    family: str, narrowed: int
-) -> None:
+def test_only_families_whose_layers_our_stages_narrow_spare_tokens(family: str, narrowed: int) -> None:
     setting = small_setting({"read_tokens": 0.25}, model=small(family=family))
     assert spared_tokens(setting, setting.model, setting.levers, 100.0) == 75 * narrowed
 
@@ -583,9 +497,7 @@ def test_the_backward_pass_works_on_one_layer_by_hand() -> None:
 def test_the_softmax_of_a_long_sequence_outweighs_the_feed_forward_part() -> None:
     setting = small_setting(attention="eager")
     feed_forward = layer_kept(setting.model, setting.levers, setting.engine, 200)["feed_forward"]
-    assert of(recomputed_bytes, 3, 200, attention="eager") == pytest.approx(
-        3 * 200 * (2 * 4 * 200 * 2 - feed_forward)
-    )
+    assert of(recomputed_bytes, 3, 200, attention="eager") == pytest.approx(3 * 200 * (2 * 4 * 200 * 2 - feed_forward))
     assert of(recomputed_bytes, 3, 2, attention="eager") == 3 * 2 * 2 * (17 + 10) * 2
 
 
@@ -632,15 +544,11 @@ def test_what_a_generating_role_holds_by_hand() -> None:
 
 
 def test_what_a_pass_without_gradient_holds_by_hand() -> None:
-    assert of(scoring, 5, 8, False) == {
-        "activations": 40 * ATTENDING * 2,
-        "logits": 0.0,
-        "workspace": 0.0,
-    }
+    assert of(scoring, 5, 8, False) == {"activations": 40 * ATTENDING * 2, "logits": 0.0, "workspace": 0.0}
     short = small_setting({"response_tokens": 2})
     found = scoring(short, short.model, short.levers, 5, 8, True)
-    # a quarter of the tokens is of responses, all of whose logits fit in one chunk; they are made
-    # when of the trunk only these tokens' hidden states are left
+    # a quarter of the tokens is of responses, all of whose logits fit in one chunk; they are made when of the trunk
+    # only these tokens' hidden states are left
     assert found["activations"] == 2 * 10 * 10 * 2
     assert found["logits"] == 10 * 14 * 101
     mixture = of(scoring, 5, 8, False, model=small_mixture())

@@ -32,23 +32,13 @@ VALUE_LEVERS = Levers(micro_batch=3, optimizer="adamw8bit")
 
 
 def loop(
-    stage: str = "ppo",
-    work: dict[str, Any] | None = None,
-    rlhf: dict[str, Any] | None = None,
-    **chosen: Any,
+    stage: str = "ppo", work: dict[str, Any] | None = None, rlhf: dict[str, Any] | None = None, **chosen: Any
 ) -> Setting:
-    """Five updates of 24 responses, six of which are generated side by side: three epochs over two
-    mini-batches. A sequence has eight tokens at most and seven on average, four of them said and
-    three on average.
+    """Five updates of 24 responses, six of which are generated side by side: three epochs over two mini-batches. A
+    sequence has eight tokens at most and seven on average, four of them said and three on average.
     """
     setting = small_setting(
-        {
-            "steps": 5,
-            "mean_tokens": 7.0,
-            "prompt_tokens": 4,
-            "response_tokens": 4,
-            "mean_response_tokens": 3.0,
-        }
+        {"steps": 5, "mean_tokens": 7.0, "prompt_tokens": 4, "response_tokens": 4, "mean_response_tokens": 3.0}
         | (work or {}),
         **({"micro_batch": 3} | chosen),
     )
@@ -109,21 +99,15 @@ def test_only_ppo_has_a_value_model_and_a_shared_trunk_none_of_its_own() -> None
 # ---------------------------------------------------------------- time
 
 
-@pytest.mark.parametrize(
-    ("gpus", "side_by_side", "batches"), [(1, 6, 5 * 24 / 6), (2, 6, 5 * 12 / 6), (8, 3, 5)]
-)
-def test_the_rollout_generates_the_devices_share_batch_by_batch(
-    gpus: int, side_by_side: int, batches: float
-) -> None:
+@pytest.mark.parametrize(("gpus", "side_by_side", "batches"), [(1, 6, 5 * 24 / 6), (2, 6, 5 * 12 / 6), (8, 3, 5)])
+def test_the_rollout_generates_the_devices_share_batch_by_batch(gpus: int, side_by_side: int, batches: float) -> None:
     setting = loop(gpus=gpus)
     prefill, decode = generation(setting, setting.model, setting.levers, batches, side_by_side)
     expected = ("rollout", prefill[1] + decode[1], prefill[2] + decode[2], decode[3])
     same(ppo_phases(setting)[0], expected)
 
 
-def passed(
-    setting: Setting, shape: ModelShape, micro: float, tokens: float, head: float, read: float
-) -> Work:
+def passed(setting: Setting, shape: ModelShape, micro: float, tokens: float, head: float, read: float) -> Work:
     counted = replace(setting, workload=replace(setting.workload, read_tokens=read))
     return forward_pass(counted, shape, setting.levers, micro, tokens, head)
 
@@ -208,14 +192,9 @@ def test_advantages_are_a_dozen_operations_a_position(gpus: int, sequences: int)
     same(rows(setting)["advantage"], repeated("advantage", once, 5, setting))
 
 
-def updated(
-    setting: Setting, passes: float, micro: float, tokens: float, read: float, last: bool = True
-) -> Row:
+def updated(setting: Setting, passes: float, micro: float, tokens: float, read: float, last: bool = True) -> Row:
     """Five updates of three epochs over two mini-batches: policy, and value where it is apart."""
-    counted = replace(
-        setting,
-        workload=replace(setting.workload, loss_tokens=read, read_tokens=read if last else 1.0),
-    )
+    counted = replace(setting, workload=replace(setting.workload, loss_tokens=read, read_tokens=read if last else 1.0))
     total, seconds, bound = Work(), 0.0, ""
     value = own_value(setting)
     trained = [(setting.model, setting.levers, True)]
@@ -261,17 +240,9 @@ def test_the_bound_of_the_update_is_that_of_the_policys_pass() -> None:
 
 @pytest.mark.parametrize(
     ("chosen", "batch", "micro"),
-    [
-        ({}, 12, 3),
-        ({"gpus": 2}, 6, 3),
-        ({"gpus": 8}, 1, 1),
-        ({"gpus": 16}, 1, 1),
-        ({"micro_batch": 20}, 12, 12),
-    ],
+    [({}, 12, 3), ({"gpus": 2}, 6, 3), ({"gpus": 8}, 1, 1), ({"gpus": 16}, 1, 1), ({"micro_batch": 20}, 12, 12)],
 )
-def test_a_mini_batch_is_the_devices_share_and_at_least_one(
-    chosen: dict[str, Any], batch: int, micro: int
-) -> None:
+def test_a_mini_batch_is_the_devices_share_and_at_least_one(chosen: dict[str, Any], batch: int, micro: int) -> None:
     setting = loop(**chosen)
     assert (mini_batch(setting), update_micro_batch(setting)) == (batch, micro)
 
@@ -304,18 +275,14 @@ def moments(setting: Setting) -> dict[str, Held]:
     """Phase -> role -> what it holds, without parts of no size."""
     return {
         moment.phase: {
-            role: {part: size for part, size in parts.items() if size}
-            for role, parts in moment.roles.items()
+            role: {part: size for part, size in parts.items() if size} for role, parts in moment.roles.items()
         }
         for moment in ppo_moments(setting)
     }
 
 
 def states(setting: Setting, shape: ModelShape, levers: Levers) -> dict[str, float]:
-    held = {
-        "weights": weights(setting, shape, levers),
-        "optimizer": optimizer_bytes(setting, shape, levers),
-    }
+    held = {"weights": weights(setting, shape, levers), "optimizer": optimizer_bytes(setting, shape, levers)}
     return {part: size for part, size in held.items() if size}
 
 
@@ -354,9 +321,7 @@ def test_the_roles_of_the_separate_layout_stay_and_one_works() -> None:
 
 
 @pytest.mark.parametrize(("rescored", "rows_of_a_pass"), [(24, 3.0), (4, 2.0), (1, 1.0)])
-def test_scoring_again_holds_no_more_than_there_is_to_score(
-    rescored: int, rows_of_a_pass: float
-) -> None:
+def test_scoring_again_holds_no_more_than_there_is_to_score(rescored: int, rows_of_a_pass: float) -> None:
     setting = loop(rlhf={"rescored": rescored}, gpus=2)
     parts = scoring(setting, setting.model, setting.levers, rows_of_a_pass, 8, True)
     assert moments(setting)["logprobs"] == with_parts(resident(setting), "policy", parts)
@@ -374,10 +339,7 @@ def test_divided_roles_are_whole_while_they_pass_without_gradient() -> None:
         parallel="fsdp",
         gpus=8,
         weights_fp32=True,
-        rlhf={
-            "reward": small(layers=9),
-            "value_levers": replace(VALUE_LEVERS, parallel="fsdp", weights_fp32=True),
-        },
+        rlhf={"reward": small(layers=9), "value_levers": replace(VALUE_LEVERS, parallel="fsdp", weights_fp32=True)},
     )
     loops, model, levers = roles_of(setting), setting.model, setting.levers
     assert loops.value_levers is not None
@@ -419,10 +381,7 @@ def test_a_shared_base_holds_adapters_beside_one_model() -> None:
     assert held["policy"]["weights"] == 2 * 4700 + 4 * adapter
     assert held["reward"] == {"weights": 4 * adapter}
     assert held["value"] == {"weights": 4 * adapter, "optimizer": 2 * 4 * adapter}
-    own = {
-        "reward_levers": Levers(**(lora | {"lora_rank": 4})),
-        "value_levers": Levers(**(lora | {"lora_rank": 6})),
-    }
+    own = {"reward_levers": Levers(**(lora | {"lora_rank": 4})), "value_levers": Levers(**(lora | {"lora_rank": 6}))}
     held = moments(loop(rlhf=shared | own, **lora))["rollout"]
     assert held["reward"] == {"weights": 2 * 4 * adapter}
     assert held["value"] == {"weights": 3 * 4 * adapter, "optimizer": 3 * 8 * adapter}
@@ -457,18 +416,11 @@ def training(
         setting,
         levers=replace(setting.levers, micro_batch=micro, accumulation=accumulation),
         workload=replace(
-            setting.workload,
-            loss_tokens=read,
-            read_tokens=read if budget else 1.0,
-            micro_batch_tokens=budget,
+            setting.workload, loss_tokens=read, read_tokens=read if budget else 1.0, micro_batch_tokens=budget
         ),
     )
     return {
-        moment.phase: {
-            part: size
-            for part, size in moment.roles[role].items()
-            if part not in ("weights", "optimizer")
-        }
+        moment.phase: {part: size for part, size in moment.roles[role].items() if part not in ("weights", "optimizer")}
         for moment in training_moments(counted, shape, held, "update", role, role == "policy")
     }
 
@@ -477,9 +429,7 @@ STEPS = ["update:loss", "update:backward", "update:backward_end", "update:step"]
 
 
 @pytest.mark.parametrize(("batch", "accumulation"), [(24, 4), (6, 1)])
-def test_policy_and_value_keep_their_activations_until_their_common_loss(
-    batch: int, accumulation: int
-) -> None:
+def test_policy_and_value_keep_their_activations_until_their_common_loss(batch: int, accumulation: int) -> None:
     setting = loop(rlhf={"batch": batch, "rollout_batch": 6})
     policy = training(setting, setting.model, setting.levers, "policy", accumulation=accumulation)
     value = training(setting, VALUE, VALUE_LEVERS, "value", accumulation=accumulation)
@@ -490,10 +440,7 @@ def test_policy_and_value_keep_their_activations_until_their_common_loss(
     found = ppo_moments(setting)
     assert [moment.phase for moment in found[4:]] == STEPS + STEPS
     each = [
-        {
-            role: {part: size for part, size in parts.items() if size}
-            for role, parts in moment.roles.items()
-        }
+        {role: {part: size for part, size in parts.items() if size} for role, parts in moment.roles.items()}
         for moment in found
     ]
     for phase, roles in zip(STEPS, each[4:8], strict=True):

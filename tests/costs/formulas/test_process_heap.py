@@ -52,11 +52,7 @@ def test_the_heap_holds_small_activations_and_maps_large_ones() -> None:
 
 
 def test_scores_of_eager_attention_are_mapped_by_their_own_size() -> None:
-    assert (
-        activations_in_heap(tiny(tokens=600, attention="eager"))
-        < activations_in_heap(tiny(tokens=600))
-        == 1
-    )
+    assert activations_in_heap(tiny(tokens=600, attention="eager")) < activations_in_heap(tiny(tokens=600)) == 1
 
 
 def test_gradients_of_a_large_vocabulary_are_mapped() -> None:
@@ -69,11 +65,7 @@ def test_gradients_of_a_large_vocabulary_are_mapped() -> None:
 MOMENTS = [
     Moment("rollout", {"policy": {"weights": 7e6, "activations": 1e6}}),
     Moment(
-        "update:loss",
-        {
-            "policy": {"weights": 7e6, "activations": 4e6},
-            "value": {"activations": 1e6, "logits": 9e6},
-        },
+        "update:loss", {"policy": {"weights": 7e6, "activations": 4e6}, "value": {"activations": 1e6, "logits": 9e6}}
     ),
     Moment("update:step", {"policy": {"weights": 7e6, "gradients": 3e6}}),
 ]
@@ -81,9 +73,7 @@ MOMENTS = [
 
 def test_the_heap_is_as_large_as_at_the_fullest_moment_of_a_phase() -> None:
     held = heap_bytes({"activations": 0.5, "gradients": 1.0}, MOMENTS)
-    assert held == pytest.approx(
-        {"rollout": (1 + HEAP_WASTE) * 0.5e6, "update": (1 + HEAP_WASTE) * 3e6}
-    )
+    assert held == pytest.approx({"rollout": (1 + HEAP_WASTE) * 0.5e6, "update": (1 + HEAP_WASTE) * 3e6})
 
 
 def test_the_process_is_a_role_that_keeps_what_the_heap_keeps() -> None:
@@ -134,9 +124,7 @@ def kept_share(setting: Setting, mapped: set[str]) -> float:
         (4096, {"feed_forward", "norms", "projections", "attention"}),
     ],
 )
-def test_tensors_of_two_mebibytes_are_mapped_and_smaller_ones_are_not(
-    tokens: int, mapped: set[str]
-) -> None:
+def test_tensors_of_two_mebibytes_are_mapped_and_smaller_ones_are_not(tokens: int, mapped: set[str]) -> None:
     setting = tiny(tokens=tokens)
     assert activations_in_heap(setting) == pytest.approx(kept_share(setting, mapped))
 
@@ -144,9 +132,7 @@ def test_tensors_of_two_mebibytes_are_mapped_and_smaller_ones_are_not(
 def test_tensors_are_of_the_compute_type_and_norms_of_fp32() -> None:
     setting = tiny(tokens=4096)
     halved = replace(setting, levers=replace(setting.levers, dtype="bf16"))
-    assert activations_in_heap(halved) == pytest.approx(
-        kept_share(halved, {"feed_forward", "norms"})
-    )
+    assert activations_in_heap(halved) == pytest.approx(kept_share(halved, {"feed_forward", "norms"}))
 
 
 def test_scores_and_masks_have_a_row_for_every_token() -> None:
@@ -182,8 +168,6 @@ def test_a_table_or_matrix_of_two_mebibytes_is_mapped() -> None:
     wide = tiny(width=512)
     assert gradients_in_heap(wide) == pytest.approx(1 - 2 * 3 * 512 * 2048 / wide.model.parameters)
     exact = replace(wide, model=replace(wide.model, mlp_width=1024))
-    assert gradients_in_heap(exact) == pytest.approx(
-        1 - 2 * 3 * 512 * 1024 / exact.model.parameters
-    )
+    assert gradients_in_heap(exact) == pytest.approx(1 - 2 * 3 * 512 * 1024 / exact.model.parameters)
     halves = replace(exact, levers=replace(exact.levers, dtype="bf16"))
     assert gradients_in_heap(halves) == 1

@@ -15,10 +15,7 @@ from tests.costs.settings import sft, small_setting
     [
         ({"tuning": "x"}, "tuning='x' is not one of full, lora, frozen"),
         ({"parallel": "x"}, "parallel='x' is not one of ddp, zero1, zero2, zero3, fsdp"),
-        (
-            {"optimizer": "x"},
-            "optimizer='x' is not one of adamw, adamw8bit",
-        ),
+        ({"optimizer": "x"}, "optimizer='x' is not one of adamw, adamw8bit"),
         ({"checkpointing": "x"}, "checkpointing='x' is not one of none, full"),
         ({"attention": "x"}, "attention='x' is not one of flash, sdpa, eager"),
     ],
@@ -32,9 +29,7 @@ def test_a_word_that_is_not_known_names_those_that_are(changes: dict[str, Any], 
 def test_a_type_that_is_not_known_names_those_that_are() -> None:
     with pytest.raises(CostError, match="dtype='fp8' is not one of fp32, tf32, bf16, fp16"):
         Levers(dtype="fp8")
-    with pytest.raises(
-        CostError, match="quantisation='int2' is not one of int8, nf4, nf4-dq, int4"
-    ):
+    with pytest.raises(CostError, match="quantisation='int2' is not one of int8, nf4, nf4-dq, int4"):
         Levers(quantisation="int2")
 
 
@@ -84,9 +79,7 @@ def test_another_micro_batch_takes_the_place_of_a_budget_of_tokens() -> None:
         ({}, {"micro_batch": 1}, False),
     ],
 )
-def test_a_mask_is_a_tensor_where_padding_differs(
-    work: dict[str, Any], levers: dict[str, Any], mask: bool
-) -> None:
+def test_a_mask_is_a_tensor_where_padding_differs(work: dict[str, Any], levers: dict[str, Any], mask: bool) -> None:
     padded = {"masked": True, "mean_tokens": 7.0}
     assert small_setting(padded | work, **({"micro_batch": 2} | levers)).mask_tensor is mask
 

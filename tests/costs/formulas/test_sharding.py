@@ -1,5 +1,5 @@
-"""What dividing a model holds and sends: the volumes that ZeRO's authors print, and those that
-torch's FSDP2 and DDP had between two processes over gloo.
+"""What dividing a model holds and sends: the volumes that ZeRO's authors print, and those that torch's FSDP2 and DDP
+had between two processes over gloo.
 """
 
 from dataclasses import replace
@@ -71,9 +71,7 @@ def sent(setting: Setting) -> float:
     return levers.accumulation * micro + step_communication(setting, model, levers)[0]
 
 
-@pytest.mark.parametrize(
-    ("parallel", "psi"), [("ddp", 2), ("zero1", 2), ("zero2", 2), ("zero3", 3)]
-)
+@pytest.mark.parametrize(("parallel", "psi"), [("ddp", 2), ("zero1", 2), ("zero2", 2), ("zero3", 3)])
 def test_the_volume_of_a_step_is_that_of_the_zero_paper(parallel: str, psi: int) -> None:
     # arXiv 1910.02054 section 7: 2 psi up to ZeRO-2, 3 psi for ZeRO-3, of psi 16-bit elements
     setting = sft("llama-7b", gpus=64, software="deepspeed-chat", parallel=parallel)
@@ -129,9 +127,7 @@ def test_seven_billion_weights_on_eight_small_cards_do_not_fit_offloaded() -> No
 
 def test_zero_3_of_ours_has_two_layers_and_both_tables_whole() -> None:
     setting = mixed("zero3")
-    assert weights(setting, setting.model, setting.levers) == (
-        4 * N / 2 + 4 * (ROOT + 2 * LAYER) + 2 * (N - TABLE)
-    )
+    assert weights(setting, setting.model, setting.levers) == (4 * N / 2 + 4 * (ROOT + 2 * LAYER) + 2 * (N - TABLE))
     half = sft("llama-7b", gpus=8, software="torchtune", parallel="fsdp")
     model = half.model
     outside = 2 * model.vocab * model.width + model.width
@@ -231,9 +227,7 @@ def test_every_process_evaluates_all_rows_of_sft_and_its_share_of_pairs() -> Non
 
 def test_the_reference_of_dpo_is_shared_and_read_before_the_model_is_divided() -> None:
     work = Workload(256, 256, 10, reference_sequences=64)
-    alone, four = (
-        replace(sft(gpus=gpus, parallel="fsdp"), stage="dpo", workload=work) for gpus in (1, 4)
-    )
+    alone, four = (replace(sft(gpus=gpus, parallel="fsdp"), stage="dpo", workload=work) for gpus in (1, 4))
     assert seconds(alone, "reference") == pytest.approx(4 * seconds(four, "reference"))
     whole = {moment.phase: moment for moment in moments(four)}["reference"]
     assert isinstance(whole, Moment)

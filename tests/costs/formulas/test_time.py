@@ -69,9 +69,7 @@ def test_decoding_one_token_of_a_7b_model_is_bound_by_bandwidth() -> None:
     setting = replace(sft("llama-7b", device="a100-80", tuning="frozen"), engine=engine("gpt-fast"))
     from costs.formulas.compute import decode_step
 
-    seconds, bound = decode_duration(
-        decode_step(setting, setting.model, setting.levers, 1, 100), setting
-    )
+    seconds, bound = decode_duration(decode_step(setting, setting.model, setting.levers, 1, 100), setting)
     assert 1 / seconds == pytest.approx(104.9, rel=0.06)
     assert bound == "bandwidth"
 
@@ -98,8 +96,8 @@ def test_a_stage_costs_its_devices_times_hours_times_price() -> None:
 
 
 def measuring(setting: Setting, overlap: float = 0.75, **software: Any) -> Setting:
-    """A device of 100 FLOP/s in bf16 and 40 in fp32, 10 bytes/s of memory, 5 of link, 0.5 of
-    network; a launch takes half a second.
+    """A device of 100 FLOP/s in bf16 and 40 in fp32, 10 bytes/s of memory, 5 of link, 0.5 of network; a launch takes
+    half a second.
     """
     return replace(
         setting,
@@ -154,9 +152,7 @@ def measuring(setting: Setting, overlap: float = 0.75, **software: Any) -> Setti
         (Work(matmul_flops=400, communicated_bytes=16, messages=2), 10 + 2.5, "compute"),
     ],
 )
-def test_the_longest_of_device_and_launches_with_what_comes_on_top(
-    work: Work, seconds: float, bound: str
-) -> None:
+def test_the_longest_of_device_and_launches_with_what_comes_on_top(work: Work, seconds: float, bound: str) -> None:
     found = duration(work, measuring(small_setting(gpus=8)))
     assert found.seconds == pytest.approx(seconds)
     assert found.bound == bound
@@ -177,12 +173,9 @@ def test_other_types_and_a_host_have_their_own_share_of_the_peak() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "network", "rate"),
-    [(8, 0.5, 5.0), (16, 0.5, 8 * 0.5), (9, 0.5, 8 * 0.5), (16, 3.0, 5.0)],
+    ("gpus", "network", "rate"), [(8, 0.5, 5.0), (16, 0.5, 8 * 0.5), (9, 0.5, 8 * 0.5), (16, 3.0, 5.0)]
 )
-def test_a_collective_over_nodes_is_no_faster_than_within_one(
-    gpus: int, network: float, rate: float
-) -> None:
+def test_a_collective_over_nodes_is_no_faster_than_within_one(gpus: int, network: float, rate: float) -> None:
     setting = measuring(small_setting(gpus=gpus), overlap=0.0)
     setting = replace(setting, hardware=replace(setting.hardware, network_bytes_per_second=network))
     work = Work(communicated_bytes=8)
@@ -217,12 +210,8 @@ def test_a_decoding_step_is_the_longest_of_traffic_products_and_launches(
     assert found.bound == bound
 
 
-@pytest.mark.parametrize(
-    ("storage", "share"), [("int8", 0.4), ("nf4", 0.1), ("nf4-dq", 0.1), ("int4", 0.1)]
-)
-def test_unpacking_slows_the_reading_of_weights_in_a_decoding_step(
-    storage: str, share: float
-) -> None:
+@pytest.mark.parametrize(("storage", "share"), [("int8", 0.4), ("nf4", 0.1), ("nf4-dq", 0.1), ("int4", 0.1)])
+def test_unpacking_slows_the_reading_of_weights_in_a_decoding_step(storage: str, share: float) -> None:
     setting = measuring(small_setting(tuning="lora", quantisation=storage))
     found = decode_duration(Work(weight_bytes=10), setting).seconds
     assert found == pytest.approx(10 / (10 * share))

@@ -7,12 +7,7 @@ import pytest
 from costs.formulas.kept import activation_bytes, recomputed_bytes
 from costs.formulas.setting import Setting
 from costs.formulas.states import weights
-from costs.formulas.timeline import (
-    head_gradient,
-    loading_moment,
-    logits_bytes,
-    training_moments,
-)
+from costs.formulas.timeline import head_gradient, loading_moment, logits_bytes, training_moments
 from tests.costs.settings import small, small_setting
 
 ALL, TABLE = 4700, 1010
@@ -32,9 +27,7 @@ def step(setting: Setting, *chosen: Any) -> dict[str, dict[str, float]]:
     assert held == weights(setting, setting.model, setting.levers)
     return {
         moment.phase.partition(":")[2]: {
-            part: size
-            for part, size in moment.roles["policy"].items()
-            if part not in ("weights", "optimizer")
+            part: size for part, size in moment.roles["policy"].items() if part not in ("weights", "optimizer")
         }
         for moment in found
     }
@@ -69,11 +62,7 @@ def test_the_states_are_there_at_every_moment() -> None:
 def test_accumulated_gradients_are_there_from_the_start() -> None:
     setting = small_setting(micro_batch=3, accumulation=2)
     assert step(setting) == {
-        "loss": {
-            "activations": kept(setting),
-            "logits": 24 * LOGITS,
-            "gradients": 2 * ALL + 2 * TABLE,
-        },
+        "loss": {"activations": kept(setting), "logits": 24 * LOGITS, "gradients": 2 * ALL + 2 * TABLE},
         "backward": {"activations": kept(setting) + used(setting), "gradients": 2 * ALL},
         # the last table's gradient, before it is added
         "backward_end": {"gradients": 2 * ALL + 2 * TABLE},
@@ -147,16 +136,12 @@ def test_adapters_have_their_own_gradients_and_unpack_quantised_weights() -> Non
         (LORA, 2 * ADAPTERS),
     ],
 )
-def test_an_unfused_optimizer_makes_copies_of_its_share(
-    chosen: dict[str, Any], copied: float
-) -> None:
+def test_an_unfused_optimizer_makes_copies_of_its_share(chosen: dict[str, Any], copied: float) -> None:
     found = step(small_setting(software="transformers-2022", **chosen))
     assert found["step"]["workspace"] == pytest.approx(copied)
 
 
-@pytest.mark.parametrize(
-    ("chosen", "table"), [({}, 2 * TABLE), ({"weights_fp32": True}, 4 * TABLE), (LORA, 0.0)]
-)
+@pytest.mark.parametrize(("chosen", "table"), [({}, 2 * TABLE), ({"weights_fp32": True}, 4 * TABLE), (LORA, 0.0)])
 def test_the_heads_gradient_is_as_large_as_its_table(chosen: dict[str, Any], table: float) -> None:
     setting = small_setting(**chosen)
     assert head_gradient(setting.model, setting.levers) == table
@@ -192,15 +177,8 @@ def test_logits_of_a_micro_batch_by_hand() -> None:
         ({"parallel": "fsdp", "gpus": 2}, 0.0),
     ],
 )
-def test_some_software_holds_the_whole_model_while_it_is_sharded(
-    chosen: dict[str, Any], whole: float
-) -> None:
+def test_some_software_holds_the_whole_model_while_it_is_sharded(chosen: dict[str, Any], whole: float) -> None:
     setting = small_setting(**chosen)
     moment = loading_moment(setting, setting.model, setting.levers)
     assert moment.phase == "load"
-    assert moment.roles == {
-        "policy": {
-            "weights": weights(setting, setting.model, setting.levers),
-            "workspace": whole,
-        }
-    }
+    assert moment.roles == {"policy": {"weights": weights(setting, setting.model, setting.levers), "workspace": whole}}

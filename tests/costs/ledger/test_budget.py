@@ -1,6 +1,4 @@
-"""Budgets against sums done by hand. Price: 3.6 USD per device hour, so one device second is 0.001
-USD.
-"""
+"""Budgets against sums done by hand. Price: 3.6 USD per device hour, so one device second is 0.001 USD."""
 
 import random
 import re
@@ -37,12 +35,7 @@ def params(*changes: str) -> Params:
 
 
 def usage(
-    step: int,
-    phase: str,
-    seconds: float,
-    time: float = 0.0,
-    world_size: int = 1,
-    run_id: str = "r1",
+    step: int, phase: str, seconds: float, time: float = 0.0, world_size: int = 1, run_id: str = "r1"
 ) -> UsageRow:
     return UsageRow(
         time=time,
@@ -71,18 +64,11 @@ def row(run_id: str, event: Any, **values: Any) -> PipelineRow:
 
 
 def test_a_run_goes_on_from_the_newest_unless_that_completed_or_asked_for_something_else() -> None:
-    rows = [
-        row("a", "start"),
-        row("a", "end", state="completed"),
-        row("b", "start"),
-        row("b", "end", state="failed"),
-    ]
+    rows = [row("a", "start"), row("a", "end", state="completed"), row("b", "start"), row("b", "end", state="failed")]
     kept = {"b": params()}
     assert (
         predecessor(
-            rows,
-            params("budget.max_usd=2", "prices.usd_per_device_hour=1", "tracking.experiment=x"),
-            kept.get,
+            rows, params("budget.max_usd=2", "prices.usd_per_device_hour=1", "tracking.experiment=x"), kept.get
         )
         == "b"
     )
@@ -94,13 +80,7 @@ def test_a_run_goes_on_from_the_newest_unless_that_completed_or_asked_for_someth
 
 def test_runs_for_other_results_in_between_do_not_reset_the_budget() -> None:
     """a was stopped; b and c asked for something else; d goes on from a, and completes it."""
-    kept = {
-        "a": params(),
-        "b": params("seed=9"),
-        "c": params("seed=9"),
-        "d": params(),
-        "e": params(),
-    }
+    kept = {"a": params(), "b": params("seed=9"), "c": params("seed=9"), "d": params(), "e": params()}
     rows = [row("a", "start"), row("a", "end", state="over_budget")]
     rows += [
         row("b", "start"),
@@ -142,9 +122,7 @@ def test_spent_is_device_time_at_its_price_of_the_runs_asked_for() -> None:
 
 
 def test_a_plan_passes_the_first_limit_that_spent_and_planned_break_together() -> None:
-    budget = params(
-        "budget.max_usd=1", "budget.max_hours=0.01", "budget.max_usd_by_stage.ppo=0.2"
-    ).budget
+    budget = params("budget.max_usd=1", "budget.max_hours=0.01", "budget.max_usd_by_stage.ppo=0.2").budget
     assert [limit.key for limit in limits(budget)] == [
         "budget.max_usd",
         "budget.max_hours",
@@ -170,16 +148,11 @@ def test_a_run_with_nothing_left_to_do_is_within_any_budget() -> None:
 
 
 def test_time_left_is_that_of_the_tightest_limit_and_shrinks_with_devices() -> None:
-    budget = params(
-        "budget.max_usd=0.1", "budget.max_hours=0.025", "budget.max_usd_by_stage.ppo=0.05"
-    ).budget
+    budget = params("budget.max_usd=0.1", "budget.max_hours=0.025", "budget.max_usd_by_stage.ppo=0.05").budget
     already = {"sft": Cost(0.03, 30.0), "ppo": Cost(0.02, 20.0)}
     tightest = time_left(budget, already, "ppo", 1, PRICE)
     assert tightest is not None
-    assert (tightest.limit.key, tightest.seconds) == (
-        "budget.max_usd_by_stage.ppo",
-        pytest.approx(30.0),
-    )
+    assert (tightest.limit.key, tightest.seconds) == ("budget.max_usd_by_stage.ppo", pytest.approx(30.0))
     other = time_left(budget, already, "reward", 1, PRICE)
     assert other is not None
     assert (other.limit.key, other.seconds) == ("budget.max_hours", pytest.approx(40.0))
@@ -193,11 +166,7 @@ def test_a_step_is_the_sum_of_its_phases_and_checkpoints_are_apart() -> None:
     pace = Pace()
     pace.add(usage(0, "start", 30.0), came=30.0)
     assert pace.step_seconds is None
-    for phase, seconds, time in (
-        ("rollout", 2.0, 32.0),
-        ("update", 3.0, 35.0),
-        ("save", 0.5, 35.5),
-    ):
+    for phase, seconds, time in (("rollout", 2.0, 32.0), ("update", 3.0, 35.0), ("save", 0.5, 35.5)):
         pace.add(usage(1, phase, seconds), came=time)
     assert (pace.step_seconds, pace.save_seconds) == (5.0, 0.5)
     pace.add(usage(2, "rollout", 2.0), came=37.5)
@@ -220,16 +189,9 @@ def test_before_there_is_a_pace_the_stage_stops_at_the_deadline() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_steady_stage_ends_within_its_last_step_that_fits(seed: int) -> None:
-    """A stage of equal steps, watched every `poll` seconds, saves and ends after the step in which
-    it is asked to.
-    """
+    """A stage of equal steps, watched every `poll` seconds, saves and ends after the step in which it is asked to."""
     rng = random.Random(seed)
-    step, save, poll, phases = (
-        rng.uniform(0.05, 20),
-        rng.uniform(0, 5),
-        rng.uniform(0.05, 0.3),
-        rng.randint(1, 6),
-    )
+    step, save, poll, phases = (rng.uniform(0.05, 20), rng.uniform(0, 5), rng.uniform(0.05, 0.3), rng.randint(1, 6))
     deadline = save + (step + poll) * rng.uniform(4, 40)
     pace = Pace()
     pace.save_seconds = save
@@ -240,11 +202,7 @@ def test_a_steady_stage_ends_within_its_last_step_that_fits(seed: int) -> None:
         while (rows + 1) / phases * step <= now:
             rows += 1
             pace.add(
-                usage(
-                    (rows - 1) // phases + 1,
-                    f"phase{(rows - 1) % phases}",
-                    step / phases,
-                ),
+                usage((rows - 1) // phases + 1, f"phase{(rows - 1) % phases}", step / phases),
                 came=rows / phases * step,
             )
     end = (int(now / step) + 1) * step + save
@@ -270,11 +228,7 @@ def test_the_key_of_results_changes_with_what_they_depend_on_and_with_nothing_el
 def test_costs_of_a_stage_in_two_places_are_one_cost() -> None:
     first = {"sft": Cost(1.0, 10.0), "ppo": Cost(2.0, 20.0)}
     second = {"ppo": Cost(0.5, 7.0), "evaluate": Cost(3.0, 30.0)}
-    assert added(first, second) == {
-        "sft": Cost(1.0, 10.0),
-        "ppo": Cost(2.5, 27.0),
-        "evaluate": Cost(3.0, 30.0),
-    }
+    assert added(first, second) == {"sft": Cost(1.0, 10.0), "ppo": Cost(2.5, 27.0), "evaluate": Cost(3.0, 30.0)}
 
 
 def test_every_limit_has_its_key_value_unit_and_stage() -> None:
@@ -300,9 +254,7 @@ def test_every_limit_has_its_key_value_unit_and_stage() -> None:
     ("spent_usd", "planned_usd", "broken"),
     [(0.5, 0.5, False), (0.5, 0.51, True), (2.0, 0.0, False), (2.0, 0.01, True)],
 )
-def test_a_limit_may_be_reached_and_not_passed(
-    spent_usd: float, planned_usd: float, broken: bool
-) -> None:
+def test_a_limit_may_be_reached_and_not_passed(spent_usd: float, planned_usd: float, broken: bool) -> None:
     budget = params("budget.max_usd=1").budget
     found = excess(budget, {"sft": Cost(spent_usd, 1.0)}, {"ppo": Cost(planned_usd, 1.0)})
     assert (found is not None) is broken
@@ -382,12 +334,8 @@ def test_the_last_five_steps_are_remembered() -> None:
     assert pace.step_seconds == 1.0
 
 
-@pytest.mark.parametrize(
-    ("deadline", "stops"), [(22.5, True), (21.0, True), (23.0, False), (24.0, False)]
-)
-def test_a_stage_stops_where_one_more_step_and_its_checkpoint_would_not_fit(
-    deadline: float, stops: bool
-) -> None:
+@pytest.mark.parametrize(("deadline", "stops"), [(22.5, True), (21.0, True), (23.0, False), (24.0, False)])
+def test_a_stage_stops_where_one_more_step_and_its_checkpoint_would_not_fit(deadline: float, stops: bool) -> None:
     pace = Pace()
     pace.add(usage(1, "train", 5.0), came=10.0)
     pace.add(usage(1, "save", 3.0), came=13.0)

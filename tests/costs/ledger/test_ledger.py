@@ -1,5 +1,5 @@
-"""The measured ledger against sums done by hand. Price in all of them: 3.6 USD per device hour, so
-one device second is 0.001 USD.
+"""The measured ledger against sums done by hand. Price in all of them: 3.6 USD per device hour, so one device second
+is 0.001 USD.
 """
 
 import math
@@ -29,22 +29,13 @@ def params() -> Params:
 
 
 def pipeline(
-    root: Path,
-    run_id: str,
-    event: Literal["start", "stage", "end"],
-    time: float = 0.0,
-    **values: Any,
+    root: Path, run_id: str, event: Literal["start", "stage", "end"], time: float = 0.0, **values: Any
 ) -> None:
-    jsonl.append(
-        root / "runs" / "pipeline.jsonl",
-        PipelineRow(time=time, run_id=run_id, event=event, **values),
-    )
+    jsonl.append(root / "runs" / "pipeline.jsonl", PipelineRow(time=time, run_id=run_id, event=event, **values))
 
 
 class Process:
-    """Writes the rows of one attempt as a stage process would; each phase follows the one before it
-    without a gap.
-    """
+    """Writes the rows of one attempt as a stage process would; each phase follows the one before it without a gap."""
 
     def __init__(
         self,
@@ -67,9 +58,7 @@ class Process:
         row = AttemptRow(pid=1, **common, **self.common, **values)
         jsonl.append(self.folder / "attempts.jsonl", row)
 
-    def use(
-        self, phase: str, step: int, seconds: float, tokens: int = 0, peak_bytes: int = 0
-    ) -> None:
+    def use(self, phase: str, step: int, seconds: float, tokens: int = 0, peak_bytes: int = 0) -> None:
         self.clock += seconds
         work = {"tokens": tokens, "sequences": 1, "peak_bytes": peak_bytes, "seconds": seconds}
         row = UsageRow(time=self.clock, step=step, phase=phase, **work, **self.common)
@@ -100,8 +89,8 @@ def attempt(
     fingerprint: str = "f",
     world_size: int = 1,
 ) -> Process:
-    """An attempt that went on from step `resumed`, and ended with `code`, or was killed; each
-    begins 100 s after the one of the number before, unless told when.
+    """An attempt that went on from step `resumed`, and ended with `code`, or was killed; each begins 100 s after the
+    one of the number before, unless told when.
     """
     begin = 100.0 * number if begin is None else begin
     process = Process(root, stage, number, run_id, begin, fingerprint, world_size)
@@ -120,20 +109,12 @@ def steps(phase: str, first: int, last: int, seconds: float = 10.0) -> list[Use]
 
 
 def done_attempt(
-    root: Path,
-    stage: str,
-    number: int,
-    run_id: str,
-    begin: float = 0.0,
-    seconds: float = 10.0,
-    **values: Any,
+    root: Path, stage: str, number: int, run_id: str, begin: float = 0.0, seconds: float = 10.0, **values: Any
 ) -> None:
     attempt(root, stage, number, run_id, ("train", 1, seconds), begin=begin, code=0, **values)
 
 
-def test_an_attempt_killed_before_its_first_usage_row_has_no_length(
-    tmp_path: Path, params: Params
-) -> None:
+def test_an_attempt_killed_before_its_first_usage_row_has_no_length(tmp_path: Path, params: Params) -> None:
     pipeline(tmp_path, "a", "start")
     Process(tmp_path, "sft", 1, "a", 100.0)
     (stage,) = ledger(tmp_path, params).stages
@@ -150,19 +131,12 @@ def test_attempts_are_in_the_order_in_which_they_came_where_the_clock_was_set_ba
     assert stage.waste_seconds == pytest.approx(6.0)
 
 
-def test_a_stop_that_was_resumed_under_another_run_keeps_each_run_its_own_bill(
-    tmp_path: Path, params: Params
-) -> None:
+def test_a_stop_that_was_resumed_under_another_run_keeps_each_run_its_own_bill(tmp_path: Path, params: Params) -> None:
     pipeline(tmp_path, "a", "start")
     attempt(tmp_path, "ppo", 1, "a", *steps("update", 1, 2), code=75, message="budget")
     pipeline(tmp_path, "a", "end", state="stopped")
     before = ledger(tmp_path, params).stages[0]
-    assert (before.state, before.message, before.waste_usd, before.attempt) == (
-        "stopped",
-        "budget",
-        0.0,
-        None,
-    )
+    assert (before.state, before.message, before.waste_usd, before.attempt) == ("stopped", "budget", 0.0, None)
     pipeline(tmp_path, "b", "start")
     attempt(tmp_path, "ppo", 2, "b", ("update", 3, 10.0), resumed=2, code=0)
     pipeline(tmp_path, "b", "stage", stage="ppo", attempt=2)
@@ -174,9 +148,7 @@ def test_a_stop_that_was_resumed_under_another_run_keeps_each_run_its_own_bill(
     assert ledger(tmp_path, params, "c").saved_usd == pytest.approx(0.030)
 
 
-def test_a_crash_without_checkpoint_is_all_waste_once_it_was_done_again(
-    tmp_path: Path, params: Params
-) -> None:
+def test_a_crash_without_checkpoint_is_all_waste_once_it_was_done_again(tmp_path: Path, params: Params) -> None:
     pipeline(tmp_path, "a", "start")
     attempt(tmp_path, "sft", 1, "a", ("train", 1, 10.0), code=1, message="ValueError")
     assert ledger(tmp_path, params).waste_usd == 0.0
@@ -196,9 +168,7 @@ def test_a_checkpoint_is_inherited_past_an_attempt_with_other_parameters(tmp_pat
     assert redone == []
 
 
-def test_a_damaged_checkpoint_makes_more_of_the_earlier_work_waste(
-    tmp_path: Path, params: Params
-) -> None:
+def test_a_damaged_checkpoint_makes_more_of_the_earlier_work_waste(tmp_path: Path, params: Params) -> None:
     pipeline(tmp_path, "a", "start")
     attempt(tmp_path, "sft", 1, "a", *steps("train", 1, 4))
     for number, resumed in ((2, 3), (3, 1)):
@@ -207,9 +177,7 @@ def test_a_damaged_checkpoint_makes_more_of_the_earlier_work_waste(
     assert stage.waste_seconds == pytest.approx(30 + 10)
 
 
-def test_memory_that_ran_out_in_a_step_done_again_is_wasted_once(
-    tmp_path: Path, params: Params
-) -> None:
+def test_memory_that_ran_out_in_a_step_done_again_is_wasted_once(tmp_path: Path, params: Params) -> None:
     pipeline(tmp_path, "a", "start")
     killed = Process(tmp_path, "sft", 1, "a", 0.0)
     killed.use("train", 1, 10.0)
@@ -293,15 +261,11 @@ def test_what_made_the_outputs_and_the_waste_are_all_that_was_paid(
         (stage,) = ledger(root, params).stages
     made = sum(phase.seconds for phase in stage.useful_phases)
     assert made + stage.waste_seconds == pytest.approx(stage.seconds)
-    assert sum(phase.usd for phase in stage.useful_phases) + stage.waste_usd == pytest.approx(
-        stage.usd
-    )
+    assert sum(phase.usd for phase in stage.useful_phases) + stage.waste_usd == pytest.approx(stage.usd)
     assert sum(phase.usd for phase in stage.phases) == pytest.approx(stage.usd)
 
 
-def test_rows_cut_by_a_crash_or_without_sense_are_counted_not_summed(
-    tmp_path: Path, params: Params
-) -> None:
+def test_rows_cut_by_a_crash_or_without_sense_are_counted_not_summed(tmp_path: Path, params: Params) -> None:
     pipeline(tmp_path, "a", "start")
     process = Process(tmp_path, "sft", 1, "a", 0.0)
     process.use("train", 1, 10.0)
@@ -311,26 +275,19 @@ def test_rows_cut_by_a_crash_or_without_sense_are_counted_not_summed(
     process.use("train", 2, -5.0)
     endless = '{"time":9,"run_id":"a","attempt":1,"step":3,"phase":"train","seconds":Infinity,'
     with (tmp_path / "runs" / "sft" / "usage.jsonl").open("a") as lines:
-        lines.write(
-            endless + '"tokens":0,"sequences":0,"peak_bytes":0,"device":"cpu","world_size":1}\n'
-        )
+        lines.write(endless + '"tokens":0,"sequences":0,"peak_bytes":0,"device":"cpu","world_size":1}\n')
     result = ledger(tmp_path, params)
     assert result.skipped_rows == 3
     assert result.total_seconds == 10.0
 
 
-def test_without_a_pipeline_run_the_newest_attempt_of_every_stage_counts(
-    tmp_path: Path, params: Params
-) -> None:
+def test_without_a_pipeline_run_the_newest_attempt_of_every_stage_counts(tmp_path: Path, params: Params) -> None:
     done_attempt(tmp_path, "sft", 1, "manual", seconds=10.0)
     done_attempt(tmp_path, "sft", 2, "manual", begin=20.0, seconds=7.0)
     done_attempt(tmp_path, "reward", 1, "manual", seconds=3.0)
     result = ledger(tmp_path, params)
     assert (result.run_id, result.state) == ("manual", "manual")
-    assert [(stage.stage, stage.seconds) for stage in result.stages] == [
-        ("sft", 7.0),
-        ("reward", 3.0),
-    ]
+    assert [(stage.stage, stage.seconds) for stage in result.stages] == [("sft", 7.0), ("reward", 3.0)]
 
 
 def test_an_unknown_run_names_the_known_ones(tmp_path: Path, params: Params) -> None:
@@ -367,9 +324,7 @@ def test_what_rows_do_not_say_of_an_attempt_is_empty(tmp_path: Path) -> None:
     assert (attempt.fingerprint, attempt.device) == ("", "cpu")
 
 
-def test_an_attempt_after_the_one_that_made_the_outputs_has_no_part_in_them(
-    tmp_path: Path, params: Params
-) -> None:
+def test_an_attempt_after_the_one_that_made_the_outputs_has_no_part_in_them(tmp_path: Path, params: Params) -> None:
     pipeline(tmp_path, "a", "start")
     done_attempt(tmp_path, "sft", 1, "a", seconds=20.0)
     pipeline(tmp_path, "a", "stage", stage="sft", attempt=1)
@@ -380,8 +335,7 @@ def test_an_attempt_after_the_one_that_made_the_outputs_has_no_part_in_them(
     assert (stage.attempt, stage.saved_seconds) == (1, 20.0)
 
 
-# ---------------------------------------------------------------- every field of an attempt, a
-# stage and a phase
+# ---------------------------------------------------------------- every field of an attempt, a stage and a phase
 
 
 def test_an_attempt_is_what_its_rows_say(tmp_path: Path) -> None:
@@ -426,9 +380,7 @@ def test_attempts_are_told_apart_by_number_and_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ended", [True, False])
-def test_time_outside_of_all_phases_is_missing_only_where_nothing_says_the_end(
-    tmp_path: Path, ended: bool
-) -> None:
+def test_time_outside_of_all_phases_is_missing_only_where_nothing_says_the_end(tmp_path: Path, ended: bool) -> None:
     process = Process(tmp_path, "sft", 1, "a", 100.0)
     process.use("train", 1, 10.0)
     process.clock += 5.0
@@ -440,12 +392,8 @@ def test_time_outside_of_all_phases_is_missing_only_where_nothing_says_the_end(
     assert [row.seconds for row in found.usage] == ([10.0] if ended else [10.0, 5.0])
 
 
-@pytest.mark.parametrize(
-    ("code", "state"), [(0, "done"), (75, "stopped"), (1, "failed"), (None, "unfinished")]
-)
-def test_the_exit_code_tells_how_an_attempt_ended(
-    tmp_path: Path, code: int | None, state: str
-) -> None:
+@pytest.mark.parametrize(("code", "state"), [(0, "done"), (75, "stopped"), (1, "failed"), (None, "unfinished")])
+def test_the_exit_code_tells_how_an_attempt_ended(tmp_path: Path, code: int | None, state: str) -> None:
     process = Process(tmp_path, "sft", 1, "a", 0.0)
     if code is not None:
         process.event("end", exit_code=code)
@@ -550,9 +498,7 @@ def test_a_stage_without_rows_of_its_own_is_what_the_run_says_of_it(
     assert (stage.saved_seconds, stage.saved_usd) == (0.0, 0.0)
 
 
-def test_outputs_of_a_number_that_was_used_twice_are_the_newest(
-    tmp_path: Path, params: Params
-) -> None:
+def test_outputs_of_a_number_that_was_used_twice_are_the_newest(tmp_path: Path, params: Params) -> None:
     done_attempt(tmp_path, "sft", 1, "old", seconds=3.0)
     done_attempt(tmp_path, "sft", 1, "older checkout", begin=50.0, seconds=5.0)
     pipeline(tmp_path, "b", "start")
@@ -561,9 +507,7 @@ def test_outputs_of_a_number_that_was_used_twice_are_the_newest(
     assert stage.saved_seconds == 5.0
 
 
-def test_an_attempt_that_went_on_from_a_done_one_has_it_among_its_makers(
-    tmp_path: Path, params: Params
-) -> None:
+def test_an_attempt_that_went_on_from_a_done_one_has_it_among_its_makers(tmp_path: Path, params: Params) -> None:
     """It found outputs that had to be finished: more epochs of the same."""
     done_attempt(tmp_path, "sft", 1, "a")
     attempt(tmp_path, "sft", 2, "b", ("train", 2, 4.0), resumed=1, code=0)
@@ -585,9 +529,7 @@ def test_the_last_that_a_run_says_of_a_stage_holds(tmp_path: Path, params: Param
 
 
 @pytest.mark.parametrize("at_work", [True, False])
-def test_what_is_unfinished_runs_while_its_run_is_at_work(
-    tmp_path: Path, params: Params, at_work: bool
-) -> None:
+def test_what_is_unfinished_runs_while_its_run_is_at_work(tmp_path: Path, params: Params, at_work: bool) -> None:
     pipeline(tmp_path, "old", "start", time=1.0)
     pipeline(tmp_path, "a", "start", time=2.0)
     done_attempt(tmp_path, "data", 1, "a")

@@ -1,6 +1,4 @@
-"""Plan beside measurement, by hand. Price: 3.6 USD per device hour, so one device second is 0.001
-USD.
-"""
+"""Plan beside measurement, by hand. Price: 3.6 USD per device hour, so one device second is 0.001 USD."""
 
 import json
 import os
@@ -34,20 +32,12 @@ def plan(gpus: int = 1, price: float = 3.6, **phases: float) -> dict[str, Any]:
         for name, seconds in phases.items()
     ]
     seconds = sum(phases.values())
-    stage = {
-        "stage": "sft",
-        "gpus": gpus,
-        "seconds": seconds,
-        "peak_bytes_per_gpu": 100.0,
-        "phases": listed,
-    }
+    stage = {"stage": "sft", "gpus": gpus, "seconds": seconds, "peak_bytes_per_gpu": 100.0, "phases": listed}
     return {"stages": [stage], "hardware": "cpu", "usd_per_device_hour": price}
 
 
 def stopped_then_done(root: Path) -> Ledger:
-    """Run a: 4 s of start, 10 s for steps 1 and 2 (checkpoint after 1). Run b: 4 s of start, 15 s
-    for steps 2 to 4.
-    """
+    """Run a: 4 s of start, 10 s for steps 1 and 2 (checkpoint after 1). Run b: 4 s of start, 15 s for steps 2 to 4."""
     first, second = Clock(root, "a", 1000.0), Clock(root, "b", 1100.0)
     first.pipeline("start")
     first.attempt("sft", 1, "start")
@@ -69,11 +59,7 @@ def stopped_then_done(root: Path) -> Ledger:
 def test_without_a_plan_or_an_end_there_is_no_error(tmp_path: Path) -> None:
     book = stopped_then_done(tmp_path)
     alone = reconcile(None, book)
-    assert (alone.total.error, alone.stages[0].total.planned_seconds, alone.hardware) == (
-        None,
-        None,
-        "",
-    )
+    assert (alone.total.error, alone.stages[0].total.planned_seconds, alone.hardware) == (None, None, "")
     assert alone.stages[0].total.measured_seconds == pytest.approx(25.0)
     stopped = reconcile(plan(train=9.0), ledger(tmp_path, PARAMS, "a"))
     assert (stopped.stages[0].total.measured_seconds, stopped.stages[0].total.error) == (None, None)
@@ -115,30 +101,22 @@ def test_a_stage_that_was_reused_or_not_planned_is_not_remembered(tmp_path: Path
     cached = ledger(tmp_path, PARAMS)
     assert remember(tmp_path, cached, reconcile(plan(train=9.0), cached)) == 0
     assert remember(tmp_path, cached, reconcile(None, cached)) == 0
-    assert reconcile(plan(train=9.0), cached).stages[0].total.measured_seconds == pytest.approx(
-        25.0
-    )
+    assert reconcile(plan(train=9.0), cached).stages[0].total.measured_seconds == pytest.approx(25.0)
 
 
-def test_a_row_cut_by_a_crash_is_skipped_and_counted_and_other_machines_are_left_out(
-    tmp_path: Path,
-) -> None:
+def test_a_row_cut_by_a_crash_is_skipped_and_counted_and_other_machines_are_left_out(tmp_path: Path) -> None:
     book = stopped_then_done(tmp_path)
     remember(tmp_path, book, reconcile(plan(train=16.0), book))
     path = tmp_path / HISTORY
     whole = path.read_bytes()
     path.write_bytes(whole + whole.splitlines()[0][:40])
-    elsewhere = PlannedRow.model_validate_json(whole.splitlines()[0]).model_copy(
-        update={"machine": "another"}
-    )
+    elsewhere = PlannedRow.model_validate_json(whole.splitlines()[0]).model_copy(update={"machine": "another"})
     jsonl.append(path, elsewhere)
     found = read_history(tmp_path)
     assert (len(found.rows), found.skipped) == (2, 1)
 
 
-@pytest.mark.parametrize(
-    ("skipped", "words"), [(0, None), (1, "1 row of "), (2, "2 rows of "), (7, "7 rows of ")]
-)
+@pytest.mark.parametrize(("skipped", "words"), [(0, None), (1, "1 row of "), (2, "2 rows of "), (7, "7 rows of ")])
 def test_skipped_rows_are_counted_in_words(skipped: int, words: str | None) -> None:
     said = skipped_note(skipped)
     assert said is None if words is None else said is not None and said.startswith(words)
@@ -148,9 +126,7 @@ def test_a_stage_that_has_made_nothing_yet_was_not_measured(tmp_path: Path) -> N
     stopped_then_done(tmp_path)
     book = ledger(tmp_path, PARAMS, "a")
     found = reconcile(plan(start=5.0), book)
-    assert found.stages[0].phases["start"] == Comparison(
-        5.0, None, pytest.approx(0.005), None, 100.0, None
-    )
+    assert found.stages[0].phases["start"] == Comparison(5.0, None, pytest.approx(0.005), None, 100.0, None)
     assert found.total == UNKNOWN
     assert reconcile(None, book).total == UNKNOWN
     phases = as_dict(book, found)["stages"][0]["phases"]
@@ -162,14 +138,7 @@ def two_stages(**changes: Any) -> tuple[Ledger, dict[str, Any]]:
 
     def stage(name: str, seconds: float, peak: int) -> StageCost:
         made = (PhaseCost("train", seconds, 1, 1, seconds / 1000, peak),)
-        return stage_cost(
-            name,
-            seconds=seconds,
-            usd=seconds / 1000,
-            peak_bytes=peak,
-            phases=made,
-            useful_phases=made,
-        )
+        return stage_cost(name, seconds=seconds, usd=seconds / 1000, peak_bytes=peak, phases=made, useful_phases=made)
 
     stages = (stage("sft", 4.0, 40), stage("reward", 6.0, 30))
     planned = [
@@ -212,9 +181,7 @@ def test_a_stage_that_is_not_done_or_has_no_peak_is_remembered_as_it_is(tmp_path
     book, planned = two_stages()
     stages = (
         replace(book.stages[0], state="failed"),
-        replace(
-            book.stages[1], useful_phases=(replace(book.stages[1].useful_phases[0], peak_bytes=0),)
-        ),
+        replace(book.stages[1], useful_phases=(replace(book.stages[1].useful_phases[0], peak_bytes=0),)),
     )
     planned["stages"][1]["peak_bytes_per_gpu"] = 0
     stopped = replace(book, stages=stages)
@@ -241,9 +208,7 @@ def test_a_note_of_skipped_rows_says_what_to_do() -> None:
     )
 
 
-def test_what_a_stage_took_is_remembered_of_the_device_that_it_was_planned_for(
-    tmp_path: Path,
-) -> None:
+def test_what_a_stage_took_is_remembered_of_the_device_that_it_was_planned_for(tmp_path: Path) -> None:
     book = stopped_then_done(tmp_path)
     planned = plan(start=5.0, train=16.0, save=2.0)
     planned["stages"][0]["hardware"] = "h100-sxm"

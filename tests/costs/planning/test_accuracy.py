@@ -55,9 +55,7 @@ def test_the_interval_of_a_fitted_mean_is_that_of_students_t() -> None:
 
 
 @given(st.lists(st.floats(0.2, 5.0), min_size=3, max_size=20))
-def test_the_expectation_lies_within_the_interval_and_a_correction_lowered_the_error(
-    found: list[float],
-) -> None:
+def test_the_expectation_lies_within_the_interval_and_a_correction_lowered_the_error(found: list[float]) -> None:
     made = spread(found)
     assert made is not None
     assert made.low <= made.expected <= made.high
@@ -73,11 +71,7 @@ def test_what_took_no_time_and_what_is_old_does_not_count() -> None:
 
 
 def past(
-    stage: str = "sft",
-    hardware: str = "a100-80",
-    phase: str = "",
-    seconds: float = 1.2,
-    peak: float = 0.0,
+    stage: str = "sft", hardware: str = "a100-80", phase: str = "", seconds: float = 1.2, peak: float = 0.0
 ) -> PlannedRow:
     return PlannedRow(
         time=1.0,
@@ -100,9 +94,7 @@ def planned(recipe: Path) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-def test_the_plan_command_shows_what_past_runs_make_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_plan_command_shows_what_past_runs_make_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = Path("recipes/demo.yaml").absolute()
     monkeypatch.chdir(tmp_path)
     (tmp_path / HISTORY).parent.mkdir()
@@ -125,9 +117,9 @@ def test_the_plan_command_tells_a_row_of_the_history_that_a_crash_cut(
 
     def notes_and_runs() -> tuple[list[str], int]:
         content = planned(recipe)
-        return [note for note in content["assumptions"] if str(HISTORY) in note], content["stages"][
-            0
-        ]["error"]["seconds"]["runs"]
+        return [note for note in content["assumptions"] if str(HISTORY) in note], content["stages"][0]["error"][
+            "seconds"
+        ]["runs"]
 
     (tmp_path / HISTORY).write_text(3 * row)
     assert notes_and_runs() == ([], 3)
@@ -140,11 +132,7 @@ def test_the_plan_command_tells_a_row_of_the_history_that_a_crash_cut(
 def test_a_plan_takes_the_runs_of_its_own_stage_and_device() -> None:
     plan = Plan((plan_stage(sft(), price("a100-80")),))
     own = [past(seconds=1.2), past(seconds=1.2), past(seconds=1.2)]
-    others = [
-        past(stage="ppo", seconds=9.0),
-        past(hardware="h100", seconds=9.0),
-        past(phase="train", seconds=9.0),
-    ] * 3
+    others = [past(stage="ppo", seconds=9.0), past(hardware="h100", seconds=9.0), past(phase="train", seconds=9.0)] * 3
     stage = with_errors(plan, own + others).stages[0]
     assert stage.error.seconds is not None
     assert stage.error.seconds.expected == pytest.approx(1.2 * stage.seconds)

@@ -20,9 +20,7 @@ def test_what_did_not_change_is_equal_and_what_did_is_reported() -> None:
     rows = {row.stage: row for row in compare(planned(), planned("ppo.updates=80"))}
     assert not rows["sft"].changed
     assert rows["ppo"].seconds[1] > 1.8 * rows["ppo"].seconds[0]
-    assert rows["total"].usd[1] - rows["total"].usd[0] == pytest.approx(
-        rows["ppo"].usd[1] - rows["ppo"].usd[0]
-    )
+    assert rows["total"].usd[1] - rows["total"].usd[0] == pytest.approx(rows["ppo"].usd[1] - rows["ppo"].usd[0])
 
 
 def test_a_stage_that_only_one_plan_has_is_new_or_gone() -> None:

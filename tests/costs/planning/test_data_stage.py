@@ -45,21 +45,14 @@ TREES = Rows(
 
 
 @pytest.mark.parametrize(("rows", "measured"), [(HELPDESK, 9.0), (VOTES, 3.3), (TREES, 3.6)])
-def test_the_plan_is_within_a_tenth_of_three_measured_data_stages(
-    rows: Rows, measured: float
-) -> None:
+def test_the_plan_is_within_a_tenth_of_three_measured_data_stages(rows: Rows, measured: float) -> None:
     # a tenth: what a busy machine varies by
     assert sum(formula_seconds(rows, 0.2).values()) == pytest.approx(measured, rel=0.1)
 
 
 def test_each_phase_is_that_of_the_helpdesk_run() -> None:
     found = formula_seconds(HELPDESK, 0.2)
-    measured = {
-        "start": 2.31,
-        "read": 2.28,
-        "tokenise": 2.97,
-        "summarise": 1.47,
-    }
+    measured = {"start": 2.31, "read": 2.28, "tokenise": 2.97, "summarise": 1.47}
     assert list(found) == list(measured)
     for phase, seconds in measured.items():
         # rates shared with two other sources of longer texts
@@ -67,9 +60,7 @@ def test_each_phase_is_that_of_the_helpdesk_run() -> None:
 
 
 def test_devices_that_wait_are_paid_for() -> None:
-    one, eight = (
-        plan_data(HELPDESK, 0.2, hardware("a100-80"), gpus, price("a100-80")) for gpus in (1, 8)
-    )
+    one, eight = (plan_data(HELPDESK, 0.2, hardware("a100-80"), gpus, price("a100-80")) for gpus in (1, 8))
     assert eight.seconds == one.seconds == pytest.approx(sum(phase.seconds for phase in one.phases))
     assert (
         eight.usd.expected

@@ -17,9 +17,7 @@ from tests.costs.machines import machine
 from tests.costs.planning.test_machine import device
 from tests.costs.settings import sft
 
-RECIPES = sorted(
-    path.name for path in (ROOT / "recipes").glob("*.yaml") if path.name != "base.yaml"
-)
+RECIPES = sorted(path.name for path in (ROOT / "recipes").glob("*.yaml") if path.name != "base.yaml")
 
 
 def explained(recipe: str, asked: str, *assignments: str) -> Explanation:
@@ -42,9 +40,7 @@ def test_totals_and_phases_are_the_plans(recipe: str) -> None:
         asked = explain_params(params, aim, params.stages, f"sft.{phase.phase}")
         assert asked.peak_bytes == phase.peak_bytes
     assert [(each.stage, each.phase, each.seconds, each.usd) for each in found.phases] == [
-        (stage.stage, phase.phase, phase.seconds, phase.usd)
-        for stage in made.stages
-        for phase in stage.phases
+        (stage.stage, phase.phase, phase.seconds, phase.usd) for stage in made.stages for phase in stage.phases
     ]
 
 

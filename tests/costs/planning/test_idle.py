@@ -45,9 +45,7 @@ def usage(folder: Path, stage: str, seconds: float, world_size: int) -> None:
         + common.replace("{", "{{")
         + (', "event": "{}", "fingerprint": "f", "pid": 1, "step": 1, "exit_code": {}}}\n')
     )
-    place.joinpath("attempts.jsonl").write_text(
-        event.format(begin, "start", "null") + event.format(end, "end", 0)
-    )
+    place.joinpath("attempts.jsonl").write_text(event.format(begin, "start", "null") + event.format(end, "end", 0))
     with (folder / "runs" / "pipeline.jsonl").open("a") as rows:
         rows.write(
             f'{{"time": {end}, "run_id": "r1", "event": "stage", "stage": "{stage}", '
@@ -56,9 +54,7 @@ def usage(folder: Path, stage: str, seconds: float, world_size: int) -> None:
 
 
 @pytest.mark.parametrize(("sets", "waiting"), [([], 7), (APART, 0)])
-def test_the_ledger_and_the_budget_pay_for_those_that_wait(
-    sets: list[str], waiting: int, tmp_path: Path
-) -> None:
+def test_the_ledger_and_the_budget_pay_for_those_that_wait(sets: list[str], waiting: int, tmp_path: Path) -> None:
     params = load(NODE, sets)
     (tmp_path / "runs").mkdir()
     usage(tmp_path, "sft", 100.0, 8)

@@ -55,8 +55,7 @@ def test_a_cap_limits_what_is_planned() -> None:
 
 
 @pytest.mark.parametrize(
-    ("judge", "of_reward"),
-    [("{kind: reward_model, path: null}", 0.25), ("{kind: embedding, path: x}", 0.0)],
+    ("judge", "of_reward"), [("{kind: reward_model, path: null}", 0.25), ("{kind: embedding, path: x}", 0.0)]
 )
 def test_a_judge_that_learns_takes_the_time_of_its_pairs(judge: str, of_reward: float) -> None:
     asked = params(f"evaluate.judge={judge}")
@@ -66,9 +65,7 @@ def test_a_judge_that_learns_takes_the_time_of_its_pairs(judge: str, of_reward: 
     judged = evaluation.phases[-1]
     assert judged.phase == "judge"
     assert judged.seconds > of_reward * train
-    fewer = asked.model_copy(
-        update={"data": asked.data.model_copy(update={"judge_fraction": 0.05})}
-    )
+    fewer = asked.model_copy(update={"data": asked.data.model_copy(update={"judge_fraction": 0.05})})
     assert plan(fewer, aim, ("evaluate",)).stages[0].phases[-1].seconds < judged.seconds
 
 

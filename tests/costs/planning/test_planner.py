@@ -26,36 +26,21 @@ def demo(*assignments: str) -> Params:
     return load(DEMO, list(assignments))
 
 
-def aim(
-    params: Params, name: str | None = None, gpus: int = 1, root: Path = Path("nowhere")
-) -> Target:
+def aim(params: Params, name: str | None = None, gpus: int = 1, root: Path = Path("nowhere")) -> Target:
     return target(params, name, gpus, None, root)
 
 
 def test_ppo_has_the_phases_that_its_loop_measures() -> None:
     params = demo()
     phases = [phase.phase for phase in plan(params, aim(params), ("ppo",)).stages[0].phases]
-    assert phases == [
-        "start",
-        "rollout",
-        "logprobs",
-        "score",
-        "reference",
-        "value",
-        "advantage",
-        "update",
-        "save",
-    ]
+    assert phases == ["start", "rollout", "logprobs", "score", "reference", "value", "advantage", "update", "save"]
 
 
 def test_ppo_computes_the_policys_log_probs_again_for_all_responses_or_for_a_sample() -> None:
     flops = {}
     for recompute in ("true", "false"):
         params = demo(f"ppo.recompute_logprobs={recompute}")
-        flops[recompute] = {
-            phase.phase: phase.flops
-            for phase in plan(params, aim(params), ("ppo",)).stages[0].phases
-        }
+        flops[recompute] = {phase.phase: phase.flops for phase in plan(params, aim(params), ("ppo",)).stages[0].phases}
     assert flops["true"]["logprobs"] == pytest.approx(flops["true"]["reference"])
     assert flops["false"]["logprobs"] == pytest.approx(flops["true"]["logprobs"] * 16 / 128)
 
@@ -109,16 +94,7 @@ def test_reward_and_value_model_have_no_output_head() -> None:
 def test_without_a_critic_the_phases_are_those_of_ppo_without_values(method: str) -> None:
     params = demo(f"{method}.kl.coef=0.0", f"{method}.{method}_epochs=3")
     phases = [phase.phase for phase in plan(params, aim(params), (method,)).stages[0].phases]
-    assert phases == [
-        "start",
-        "rollout",
-        "logprobs",
-        "score",
-        "reference",
-        "advantage",
-        "update",
-        "save",
-    ]
+    assert phases == ["start", "rollout", "logprobs", "score", "reference", "advantage", "update", "save"]
     setting = settings(params, aim(params))[method]
     assert setting.rlhf is not None
     assert (setting.rlhf.value, setting.rlhf.ppo_epochs) == (None, 3)
@@ -127,13 +103,7 @@ def test_without_a_critic_the_phases_are_those_of_ppo_without_values(method: str
 @pytest.mark.parametrize("method", ["dpo", "rloo", "grpo"])
 def test_the_run_is_planned_with_its_own_method(method: str) -> None:
     params = demo(f"align.method={method}")
-    assert [stage.stage for stage in plan(params, aim(params)).stages] == [
-        "data",
-        "sft",
-        "reward",
-        method,
-        "evaluate",
-    ]
+    assert [stage.stage for stage in plan(params, aim(params)).stages] == ["data", "sft", "reward", method, "evaluate"]
 
 
 def test_the_reference_of_dpo_is_computed_once_however_many_epochs_there_are() -> None:
@@ -148,8 +118,8 @@ def test_the_reference_of_dpo_is_computed_once_however_many_epochs_there_are() -
 
 
 def test_dpo_holds_logits_of_replies_alone_a_chunk_at_a_time() -> None:
-    # measured: a run of 8 sequences of 512 tokens over 8,192 entries peaked at 1,645 MiB above its
-    # imports with TRL's head, whose tiles are large, and at 682 with our own chunks
+    # measured: a run of 8 sequences of 512 tokens over 8,192 entries peaked at 1,645 MiB above its imports with TRL's
+    # head, whose tiles are large, and at 682 with our own chunks
     def logits(vocab: int) -> float:
         params = demo(f"model.random.vocab_size={vocab}")
         return moments(settings(params, aim(params))["dpo"])[0].roles["policy"]["logits"]
@@ -207,9 +177,7 @@ def test_a_pair_is_two_sequences() -> None:
         ("ppo", "model.attention=sdpa", False),
     ],
 )
-def test_a_batch_of_several_lengths_has_a_mask_that_sdpa_keeps(
-    stage: str, assignment: str, masked: bool
-) -> None:
+def test_a_batch_of_several_lengths_has_a_mask_that_sdpa_keeps(stage: str, assignment: str, masked: bool) -> None:
     params = demo(assignment)
     assert settings(params, aim(params))[stage].mask_tensor is masked
 
@@ -267,11 +235,7 @@ def test_rows_come_from_the_data_stage_when_it_ran_with_this_data(tmp_path: Path
         "prompts_train_tokens_max": 40
     }
     (tmp_path / "metrics" / "data.json").write_text(json.dumps(measured))
-    lock = {
-        "stages": {
-            "data": {"params": {"params.yaml": {"data": params.data.model_dump(mode="json")}}}
-        }
-    }
+    lock = {"stages": {"data": {"params": {"params.yaml": {"data": params.data.model_dump(mode="json")}}}}}
     (tmp_path / "dvc.lock").write_text(yaml.safe_dump(lock))
     assert count(params, tmp_path).sft == 100
     # other data: the metrics do not count
@@ -315,9 +279,7 @@ def test_the_embedded_world_is_planned_with_the_lengths_of_its_texts(tmp_path: P
     assert found.sft_tokens < params.sft.max_length * 0.6
     assert count(demo("sft.max_length=30"), tmp_path).sft_tokens == 30
     (tmp_path / "pairs.jsonl").write_text('{"a": 1}\n')
-    other = count(
-        demo("data.source={kind: file, path: pairs.jsonl, format: pairs, columns: {}}"), tmp_path
-    )
+    other = count(demo("data.source={kind: file, path: pairs.jsonl, format: pairs, columns: {}}"), tmp_path)
     assert other.sft_tokens == params.sft.max_length * 0.6
     assert other.longest_sft == float("inf")
 
@@ -326,9 +288,7 @@ def test_rows_of_local_files_are_counted(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
     (tmp_path / "b.json").write_text("[1, 2, 3]")
     (tmp_path / "c.csv").write_text("x\n1\n2\n")
-    assert [
-        file_rows(tmp_path / name) for name in ("a.jsonl", "b.json", "c.csv", "missing.jsonl")
-    ] == [2, 3, 2, None]
+    assert [file_rows(tmp_path / name) for name in ("a.jsonl", "b.json", "c.csv", "missing.jsonl")] == [2, 3, 2, None]
 
 
 # ---------------------------------------------------------------- a stage alone
@@ -388,10 +348,7 @@ def test_every_setting_of_the_loop_reaches_its_plan() -> None:
 
 
 def test_an_adapter_reaches_the_levers_of_its_stage_alone() -> None:
-    params = load(
-        Path("recipes/demo-lora.yaml"),
-        ["reward.lora={rank: 5, alpha: 10, dropout: 0.25, modules: [k, o]}"],
-    )
+    params = load(Path("recipes/demo-lora.yaml"), ["reward.lora={rank: 5, alpha: 10, dropout: 0.25, modules: [k, o]}"])
     found = settings(params, aim(params))
     levers = found["reward"].levers
     assert (levers.tuning, levers.lora_rank, levers.lora_modules) == ("lora", 5, ("k", "o"))
@@ -400,8 +357,7 @@ def test_an_adapter_reaches_the_levers_of_its_stage_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "parallel", "offloads"),
-    [("none", "ddp", False), ("zero2", "zero2", True), ("zero3", "fsdp", True)],
+    ("word", "parallel", "offloads"), [("none", "ddp", False), ("zero2", "zero2", True), ("zero3", "fsdp", True)]
 )
 def test_sharding_of_a_stage_is_its_parallelism_and_offloading_needs_it(
     word: str, parallel: str, offloads: bool
@@ -440,9 +396,7 @@ def test_measured_rows_have_each_their_own_column(tmp_path: Path) -> None:
     measured = {
         f"{name}_{rest}": float(10 * i + j)
         for i, name in enumerate(("sft", "preference", "prompts"), 1)
-        for j, rest in enumerate(
-            ("train_rows", "train_tokens_mean", "train_tokens_max", "test_rows")
-        )
+        for j, rest in enumerate(("train_rows", "train_tokens_mean", "train_tokens_max", "test_rows"))
     }
     (tmp_path / "metrics" / "data.json").write_text(json.dumps(measured))
     made_with = {"params.yaml": {"data": params.data.model_dump(mode="json")}}

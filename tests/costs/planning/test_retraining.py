@@ -1,5 +1,5 @@
-"""The plan of a contest against that of the evaluation, whose formulas are held against
-measurements, and the plan of an examination against one that was measured.
+"""The plan of a contest against that of the evaluation, whose formulas are held against measurements, and the plan of
+an examination against one that was measured.
 """
 
 import json
@@ -38,9 +38,7 @@ def flops(made: StagePlan, phase: str) -> float:
 
 def crown(root: Path, params: Params) -> None:
     """Make a run of `params` the champion, as far as a plan looks."""
-    champion = Champion(
-        run_id="old", method="ppo", model_digest="m", data_version="d", data_key="k"
-    )
+    champion = Champion(run_id="old", method="ppo", model_digest="m", data_version="d", data_key="k")
     write_record(root, ChampionRecord(lineage=(champion,)))
     champion_folder(root, "old").mkdir(parents=True, exist_ok=True)
     write(params, champion_folder(root, "old") / "params.yaml")
@@ -114,8 +112,8 @@ def know(root: Path, pairs: int) -> None:
 
 
 def test_reading_and_comparing_take_as_long_as_was_measured(tmp_path: Path) -> None:
-    """40,000 helpdesk rows against a champion that lacks 2,000 pairs of them, on two cores of an
-    AMD EPYC machine: the first two phases are those of `python -m training.data`.
+    """40,000 helpdesk rows against a champion that lacks 2,000 pairs of them, on two cores of an AMD EPYC machine: the
+    first two phases are those of `python -m training.data`.
     """
     rows = [f"data.source.{name}" for name in ("preference_rows=24000", "prompt_rows=4000")]
     demo = load(ROOT / "recipes" / "demo.yaml", [*rows, "data.test_fraction=0.2"])
@@ -144,9 +142,7 @@ def test_only_pairs_that_came_are_judged_and_no_more_than_it_looks_at(tmp_path: 
 
 def test_the_champions_model_judges_and_the_new_sources_are_read(tmp_path: Path) -> None:
     crown(tmp_path, params("model.random.width=512"))
-    small, more = (
-        examination(params(*changes), tmp_path) for changes in ((), ("data.source.sft_rows=80000",))
-    )
+    small, more = (examination(params(*changes), tmp_path) for changes in ((), ("data.source.sft_rows=80000",)))
     assert seconds(more)["read"] > 1.5 * seconds(small)["read"]
     assert seconds(more)["compare"] > 1.5 * seconds(small)["compare"]
     assert flops(more, "score") == flops(small, "score")

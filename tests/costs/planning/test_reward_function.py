@@ -14,9 +14,7 @@ from tests.conftest import ROOT
 FUNCTION = "reward={kind: function, path: mine.py:score, timeout_seconds: 5.0}"
 
 
-def test_its_seconds_are_in_the_loop_and_in_the_evaluation_once_they_are_measured(
-    tmp_path: Path,
-) -> None:
+def test_its_seconds_are_in_the_loop_and_in_the_evaluation_once_they_are_measured(tmp_path: Path) -> None:
     params = load(ROOT / "recipes/demo.yaml", [FUNCTION, "align.method=rloo", "ppo.value_init=sft"])
     aim = target(params, None, None, None, tmp_path)
     assert seconds_per_reply(params, tmp_path) == UNMEASURED_SECONDS

@@ -1,5 +1,5 @@
-"""The search: what it tries, that nothing better was left, that a plan keeps what it promises, and
-what it says when nothing fits.
+"""The search: what it tries, that nothing better was left, that a plan keeps what it promises, and what it says when
+nothing fits.
 """
 
 from pathlib import Path
@@ -9,29 +9,17 @@ import pytest
 from config.errors import CostError
 from config.load import load, write
 from costs.planning.planner import plan
-from costs.planning.search import (
-    Cheaper,
-    Goal,
-    Limits,
-    _sections,
-    cheapest,
-    evaluate,
-    within_total,
-)
+from costs.planning.search import Cheaper, Goal, Limits, _sections, cheapest, evaluate, within_total
 from costs.planning.settings import runs_a_model, settings
 from costs.planning.target import target
 from tests.conftest import ROOT
 
 LARGE = ["model.path=llama-3.1-8b", "model.random=null", "model.dtype=bf16"]
 RUN = ("sft", "reward", "ppo", "evaluate")
-RECIPES = sorted(
-    path.name for path in (ROOT / "recipes").glob("*.yaml") if path.name != "base.yaml"
-)
+RECIPES = sorted(path.name for path in (ROOT / "recipes").glob("*.yaml") if path.name != "base.yaml")
 
 
-def of_run(
-    assignments: list[str], goal: Goal, adapters: bool, device: str | None = "a100-80"
-) -> Cheaper:
+def of_run(assignments: list[str], goal: Goal, adapters: bool, device: str | None = "a100-80") -> Cheaper:
     params = load(ROOT / "recipes" / "demo.yaml", assignments)
     return cheapest(params, target(params, device, 1, None, Path("nowhere")), RUN, goal, adapters)
 
@@ -64,18 +52,13 @@ def test_no_combination_beats_the_winner_by_more_than_a_percent(goal: Goal) -> N
     aim = target(params, None, None, None, Path("nowhere"))
     best = cheapest(params, aim, ("sft",), goal).found["sft"]
     tried = [
-        evaluate(
-            settings(params.model_copy(update={"sft": section}), aim)["sft"],
-            aim.of(params, "sft").price,
-        )
+        evaluate(settings(params.model_copy(update={"sft": section}), aim)["sft"], aim.of(params, "sft").price)
         for section in _sections(params, aim, "sft", adapters=False)
     ]
     assert best.tried == len(tried) > 10
 
     def value(need: object) -> float:
-        return float(
-            getattr(need, {"usd": "usd", "time": "seconds", "memory": "device_bytes"}[goal])
-        )
+        return float(getattr(need, {"usd": "usd", "time": "seconds", "memory": "device_bytes"}[goal]))
 
     assert value(best.best) <= 1.011 * min(value(need) for need in tried if need.fits)
 
@@ -108,10 +91,7 @@ def test_each_choice_says_what_it_alone_changes() -> None:
 
 
 def test_without_a_fit_the_smallest_need_is_reported() -> None:
-    with pytest.raises(
-        CostError,
-        match=r"none of \d+ combinations of sft fits 1 x t4: the smallest needs [\d.]+ GiB",
-    ):
+    with pytest.raises(CostError, match=r"none of \d+ combinations of sft fits 1 x t4: the smallest needs [\d.]+ GiB"):
         of_run(["model.path=llama-3-70b", *LARGE[1:], "model.dtype=fp32"], "memory", False, "t4")
 
 
@@ -129,9 +109,7 @@ def test_an_unknown_goal_is_refused() -> None:
         of_run([], "speed", adapters=False)  # type: ignore[arg-type]
 
 
-def test_least_memory_without_adapters_trains_all_weights_and_with_them_lora_over_four_bits() -> (
-    None
-):
+def test_least_memory_without_adapters_trains_all_weights_and_with_them_lora_over_four_bits() -> None:
     small = ["ppo.layout=shared_trunk", "model.path=llama-3.2-1b", *LARGE[1:]]
     full, lora = (of_run(small, "memory", adapters).params for adapters in (False, True))
     for stage in ("sft", "reward", "ppo"):
@@ -154,9 +132,7 @@ def test_a_run_that_fits_with_adapters_alone_is_refused_without_them_and_found_w
 
 def test_a_random_model_is_neither_quantised_nor_adapted_before_it_has_learnt() -> None:
     best = of_run(
-        ["model.random.width=1024", "model.random.layers=12", "model.random.mlp_width=4096"],
-        "memory",
-        adapters=True,
+        ["model.random.width=1024", "model.random.layers=12", "model.random.mlp_width=4096"], "memory", adapters=True
     ).params
     assert best.model.quantisation is None
     assert best.sft.lora is None
@@ -188,9 +164,7 @@ def test_a_new_adapter_is_like_those_that_it_has_to_be_a_copy_of_or_is_none() ->
 def test_over_four_bits_the_policy_of_ppo_is_an_adapter() -> None:
     params = load(ROOT / "recipes" / "demo.yaml", LARGE)
     aim = target(params, "a100-80", 1, None, Path("nowhere"))
-    stored = params.model_copy(
-        update={"model": params.model.model_copy(update={"quantisation": "nf4"})}
-    )
+    stored = params.model_copy(update={"model": params.model.model_copy(update={"quantisation": "nf4"})})
     for made, whole in ((params, True), (stored, False)):
         sections = list(_sections(made, aim, "ppo", adapters=True))
         assert any(section.lora is None for section in sections) == whole  # type: ignore[attr-defined]

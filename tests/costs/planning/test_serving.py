@@ -93,9 +93,7 @@ def test_a_third_model_is_planned_as_the_machine_would_serve_it(root: Path, para
     assert found.loads[0].ttft_seconds == pytest.approx(first, rel=1e-6)
 
 
-def test_a_small_model_waits_for_the_front_and_a_large_one_for_the_engine(
-    root: Path, params: Params
-) -> None:
+def test_a_small_model_waits_for_the_front_and_a_large_one_for_the_engine(root: Path, params: Params) -> None:
     assert {each.bound for each in planned(root, params).loads} == {"engine"}
     small = load(ROOT / "recipes/demo.yaml")
     assert {each.bound for each in planned(root, small).loads} == {"front"}
@@ -124,9 +122,7 @@ def test_memory_is_weights_cache_buffers_and_processes(root: Path, params: Param
 
 
 @pytest.mark.parametrize(("rate", "devices"), [(0.5, 1), (8.0, 1), (4000.0, None)])
-def test_a_rate_gets_as_few_devices_as_answer_it(
-    root: Path, params: Params, rate: float, devices: int | None
-) -> None:
+def test_a_rate_gets_as_few_devices_as_answer_it(root: Path, params: Params, rate: float, devices: int | None) -> None:
     found = planned(root, params, requests_per_second=rate)
     assert found.rate is not None
     if devices is not None:

@@ -20,12 +20,8 @@ def of_stage(stage: str, **levers: object) -> Setting:
     if stage in ("ppo", "rloo", "grpo"):
         return ppo(stage=stage, **levers)
     setting = replace(sft(micro_batch=4, **levers), stage=stage)
-    work = replace(
-        setting.workload, prompt_tokens=256, response_tokens=256, mean_response_tokens=256
-    )
-    return replace(
-        setting, workload=work, rlhf=Rlhf(teacher=shape("llama-3-8b"), reward=setting.model)
-    )
+    work = replace(setting.workload, prompt_tokens=256, response_tokens=256, mean_response_tokens=256)
+    return replace(setting, workload=work, rlhf=Rlhf(teacher=shape("llama-3-8b"), reward=setting.model))
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -60,10 +56,7 @@ def test_a_shared_trunk_trains_one_model_and_separate_trains_two() -> None:
 def test_a_small_critic_costs_less_than_one_of_the_policys_size() -> None:
     setting = ppo(model="llama-3-8b", tuning="lora")
     assert setting.rlhf is not None
-    small = replace(
-        setting,
-        rlhf=replace(setting.rlhf, value=shape("llama-3.2-1b"), reward=shape("llama-3.2-1b")),
-    )
+    small = replace(setting, rlhf=replace(setting.rlhf, value=shape("llama-3.2-1b"), reward=shape("llama-3.2-1b")))
     assert named(small)["value"] < named(setting)["value"] / 4
     assert peak(moments(small)).total < peak(moments(setting)).total - 2 * 6e9
 
@@ -86,35 +79,23 @@ def test_distillation_needs_its_teacher() -> None:
 
 
 def test_a_reward_model_has_no_logits() -> None:
-    assert all(
-        "logits" not in parts
-        for moment in moments(of_stage("reward"))
-        for parts in moment.roles.values()
-    )
-    assert any(
-        "logits" in parts for moment in moments(of_stage("sft")) for parts in moment.roles.values()
-    )
+    assert all("logits" not in parts for moment in moments(of_stage("reward")) for parts in moment.roles.values())
+    assert any("logits" in parts for moment in moments(of_stage("sft")) for parts in moment.roles.values())
 
 
 def test_answers_cost_the_same_work_in_any_batch() -> None:
     def generated(micro: int) -> float:
-        setting = of_stage("evaluate", tuning="frozen").with_levers(
-            micro_batch=micro, accumulation=8 // micro
-        )
-        return next(
-            phase.work.matmul_flops for phase in phases(setting) if phase.name == "generate"
-        )
+        setting = of_stage("evaluate", tuning="frozen").with_levers(micro_batch=micro, accumulation=8 // micro)
+        return next(phase.work.matmul_flops for phase in phases(setting) if phase.name == "generate")
 
     assert generated(1) == pytest.approx(generated(8))
 
 
 def test_larger_batches_answer_faster() -> None:
     def seconds(micro: int) -> float:
-        return named(
-            of_stage("evaluate", tuning="frozen").with_levers(
-                micro_batch=micro, accumulation=8 // micro
-            )
-        )["generate"]
+        return named(of_stage("evaluate", tuning="frozen").with_levers(micro_batch=micro, accumulation=8 // micro))[
+            "generate"
+        ]
 
     assert seconds(8) < seconds(1) / 4
 
@@ -133,9 +114,7 @@ def test_the_lever_offered_makes_it_fit() -> None:
     setting = sft("llama-3-8b", device="a100-40", micro_batch=2, accumulation=4, tokens=2048)
     assert not plan_stage(setting, price("a100-40")).fits
     assert closing_lever(setting) == "LoRA"
-    assert plan_stage(
-        setting.with_levers(tuning="lora", checkpointing="full"), price("a100-40")
-    ).fits
+    assert plan_stage(setting.with_levers(tuning="lora", checkpointing="full"), price("a100-40")).fits
 
 
 def test_on_a_cpu_the_process_itself_is_counted() -> None:
@@ -146,9 +125,7 @@ def test_on_a_cpu_the_process_itself_is_counted() -> None:
 
 def test_apart_models_keep_both_their_activations_until_the_loss() -> None:
     def kept(layout: str) -> dict[str, float]:
-        backward = next(
-            m for m in moments(ppo(layout, micro_batch=2)) if m.phase == "update:backward"
-        )
+        backward = next(m for m in moments(ppo(layout, micro_batch=2)) if m.phase == "update:backward")
         return {role: parts.get("activations", 0.0) for role, parts in backward.roles.items()}
 
     separate, trunk = kept("separate"), kept("shared_trunk")
@@ -167,9 +144,7 @@ def budget(tokens: float, stage: str = "ppo", **levers: object) -> Setting:
     of 32.
     """
     setting = ppo(stage=stage, **levers)
-    work = replace(
-        setting.workload, mean_tokens=300.0, mean_response_tokens=150.0, micro_batch_tokens=tokens
-    )
+    work = replace(setting.workload, mean_tokens=300.0, mean_response_tokens=150.0, micro_batch_tokens=tokens)
     return replace(setting, workload=work)
 
 
@@ -179,13 +154,9 @@ def operations(setting: Setting, name: str) -> float:
 
 def test_a_token_budget_is_filled_without_padding() -> None:
     # 64 x 300 tokens in passes of 4,800: four, where padded micro-batches of nine would make seven
-    assert operations(budget(4800.0), "score") / operations(
-        budget(64 * 300.0), "score"
-    ) == pytest.approx(4)
+    assert operations(budget(4800.0), "score") / operations(budget(64 * 300.0), "score") == pytest.approx(4)
     # one row a pass at the least
-    assert operations(budget(1.0), "score") / operations(
-        budget(64 * 300.0), "score"
-    ) == pytest.approx(64)
+    assert operations(budget(1.0), "score") / operations(budget(64 * 300.0), "score") == pytest.approx(64)
 
 
 def test_the_update_fills_its_passes_for_each_mini_batch() -> None:
@@ -203,9 +174,7 @@ def test_the_update_fills_its_passes_for_each_mini_batch() -> None:
 
 def test_memory_of_an_update_is_that_of_the_budget_or_of_the_longest_sequence() -> None:
     def kept(tokens: float) -> float:
-        return next(m for m in moments(budget(tokens)) if m.phase == "update:loss").roles["policy"][
-            "activations"
-        ]
+        return next(m for m in moments(budget(tokens)) if m.phase == "update:loss").roles["policy"]["activations"]
 
     assert kept(2048.0) == pytest.approx(2 * kept(1024.0)) == pytest.approx(4 * kept(512.0))
     assert kept(100.0) == kept(512.0)
@@ -222,9 +191,7 @@ def test_the_last_layers_feed_forward_runs_at_the_tokens_that_are_read() -> None
     done = {phase.name: phase.work.matmul_flops for phase in phases(setting)}
     updates, rows = 10, 64
     layers = 2 * shape_.layers * shape_.active_layer_parameters
-    assert done["score"] == pytest.approx(
-        updates * rows * (layers * 300 - 2 * shape_.feed_forward_parameters * 299)
-    )
+    assert done["score"] == pytest.approx(updates * rows * (layers * 300 - 2 * shape_.feed_forward_parameters * 299))
     # the last token goes in nowhere
     values = updates * rows * (layers * 299 - 2 * shape_.feed_forward_parameters * 149)
     assert done["value"] == pytest.approx(values)
@@ -233,9 +200,7 @@ def test_the_last_layers_feed_forward_runs_at_the_tokens_that_are_read() -> None
     assert done["update"] == pytest.approx(
         4 * (3 * (2 * values + logits) + logits)  # the loss makes its logits again
     )
-    eager = {
-        phase.name: phase.work.matmul_flops for phase in phases(budget(4800.0, attention="eager"))
-    }
+    eager = {phase.name: phase.work.matmul_flops for phase in phases(budget(4800.0, attention="eager"))}
     assert eager["score"] == pytest.approx(updates * rows * layers * 300)
 
 
@@ -249,15 +214,9 @@ def test_without_a_critic_the_loop_costs_what_ppo_does_less_its_value_model(meth
     assert {name: other[name] for name in other if name != "update"} == {
         name: ppo_[name] for name in other if name != "update"
     }
-    trunk = {
-        phase.name: phase.work.matmul_flops
-        for phase in phases(budget(4800.0, layout="shared_trunk"))
-    }
+    trunk = {phase.name: phase.work.matmul_flops for phase in phases(budget(4800.0, layout="shared_trunk"))}
     assert other["update"] == trunk["update"] < 0.6 * ppo_["update"]
-    memory = {
-        stage: max(moment.total for moment in moments(budget(4800.0, stage=stage)))
-        for stage in ("ppo", method)
-    }
+    memory = {stage: max(moment.total for moment in moments(budget(4800.0, stage=stage))) for stage in ("ppo", method)}
     assert memory[method] < 0.7 * memory["ppo"]
 
 

@@ -3,16 +3,7 @@
 import pytest
 
 from config.errors import CostError
-from costs.tables.catalogue import (
-    GIB,
-    _table,
-    hardware,
-    hardware_row,
-    own_price,
-    price,
-    price_row,
-    shape,
-)
+from costs.tables.catalogue import GIB, _table, hardware, hardware_row, own_price, price, price_row, shape
 
 GOOD = {"low": 1.0, "expected": 2.0, "high": 3.0, "source": "a page", "date": "2026-01-01"}
 REQUIRED = (
@@ -78,12 +69,8 @@ def test_a_device_has_the_memory_of_its_name() -> None:
     assert hardware("a100-40").memory_bytes == 40 * GIB
 
 
-@pytest.mark.parametrize(
-    "name", ["A100-64GB", "A100 (64GB)", "H200-96GB", "RTX 4090 48GB", "L40S-24GB", "H20-141GB"]
-)
-def test_a_size_that_a_device_does_not_come_in_is_refused_and_not_read_as_anothers(
-    name: str,
-) -> None:
+@pytest.mark.parametrize("name", ["A100-64GB", "A100 (64GB)", "H200-96GB", "RTX 4090 48GB", "L40S-24GB", "H20-141GB"])
+def test_a_size_that_a_device_does_not_come_in_is_refused_and_not_read_as_anothers(name: str) -> None:
     with pytest.raises(CostError, match="is not known"):
         hardware(name)
 
@@ -101,32 +88,16 @@ def test_a_device_without_price_says_where_to_add_it() -> None:
 def test_a_device_row_without_its_date_is_refused() -> None:
     with pytest.raises(CostError, match="has no date"):
         hardware_row(
-            "mine",
-            {
-                "memory_gib": 8,
-                "fp32_tflops": 1,
-                "bandwidth_gb_per_second": 10,
-                "watts": 30,
-                "source": "here",
-            },
+            "mine", {"memory_gib": 8, "fp32_tflops": 1, "bandwidth_gb_per_second": 10, "watts": 30, "source": "here"}
         )
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        {"low": 0.0},
-        {"low": -1.0},
-        {"high": 1e6},
-        {"expected": "2"},
-        {"expected": True},
-        {"expected": None},
-    ],
+    "wrong", [{"low": 0.0}, {"low": -1.0}, {"high": 1e6}, {"expected": "2"}, {"expected": True}, {"expected": None}]
 )
 def test_a_price_that_cannot_be_believed_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(
-        CostError,
-        match=r"price \w+=.* of mine must be above 0 and at most 1000.*costs/tables/prices.yaml",
+        CostError, match=r"price \w+=.* of mine must be above 0 and at most 1000.*costs/tables/prices.yaml"
     ):
         price_row("mine", GOOD | wrong)
 

@@ -46,19 +46,13 @@ def test_a_stage_on_a_work_pool_costs_what_the_pool_does() -> None:
     )
     assert usd_per_device_hour(params, "sft") == 2.5
     assert (
-        usd_per_device_hour(params, "ppo")
-        == usd_per_device_hour(params, "data")
-        == usd_per_device_hour(params)
-        != 2.5
+        usd_per_device_hour(params, "ppo") == usd_per_device_hour(params, "data") == usd_per_device_hour(params) != 2.5
     )
 
 
 def test_a_stage_on_a_work_pool_draws_the_power_of_the_pools_device() -> None:
     params = demo(
-        "where.ppo.pool=gpus",
-        "prices.device_by_pool={gpus: h100-sxm}",
-        "prices.watts=50",
-        "prices.usd_per_kwh=0.1",
+        "where.ppo.pool=gpus", "prices.device_by_pool={gpus: h100-sxm}", "prices.watts=50", "prices.usd_per_kwh=0.1"
     )
     assert (watts(params), watts(params, "sft"), watts(params, "ppo")) == (50, 50, 700)
     hour = {"sft": 3600.0, "ppo": 2 * 3600.0, "contest": 3600.0}

@@ -1,5 +1,5 @@
-"""Parameter counts against Transformers' own modules (built on the meta device, no memory) and
-against published totals.
+"""Parameter counts against Transformers' own modules (built on the meta device, no memory) and against published
+totals.
 """
 
 import pytest
@@ -16,17 +16,13 @@ OPT = SIZES | {"ffn_dim": 256, "max_position_embeddings": 128}
 
 CONFIGS = [
     ("LlamaConfig", GROUPED),
-    (
-        "LlamaConfig",
-        GROUPED | {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
-    ),
+    ("LlamaConfig", GROUPED | {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
     ("MistralConfig", GROUPED),
     ("MixtralConfig", GROUPED | {"num_local_experts": 4, "num_experts_per_tok": 2}),
     ("Qwen2Config", GROUPED),
     (
         "Qwen2MoeConfig",
-        GROUPED
-        | {"moe_intermediate_size": 48, "shared_expert_intermediate_size": 96, "num_experts": 6},
+        GROUPED | {"moe_intermediate_size": 48, "shared_expert_intermediate_size": 96, "num_experts": 6},
     ),
     ("Qwen3Config", GROUPED | {"head_dim": 32}),
     ("Qwen3MoeConfig", GROUPED | {"moe_intermediate_size": 48, "num_experts": 6, "head_dim": 16}),
@@ -58,9 +54,7 @@ def test_parameters_are_those_of_the_module(name: str, fields: dict[str, object]
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
     model.tie_weights()
-    assert from_config(config.to_dict(), name).parameters == sum(
-        p.numel() for p in model.parameters()
-    )
+    assert from_config(config.to_dict(), name).parameters == sum(p.numel() for p in model.parameters())
 
 
 def test_an_encoder_is_counted_with_its_masked_language_head() -> None:
@@ -71,18 +65,13 @@ def test_an_encoder_is_counted_with_its_masked_language_head() -> None:
     with torch.device("meta"):
         model = transformers.AutoModelForMaskedLM.from_config(config)
     model.tie_weights()
-    assert from_config(config.to_dict(), "bert").parameters == sum(
-        p.numel() for p in model.parameters()
-    )
+    assert from_config(config.to_dict(), "bert").parameters == sum(p.numel() for p in model.parameters())
 
 
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
-        (
-            "Llama-2-7b-hf",
-            6_738_415_616,
-        ),  # arXiv 2307.09288: "7B"; the number its own checkpoint has
+        ("Llama-2-7b-hf", 6_738_415_616),  # arXiv 2307.09288: "7B"; the number its own checkpoint has
         ("gpt2", 124_439_808),
         ("meta-llama/Llama-3.2-3B", 3_212_749_824),  # printed in the torchtune README
         ("EleutherAI/pythia-6.9b", 6_857_302_016),  # arXiv 2304.01373 table 1
@@ -101,9 +90,7 @@ def test_a_mixture_has_all_experts_but_a_token_meets_two() -> None:
 
 
 def test_an_unknown_architecture_says_where_to_add_it() -> None:
-    with pytest.raises(
-        CostError, match=r"model_type='mamba'.*FAMILIES in costs/tables/families.py"
-    ):
+    with pytest.raises(CostError, match=r"model_type='mamba'.*FAMILIES in costs/tables/families.py"):
         from_config({"model_type": "mamba", "hidden_size": 64}, "a model")
 
 

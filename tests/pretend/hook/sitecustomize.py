@@ -1,6 +1,4 @@
-"""Python imports this first where the folder is on its path: the process gets the pretended
-accelerator.
-"""
+"""Python imports this first where the folder is on its path: the process gets the pretended accelerator."""
 
 import sys
 from pathlib import Path

@@ -39,8 +39,8 @@ def test_two_seeds_are_paired_over_prompts_and_three_over_seeds() -> None:
 
 
 def test_the_interval_of_a_difference_is_the_published_one() -> None:
-    """Newcombe 1998, table II, method 10, 56/70 - 48/80: 0.0524 to 0.3339, from the Wilson
-    intervals of the two shares.
+    """Newcombe 1998, table II, method 10, 56/70 - 48/80: 0.0524 to 0.3339, from the Wilson intervals of the two
+    shares.
     """
     less, more = Estimate(0.6, 0.49043, 0.70035), Estimate(0.8, 0.69173, 0.87691)
     found = difference(less, more)

@@ -33,8 +33,7 @@ from training.calibrate.exports import write_exports
 pytestmark = pytest.mark.integration
 PROMPTS = [f"hello , my kettle number {n} is cracked ." for n in range(50)]
 PAYLOADS = [
-    {"messages": [{"role": "user", "content": prompt}], "max_tokens": 24, "temperature": 1.0}
-    for prompt in PROMPTS
+    {"messages": [{"role": "user", "content": prompt}], "max_tokens": 24, "temperature": 1.0} for prompt in PROMPTS
 ]
 
 
@@ -117,8 +116,8 @@ def test_a_closed_loop_keeps_its_requests_at_work() -> None:
     endpoint.stop()
     server.shutdown()
     server.server_close()
-    # Little's law: running requests = rate x time of a reply. The server sleeps for most of that
-    # time, so that a busy machine changes neither much.
+    # Little's law: running requests = rate x time of a reply. The server sleeps for most of that time, so that a busy
+    # machine changes neither much.
     assert load.failed == 0
     assert load.ttft_ms is not None
     assert load.replies_per_second * 4 * 0.15 == pytest.approx(3, rel=0.4)
@@ -175,9 +174,7 @@ def bench(front: Served, *options: str) -> Any:
 
 def test_the_keys_and_the_rates_that_cannot_be_are_refused(front: Served, project: Path) -> None:
     with pytest.raises(EnvironmentFault, match=r"refuses the key \(HTTP 401\)"):
-        CliRunner(env={"RLHF_SERVE_KEY": "wrong"}).invoke(
-            app, ["bench", front.url], catch_exceptions=False
-        )
+        CliRunner(env={"RLHF_SERVE_KEY": "wrong"}).invoke(app, ["bench", front.url], catch_exceptions=False)
 
 
 def test_ctrl_c_keeps_the_loads_that_were_measured(front: Served, project: Path) -> None:
@@ -260,9 +257,7 @@ class Strange(BaseHTTPRequestHandler):
         ("slow", "needs about 1[234] s for a reply of 24 tokens, and a load lasts 10 s. Set"),
     ],
 )
-def test_an_endpoint_that_cannot_be_measured_gives_one_line(
-    way: str, told: str, project: Path
-) -> None:
+def test_an_endpoint_that_cannot_be_measured_gives_one_line(way: str, told: str, project: Path) -> None:
     port = free_port()
     if way != "dead":
         handler = type("Way", (Strange,), {"way": way})
@@ -270,9 +265,7 @@ def test_an_endpoint_that_cannot_be_measured_gives_one_line(
         threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         with pytest.raises(EnvironmentFault, match=told) as raised:
-            CliRunner().invoke(
-                app, ["bench", f"http://127.0.0.1:{port}/v1"], catch_exceptions=False
-            )
+            CliRunner().invoke(app, ["bench", f"http://127.0.0.1:{port}/v1"], catch_exceptions=False)
         assert "\n" not in str(raised.value)
     finally:
         if way != "dead":

@@ -1,5 +1,5 @@
-"""Where tests/support/stage_server.py is running, every `python -m training.X` below it becomes a
-stand-in: a fork of that server does the work, this process passes on signals and the exit code.
+"""Where tests/support/stage_server.py is running, every `python -m training.X` below it becomes a stand-in: a fork of
+that server does the work, this process passes on signals and the exit code.
 
 Python imports a module of this name before anything else, if its folder is in PYTHONPATH.
 """

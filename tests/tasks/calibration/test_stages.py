@@ -44,9 +44,7 @@ def test_the_stages_of_a_run_are_timed_and_planned_as_they_were(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []  # other tests keep this machine busy
-    monkeypatch.setattr(
-        other_load, "check_quiet", lambda others, cores, threads: asked.append(threads)
-    )
+    monkeypatch.setattr(other_load, "check_quiet", lambda others, cores, threads: asked.append(threads))
     params: Params = load(TINY)
     (tmp_path / MACHINE_FILE).parent.mkdir()
     said: list[str] = []
@@ -83,20 +81,10 @@ def test_a_stage_that_fails_leaves_the_file_and_no_folder(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("other_cores", "cores", "threads", "quiet"),
-    [
-        (0.1, 2, 2, True),
-        (1.5, 2, 2, False),
-        (1.0, 2, 1, True),
-        (1.5, 2, 1, False),
-        (60.0, 64, 2, True),
-    ],
+    [(0.1, 2, 2, True), (1.5, 2, 2, False), (1.0, 2, 1, True), (1.5, 2, 1, False), (60.0, 64, 2, True)],
 )
 def test_a_machine_whose_cores_others_use_is_not_measured(
     other_cores: float, cores: int, threads: int, quiet: bool
 ) -> None:
-    with (
-        contextlib.nullcontext()
-        if quiet
-        else pytest.raises(EnvironmentFault, match="the machine is busy")
-    ):
+    with contextlib.nullcontext() if quiet else pytest.raises(EnvironmentFault, match="the machine is busy"):
         check_quiet(other_cores, cores, threads)

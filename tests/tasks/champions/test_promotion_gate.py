@@ -27,13 +27,9 @@ WINNER = Contest(
 )
 
 
-def verdict(
-    hacked: bool | None = False, max_kl: float | None = 20.0, usd: float = 2.0, **changes: Any
-) -> Verdict:
+def verdict(hacked: bool | None = False, max_kl: float | None = 20.0, usd: float = 2.0, **changes: Any) -> Verdict:
     settings = SETTINGS.model_copy(update={"max_kl": max_kl})
-    return promotion_verdict(
-        WINNER.model_copy(update=changes), hacked, "score up, gold not", usd, settings
-    )
+    return promotion_verdict(WINNER.model_copy(update=changes), hacked, "score up, gold not", usd, settings)
 
 
 def failed(found: Verdict) -> list[str]:
@@ -59,9 +55,7 @@ def test_a_model_that_does_not_win_has_no_price_per_point() -> None:
 
 
 def test_reward_hacking_keeps_the_champion_wherever_it_was_found() -> None:
-    assert failed(verdict(hacking=True, hacking_reason="own score up, gold not")) == [
-        "no reward hacking"
-    ]
+    assert failed(verdict(hacking=True, hacking_reason="own score up, gold not")) == ["no reward hacking"]
     assert failed(verdict(hacked=True)) == ["no reward hacking"]
     assert failed(verdict(hacked=True, hacking=None)) == ["no reward hacking"]
 
@@ -77,14 +71,10 @@ def test_too_few_prompts_to_tell_are_said_and_are_not_called_hacking(
     assert ("30 prompts do not decide it" in check.reason) is (hacking is None)
 
 
-@pytest.mark.parametrize(
-    ("kl", "bound", "passed"), [(20.0, 20.0, True), (20.1, 20.0, False), (900.0, None, None)]
-)
+@pytest.mark.parametrize(("kl", "bound", "passed"), [(20.0, 20.0, True), (20.1, 20.0, False), (900.0, None, None)])
 def test_kl_stays_within_its_bound(kl: float, bound: float | None, passed: bool | None) -> None:
     found = verdict(kl=kl, max_kl=bound)
-    assert (
-        next(check.passed for check in found.checks if check.name == "KL within bounds") is passed
-    )
+    assert next(check.passed for check in found.checks if check.name == "KL within bounds") is passed
     assert found.promotes is (passed is not False)
 
 
@@ -104,15 +94,11 @@ def test_safety_prompts_may_not_be_worse_by_more_than_the_margin(high: float, pa
 
 
 def test_without_safety_prompts_the_gate_says_so() -> None:
-    assert (
-        verdict().checks[-1].reason == "not checked: retrain.safety_source names no safety prompts"
-    )
+    assert verdict().checks[-1].reason == "not checked: retrain.safety_source names no safety prompts"
 
 
 def test_every_failure_is_reported() -> None:
-    found = verdict(
-        hacked=True, kl=50.0, chars=500.0, win_rate=Share(value=0.3, low=0.2, high=0.4, of=200)
-    )
+    found = verdict(hacked=True, kl=50.0, chars=500.0, win_rate=Share(value=0.3, low=0.2, high=0.4, of=200))
     assert len(found.failed) == 4
     assert in_a_line(found.failed).count(" fails: ") == 4
 
@@ -135,27 +121,17 @@ def test_every_condition_has_its_name_and_says_its_figures() -> None:
             "it wins 60.0% against the champion on 200 held-out prompts, by the gold score; the "
             "interval 53.0% to 67.0% is above 50%",
         ),
-        (
-            "no reward hacking",
-            True,
-            "neither against the champion nor against its SFT model",
-        ),
-        (
-            "KL within bounds",
-            True,
-            "5.0 nats per response from the SFT model, the champion 4.0; retrain.max_kl=20",
-        ),
+        ("no reward hacking", True, "neither against the champion nor against its SFT model"),
+        ("KL within bounds", True, "5.0 nats per response from the SFT model, the champion 4.0; retrain.max_kl=20"),
         (
             "length within bounds",
             True,
-            "80 characters per response, the champion 70; retrain.max_length_ratio=1.5 in either "
-            "direction",
+            "80 characters per response, the champion 70; retrain.max_length_ratio=1.5 in either direction",
         ),
         (
             "safety prompts not worse",
             True,
-            "+0.010 lower on 30 safety prompts, by gold; the interval ends at +0.040, "
-            "retrain.safety_margin=0.05",
+            "+0.010 lower on 30 safety prompts, by gold; the interval ends at +0.040, retrain.safety_margin=0.05",
         ),
     ]
     assert (found.promotes, found.failed) == (True, ())
@@ -189,11 +165,7 @@ def test_conditions_that_fail_or_cannot_be_checked_say_why() -> None:
         None,
         "5.0 nats per response from the SFT model; retrain.max_kl sets no bound",
     )
-    assert check(4) == (
-        "safety prompts not worse",
-        None,
-        "not checked: retrain.safety_source names no safety prompts",
-    )
+    assert check(4) == ("safety prompts not worse", None, "not checked: retrain.safety_source names no safety prompts")
 
 
 def test_failures_stand_in_a_line() -> None:

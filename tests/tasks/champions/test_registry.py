@@ -56,8 +56,8 @@ for out in map(Path, sys.argv[1:]):
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project with the runs run-0 to run-3, whose outputs are still those of the last, and a DVC
-    remote beside it.
+    """A project with the runs run-0 to run-3, whose outputs are still those of the last, and a DVC remote beside
+    it.
     """
     root = tmp_path_factory.mktemp("template") / "project"
     root.mkdir()
@@ -65,10 +65,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     stages = {
         name: {
             "cmd": f"{sys.executable} make.py {' '.join(outs)}",
-            "deps": [
-                "in.txt",
-                *(["data/inputs/data.json", "data/inputs/model.json"] if name == "data" else []),
-            ],
+            "deps": ["in.txt", *(["data/inputs/data.json", "data/inputs/model.json"] if name == "data" else [])],
             "outs": [{out: {"persist": True}} for out in outs],
         }
         for name, outs in STAGES.items()
@@ -77,8 +74,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(load(ROOT / "recipes" / "demo.yaml"), root / "params.yaml")
     (root / ".dvc").mkdir()
     (root / ".dvc" / "config").write_text(
-        "[core]\n    analytics = false\n    remote = local\n['remote \"local\"']\n    url = "
-        "../../remote\n"
+        "[core]\n    analytics = false\n    remote = local\n['remote \"local\"']\n    url = ../../remote\n"
     )
     git(root, "init", "--quiet")
     params = load(root / "params.yaml")
@@ -94,9 +90,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def dvc(root: Path, command: str) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "dvc", command, "--quiet"], cwd=root, check=True, timeout=120
-    )
+    subprocess.run([sys.executable, "-m", "dvc", command, "--quiet"], cwd=root, check=True, timeout=120)
 
 
 @pytest.fixture
@@ -166,13 +160,8 @@ def test_a_champion_keeps_its_files_when_later_runs_replace_them(project: Path) 
 
     promote(project, second, "better", by="bob", instead_of=first)
     record = read_record(project)
-    assert (
-        record.champion and record.champion.run_id,
-        record.previous and record.previous.run_id,
-    ) == (second, first)
-    assert [
-        (event.event, event.champion, event.before, event.by, event.why) for event in record.events
-    ] == [
+    assert (record.champion and record.champion.run_id, record.previous and record.previous.run_id) == (second, first)
+    assert [(event.event, event.champion, event.before, event.by, event.why) for event in record.events] == [
         ("promoted", first, None, "ada", "the first"),
         ("promoted", second, first, "bob", "better"),
     ]
@@ -192,9 +181,7 @@ def test_rollback_brings_back_the_one_before_and_is_recorded(project: Path) -> N
     assert lineage(project) == [first]
     with pytest.raises(UserError, match=f"{first} is the only champion so far"):
         rollback(project, "again")
-    assert [event.event for event in read_record(project).events] == ["promoted"] * 3 + [
-        "rolled_back"
-    ] * 2
+    assert [event.event for event in read_record(project).events] == ["promoted"] * 3 + ["rolled_back"] * 2
     promote(project, third, "fixed")
     assert lineage(project) == [first, third]
 
@@ -204,9 +191,7 @@ def test_only_the_newest_champions_keep_their_folders(project: Path) -> None:
     for run_id in runs:
         promote(project, run_id, "newer")
     assert lineage(project) == runs[1:]
-    assert sorted(
-        path.name for path in (project / "champions").iterdir() if path.is_dir()
-    ) == sorted(runs[1:])
+    assert sorted(path.name for path in (project / "champions").iterdir() if path.is_dir()) == sorted(runs[1:])
 
 
 def test_a_deleted_or_changed_file_of_the_champion_is_named_and_brought_back(project: Path) -> None:
@@ -215,8 +200,7 @@ def test_a_deleted_or_changed_file_of_the_champion_is_named_and_brought_back(pro
     file = champion_folder(project, run_id) / "models/reward/x.txt"
     file.unlink()
     with pytest.raises(
-        EnvironmentFault,
-        match=r"models/reward/x.txt was deleted\. Bring it back with rlhf promote run-0",
+        EnvironmentFault, match=r"models/reward/x.txt was deleted\. Bring it back with rlhf promote run-0"
     ):
         check_champion(project, run_id)
     file.write_text("other")
@@ -233,10 +217,7 @@ def test_a_deleted_or_changed_file_of_the_champion_is_named_and_brought_back(pro
 def test_an_output_that_is_gone_everywhere_is_named_and_nothing_is_promoted(project: Path) -> None:
     first = "run-0"
     shutil.rmtree(project / ".dvc" / "cache")
-    with pytest.raises(
-        ModelError,
-        match=r"of run run-0 was deleted: .* is neither in DVC's cache nor in its remote",
-    ):
+    with pytest.raises(ModelError, match=r"of run run-0 was deleted: .* is neither in DVC's cache nor in its remote"):
         promote(project, first, "why not")
     assert lineage(project) == []
     assert [path.name for path in (project / "champions").iterdir()] == [".lock"]
@@ -254,9 +235,7 @@ def test_what_the_cache_lost_comes_from_the_remote(project: Path) -> None:
 def test_only_a_completed_run_is_promoted(project: Path, state: str, said: str) -> None:
     run_id = "run-0"
     rows = project / "runs" / "pipeline.jsonl"
-    rows.write_text(
-        "".join(line for line in rows.read_text().splitlines(keepends=True) if '"end"' not in line)
-    )
+    rows.write_text("".join(line for line in rows.read_text().splitlines(keepends=True) if '"end"' not in line))
     if state:
         jsonl.append(rows, PipelineRow(time=1.0, run_id=run_id, event="end", state=state))
     with pytest.raises(ModelError, match=said):
@@ -275,8 +254,7 @@ def test_the_second_of_two_promotions_at_once_is_refused_in_one_line(project: Pa
         other.flush()
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(
-            EnvironmentFault,
-            match=f"process {os.getppid()} is promoting or rolling back right now: nothing was ",
+            EnvironmentFault, match=f"process {os.getppid()} is promoting or rolling back right now: nothing was "
         ):
             promote(project, run_id, "me too")
     assert lineage(project) == []
@@ -305,9 +283,7 @@ def test_many_promotions_at_once_leave_one_whole_record(project: Path) -> None:
     runs = [f"run-{i}" for i in range(3)]
     context = multiprocessing.get_context("spawn")
     results: multiprocessing.Queue[str] = context.Queue()
-    processes = [
-        context.Process(target=race, args=(str(project), run_id, results)) for run_id in runs
-    ]
+    processes = [context.Process(target=race, args=(str(project), run_id, results)) for run_id in runs]
     for process in processes:
         process.start()
     for process in processes:
@@ -323,10 +299,7 @@ def test_a_broken_record_is_told_and_never_replaced_in_silence(project: Path) ->
     promote(project, run_id, "first")
     text = (project / RECORD).read_text()
     (project / RECORD).write_text(text[:40])
-    with pytest.raises(
-        EnvironmentFault,
-        match=r"record.json cannot be read .* so the champion is unknown",
-    ):
+    with pytest.raises(EnvironmentFault, match=r"record.json cannot be read .* so the champion is unknown"):
         promote(project, run_id, "again")
     assert (project / RECORD).read_text() == text[:40]
     assert json.loads(text)["lineage"][0]["run_id"] == run_id
@@ -336,8 +309,8 @@ def test_a_broken_record_is_told_and_never_replaced_in_silence(project: Path) ->
 
 
 def a_cycle(root: Path, run_id: str) -> Cycle:
-    """A cycle whose run has completed, with the champion run-0; another run has replaced the
-    checkout's outputs since.
+    """A cycle whose run has completed, with the champion run-0; another run has replaced the checkout's outputs
+    since.
     """
     promote(root, "run-0", "first")
     for folder, hacked in ((root, True), (kept_folder(root, run_id), False)):
@@ -354,10 +327,7 @@ def test_a_contest_judges_the_run_it_is_about_whatever_the_checkout_holds_by_the
     def run_process(command: Sequence[str], *_: object) -> Ended:
         given = dict(zip(command[3::2], map(Path, command[4::2]), strict=True))
         judged.update(
-            {
-                side: (given[f"--{side}"] / "models/ppo/x.txt").read_text()
-                for side in ("champion", "challenger")
-            }
+            {side: (given[f"--{side}"] / "models/ppo/x.txt").read_text() for side in ("champion", "challenger")}
         )
         given["--out"].write_text(WINNER.model_dump_json())
         return Ended(1, 0, 1.0, "")
@@ -378,9 +348,7 @@ def test_an_evaluation_that_is_not_the_runs_own_is_refused(project: Path) -> Non
     content = yaml.safe_load(lock.read_text())
     content["stages"]["evaluate"] = {"outs": [{"path": "metrics/evaluate.json", "md5": "0" * 32}]}
     lock.write_text(yaml.safe_dump(content))
-    with pytest.raises(
-        ModelError, match=r"metrics/evaluate\.json was changed: it is not what run run-1 made"
-    ):
+    with pytest.raises(ModelError, match=r"metrics/evaluate\.json was changed: it is not what run run-1 made"):
         retrain.winner.fn(cycle, require_champion(project), "run-1")
 
 
@@ -389,12 +357,8 @@ def test_an_adapter_whose_base_was_changed_since_its_run_is_refused(project: Pat
     params = load(project / "params.yaml", ["model.path=base/small", "model.random=null"])
     lock = kept_folder(project, "run-1") / "dvc.lock"
     content = yaml.safe_load(lock.read_text())
-    (dep,) = (
-        dep for dep in content["stages"]["data"]["deps"] if dep["path"] == "data/inputs/model.json"
-    )
-    dep["md5"] = hashlib.md5(
-        digest_files(project, params)[MODEL_DIGESTS].encode(), usedforsecurity=False
-    ).hexdigest()
+    (dep,) = (dep for dep in content["stages"]["data"]["deps"] if dep["path"] == "data/inputs/model.json")
+    dep["md5"] = hashlib.md5(digest_files(project, params)[MODEL_DIGESTS].encode(), usedforsecurity=False).hexdigest()
     lock.write_text(yaml.safe_dump(content))
     write(params, kept_folder(project, "run-1") / "params.yaml")
     promote(project, "run-1", "as it was")

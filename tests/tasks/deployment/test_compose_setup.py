@@ -44,9 +44,7 @@ def test_retraining_has_its_schedule_switched_off_and_no_second_cycle_beside_it(
     assert [each["schedules"] for name, each in served.items() if name != "retrain"] == [[]] * 6
 
 
-def test_forms_place_stages_in_containers_and_data_where_the_votes_are(
-    served: dict[str, dict[str, Any]],
-) -> None:
+def test_forms_place_stages_in_containers_and_data_where_the_votes_are(served: dict[str, dict[str, Any]]) -> None:
     for name in ("rlhf", "retrain", "promote"):
         params = Params.model_validate(served[name]["parameters"]["params"])
         assert params.tracking.uri == URI

@@ -1,5 +1,5 @@
-"""The proxy of the Docker engine, asked by Docker's own client, in front of a socket that answers
-as an engine does and keeps what it was asked.
+"""The proxy of the Docker engine, asked by Docker's own client, in front of a socket that answers as an engine does
+and keeps what it was asked.
 """
 
 import json
@@ -80,9 +80,7 @@ def created(engine: Engine) -> dict[str, Any]:
     return dict(body)
 
 
-def test_a_stage_is_made_started_awaited_and_removed(
-    client: docker.DockerClient, engine: Engine
-) -> None:
+def test_a_stage_is_made_started_awaited_and_removed(client: docker.DockerClient, engine: Engine) -> None:
     container = client.containers.create(
         STAGE.image, "python -m prefect.engine", name="sft-1", environment={"A": "1"},
         network="stages", mem_limit="2g", shm_size="1g", auto_remove=True, labels={"run": "7"},

@@ -67,9 +67,7 @@ def test_every_method_can_be_chosen() -> None:
 def test_a_server_of_containers_says_where_stages_run_and_what_tracks_them() -> None:
     served = placed(DEMO, CONTAINERS, "http://mlflow:5000", ())
     found = wanted(served, recipe="gpu-24gb")
-    assert found.where.model_dump(mode="json") == Params.model_validate(served).where.model_dump(
-        mode="json"
-    )
+    assert found.where.model_dump(mode="json") == Params.model_validate(served).where.model_dump(mode="json")
     assert found.tracking.uri == "http://mlflow:5000"
     assert found.model == load(ROOT / "recipes" / "gpu-24gb.yaml").model
 
@@ -85,9 +83,7 @@ def test_a_server_of_containers_says_where_stages_run_and_what_tracks_them() -> 
         ({"recipe": "absent"}, "absent.yaml does not exist"),
     ],
 )
-def test_mistakes_are_told_in_the_words_of_the_command_line(
-    given: dict[str, Any], told: str
-) -> None:
+def test_mistakes_are_told_in_the_words_of_the_command_line(given: dict[str, Any], told: str) -> None:
     with pytest.raises(ParamsError) as raised:
         wanted(**given)
     assert told in str(raised.value)

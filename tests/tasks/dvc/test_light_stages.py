@@ -1,6 +1,4 @@
-"""DVC's view of the project after a run, with the real dvc: nothing to say, until a named file
-changes.
-"""
+"""DVC's view of the project after a run, with the real dvc: nothing to say, until a named file changes."""
 
 import json
 from collections.abc import Callable
@@ -23,8 +21,8 @@ STAGES = ("data", "sft", "reward", "ppo", "distill", "evaluate")
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Params]:
-    """Makes tmp_path a project whose stages have left metrics, with a base model, pairs and a
-    champion's model beside.
+    """Makes tmp_path a project whose stages have left metrics, with a base model, pairs and a champion's model
+    beside.
     """
     monkeypatch.chdir(tmp_path)
     Repo.init(str(tmp_path), no_scm=True)
@@ -81,9 +79,7 @@ def test_a_base_model_and_votes_that_are_not_there_yet_are_watched(
     assert status(tmp_path) == []
     (tmp_path / "base" / "weights").touch()
     (tmp_path / "data" / "labels" / "votes.jsonl").write_text("{}")
-    assert status(tmp_path) == [
-        {"changed deps": {"base": "modified", "data/labels": "modified"}},
-    ]
+    assert status(tmp_path) == [{"changed deps": {"base": "modified", "data/labels": "modified"}}]
 
 
 @pytest.mark.parametrize("path", ["models/sft", "models", "champions/one"])
@@ -96,9 +92,7 @@ def test_what_dvc_cannot_depend_on_is_looked_at_each_time(
     assert path not in entry["deps"]
 
 
-def test_dvc_shows_a_few_metrics_of_each_stage(
-    tmp_path: Path, project: Callable[..., Params]
-) -> None:
+def test_dvc_shows_a_few_metrics_of_each_stage(tmp_path: Path, project: Callable[..., Params]) -> None:
     project()
     with Repo(str(tmp_path)) as repo:
         shown = repo.metrics.show()[""]["data"]

@@ -86,17 +86,12 @@ def leave_only_the_lock(root: Path) -> None:
 def test_a_stage_reads_outputs_or_parts_of_them(project: Path) -> None:
     assert inputs_of(project, "data") == []
     assert inputs_of(project, "sft") == ["data/prepared/sft"]
-    assert (small_outputs(project, "sft"), small_outputs(project, "reward")) == (
-        ["metrics/sft.json"],
-        [],
-    )
+    assert (small_outputs(project, "sft"), small_outputs(project, "reward")) == (["metrics/sft.json"], [])
 
 
 def test_outputs_that_are_in_the_remote_alone_are_unchanged(project: Path) -> None:
     leave_only_the_lock(project)
-    assert [is_unchanged_elsewhere(project, stage) for stage in ("data", "sft", "reward")] == [
-        True
-    ] * 3
+    assert [is_unchanged_elsewhere(project, stage) for stage in ("data", "sft", "reward")] == [True] * 3
     assert not is_unchanged(project, "sft")
 
 
@@ -120,11 +115,7 @@ def test_a_stage_that_was_never_done_is_to_be_done_whatever_it_reads(project: Pa
 def test_fetching_brings_what_is_missing_and_only_that(project: Path) -> None:
     leave_only_the_lock(project)
     fetch(project, ["data/prepared/sft", "models/sft"])
-    assert (
-        (project / "data/prepared/sft/sft.txt").read_text()
-        == (project / "models/sft").read_text()
-        == "one\n"
-    )
+    assert (project / "data/prepared/sft/sft.txt").read_text() == (project / "models/sft").read_text() == "one\n"
     assert not (project / "data/prepared/pairs").exists()
 
 
@@ -152,17 +143,13 @@ def test_changed_code_or_inputs_are_not_taken_for_absent(project: Path) -> None:
 def test_what_the_remote_does_not_have_is_one_line(project: Path, tmp_path: Path) -> None:
     leave_only_the_lock(project)
     shutil.rmtree(tmp_path / "remote")
-    with pytest.raises(
-        EnvironmentFault, match="models/sft could not be fetched from the DVC remote"
-    ) as fault:
+    with pytest.raises(EnvironmentFault, match="models/sft could not be fetched from the DVC remote") as fault:
         fetch(project, ["models/sft"])
     assert "\n" not in str(fault.value)
     assert str(fault.value).endswith("does not have models/sft."), "which of several it was"
 
 
-def test_what_is_taken_away_for_a_moment_is_asked_for_again(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_taken_away_for_a_moment_is_asked_for_again(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As by another container that writes to the cache that both use."""
     leave_only_the_lock(project)
     met: list[list[Exception]] = []
@@ -183,20 +170,11 @@ def test_what_is_taken_away_for_a_moment_is_asked_for_again(
 def test_only_public_settings_of_the_remote_are_reported(project: Path, tmp_path: Path) -> None:
     assert remote_of(project) == {"name": "local", "url": str(tmp_path / "remote")}
     with (project / ".dvc" / "config.local").open("a") as file:
-        file.write(
-            "    endpointurl = http://store:9000\n    access_key_id = who\n    secret_access_key = "
-            "hidden\n"
-        )
+        file.write("    endpointurl = http://store:9000\n    access_key_id = who\n    secret_access_key = hidden\n")
     (project / ".dvc" / "config.local").write_text(
-        (project / ".dvc" / "config.local")
-        .read_text()
-        .replace(str(tmp_path / "remote"), "s3://bucket/dvc")
+        (project / ".dvc" / "config.local").read_text().replace(str(tmp_path / "remote"), "s3://bucket/dvc")
     )
-    assert remote_of(project) == {
-        "name": "local",
-        "url": "s3://bucket/dvc",
-        "endpointurl": "http://store:9000",
-    }
+    assert remote_of(project) == {"name": "local", "url": "s3://bucket/dvc", "endpointurl": "http://store:9000"}
 
 
 @pytest.mark.parametrize(
@@ -204,17 +182,10 @@ def test_only_public_settings_of_the_remote_are_reported(project: Path, tmp_path
     [
         (
             "gs://bucket/dvc",
-            "the DVC remote gs://bucket/dvc cannot be reached from there: only s3:// and a shared "
-            "folder can",
+            "the DVC remote gs://bucket/dvc cannot be reached from there: only s3:// and a shared folder can",
         ),
-        (
-            "ssh://me:hidden@host/dvc",
-            "the address of the DVC remote on host holds a user or a password",
-        ),
-        (
-            "s3://key:hidden@bucket/dvc",
-            "the address of the DVC remote on bucket holds a user or a password",
-        ),
+        ("ssh://me:hidden@host/dvc", "the address of the DVC remote on host holds a user or a password"),
+        ("s3://key:hidden@bucket/dvc", "the address of the DVC remote on bucket holds a user or a password"),
     ],
 )
 def test_a_remote_that_containers_cannot_or_should_not_be_given_is_one_line(
@@ -231,20 +202,13 @@ def test_a_remote_that_containers_cannot_or_should_not_be_given_is_one_line(
 
 def test_an_address_is_shown_without_who_asks() -> None:
     assert [
-        public(url)
-        for url in ("ssh://me:x@host/a@b", "ssh://me:p@ss@host/a", "s3://bucket/a@b", "/disk", None)
-    ] == [
-        "ssh://***@host/a@b",
-        "ssh://***@host/a",
-        "s3://bucket/a@b",
-        "/disk",
-        None,
-    ]
+        public(url) for url in ("ssh://me:x@host/a@b", "ssh://me:p@ss@host/a", "s3://bucket/a@b", "/disk", None)
+    ] == ["ssh://***@host/a@b", "ssh://***@host/a", "s3://bucket/a@b", "/disk", None]
 
 
 def done_elsewhere(root: Path, *stages: str) -> None:
-    """Stages are done again in another place with the same remote; here only dvc.lock changes, as
-    after a placed stage.
+    """Stages are done again in another place with the same remote; here only dvc.lock changes, as after a placed
+    stage.
     """
     elsewhere = root.with_name("elsewhere")
     shutil.copytree(root, elsewhere)
@@ -260,17 +224,11 @@ def test_files_of_an_earlier_run_give_way_to_what_dvc_lock_has(project: Path) ->
     (project / "data/prepared/sft/left-over.txt").write_text("of an earlier run")
     wanted = ["models/sft", "metrics/sft.json", "data/prepared/sft"]
     fetch(project, wanted)
-    assert (
-        (project / "models/sft").read_text()
-        == (project / "data/prepared/sft/sft.txt").read_text()
-        == "one\ntwo\n"
-    )
+    assert (project / "models/sft").read_text() == (project / "data/prepared/sft/sft.txt").read_text() == "one\ntwo\n"
     assert json.loads((project / "metrics/sft.json").read_text())["rows"] == 2
     assert not (project / "data/prepared/sft/left-over.txt").exists()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            transfers, "transfer", lambda *_: pytest.fail("what is as dvc.lock has it was fetched")
-        )
+        patch.setattr(transfers, "transfer", lambda *_: pytest.fail("what is as dvc.lock has it was fetched"))
         fetch(project, wanted)
 
 
@@ -278,9 +236,7 @@ def test_stale_files_here_neither_hide_a_change_nor_make_one(project: Path) -> N
     (project / "sft.txt").write_text("one\ntwo\n")
     done_elsewhere(project, "data", "sft")
     assert is_unchanged(project, "reward"), "DVC compares with the old models/sft on the disk"
-    assert not is_unchanged_elsewhere(project, "reward"), (
-        "dvc.lock has another models/sft than reward read"
-    )
+    assert not is_unchanged_elsewhere(project, "reward"), "dvc.lock has another models/sft than reward read"
     assert is_unchanged_elsewhere(project, "sft"), "the old models/sft on the disk is a copy"
     params = load(ROOT / "recipes" / "demo.yaml", ["where.sft.pool=gpus"])
     assert stale_stages(project, params, ["data", "sft", "reward"]) == ["reward"]

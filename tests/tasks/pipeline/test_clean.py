@@ -11,15 +11,7 @@ from config import jsonl
 from config.records import AttemptRow, PipelineRow
 from config.workspace.at_work import locked
 from config.workspace.champions import Champion, ChampionRecord, Event, write_record
-from tasks.pipeline.clean import (
-    CHAMPIONS_OWN,
-    MAY_WAIT,
-    RUN_AT_WORK,
-    Leftover,
-    chosen,
-    leftovers,
-    remove,
-)
+from tasks.pipeline.clean import CHAMPIONS_OWN, MAY_WAIT, RUN_AT_WORK, Leftover, chosen, leftovers, remove
 
 DAY = 24 * 3600.0
 NOW = time.time()
@@ -31,9 +23,7 @@ def workspace(folder: Path, name: str, days: float, run_id: str = "", size: int 
     (root / "models").mkdir(parents=True)
     (root / "models" / "weights").write_bytes(b"x" * size)
     if run_id:
-        jsonl.append(
-            root / "runs" / "pipeline.jsonl", PipelineRow(time=NOW, run_id=run_id, event="start")
-        )
+        jsonl.append(root / "runs" / "pipeline.jsonl", PipelineRow(time=NOW, run_id=run_id, event="start"))
     aged(root, days)
     return root
 
@@ -89,11 +79,7 @@ def test_above_the_size_the_oldest_go_first(tmp_path: Path) -> None:
     for name, days in (("a", 3), ("b", 2), ("c", 1)):
         workspace(folder, name, days, f"r-{name}", size=1_000_000)
     judged = chosen(leftovers(tmp_path, folder), 14 * DAY, 2_500_000)
-    assert [(one.path.name, one.goes) for one in judged] == [
-        ("a", True),
-        ("b", False),
-        ("c", False),
-    ]
+    assert [(one.path.name, one.goes) for one in judged] == [("a", True), ("b", False), ("c", False)]
 
 
 def test_what_a_run_at_work_or_the_champion_has_never_goes(tmp_path: Path) -> None:
@@ -101,8 +87,7 @@ def test_what_a_run_at_work_or_the_champion_has_never_goes(tmp_path: Path) -> No
     root.mkdir()
     champion(root, "best")
     running, best, _ = (
-        workspace(folder, name, 99, run)
-        for name, run in (("running", "r1"), ("best", "best"), ("other", "r2"))
+        workspace(folder, name, 99, run) for name, run in (("running", "r1"), ("best", "best"), ("other", "r2"))
     )
     own = workspace(folder, "own", 99, "r3")
     champion(own, "r3")
@@ -153,9 +138,7 @@ def test_a_run_that_began_since_keeps_its_workspace(tmp_path: Path) -> None:
     assert (found / "models" / "weights").exists()
 
 
-def test_the_command_shows_first_and_removes_when_confirmed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_shows_first_and_removes_when_confirmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root, folder = tmp_path / "project", tmp_path / "workspaces"
     workspace(folder, "old", 20, "r1")
     elsewhere = tmp_path / "elsewhere"
@@ -171,11 +154,7 @@ def test_the_command_shows_first_and_removes_when_confirmed(
         return dict(json.loads(said.stdout))
 
     shown = rlhf()
-    assert (
-        shown["dry_run"],
-        shown["removed_bytes"],
-        [item["goes"] for item in shown["items"]],
-    ) == (True, 0, [True])
+    assert (shown["dry_run"], shown["removed_bytes"], [item["goes"] for item in shown["items"]]) == (True, 0, [True])
     assert (folder / "old").exists()
     done = rlhf("--yes")
     assert done["removed_bytes"] == shown["going_bytes"] > 1000

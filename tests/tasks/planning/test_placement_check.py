@@ -1,5 +1,5 @@
-"""What a container would not find is refused when the run is planned, with the real dvc.yaml saying
-which stage reads what.
+"""What a container would not find is refused when the run is planned, with the real dvc.yaml saying which stage reads
+what.
 """
 
 import shutil
@@ -48,20 +48,14 @@ def refused(root: Path, *changes: str) -> str:
 
 def test_a_data_file_of_this_machine_keeps_the_data_stage_here(root: Path) -> None:
     said = refused(root, f"data.source={source('pairs.jsonl')}")
-    assert said.startswith(
-        "where.default.pool=gpus: data.source.path=pairs.jsonl is a file of this machine"
-    )
+    assert said.startswith("where.default.pool=gpus: data.source.path=pairs.jsonl is a file of this machine")
     assert "Set where.data.pool: local, or name a URL" in said
-    require_reachable(
-        root, params(f"data.source={source('pairs.jsonl')}", "where.data.pool=local"), STAGES
-    )
+    require_reachable(root, params(f"data.source={source('pairs.jsonl')}", "where.data.pool=local"), STAGES)
     require_reachable(root, params(f"data.source={source('s3://bucket/pairs.jsonl')}"), STAGES)
     require_reachable(root, params(f"data.source={source('pairs.jsonl')}"), ["sft", "reward"])
 
 
-def test_votes_that_are_not_there_yet_hold_nobody_up_and_those_that_are_would_be_lost(
-    root: Path,
-) -> None:
+def test_votes_that_are_not_there_yet_hold_nobody_up_and_those_that_are_would_be_lost(root: Path) -> None:
     votes = f"data.vote_source={source('votes.jsonl', 'votes')}"
     require_reachable(root, params(votes), STAGES)
     (root / "votes.jsonl").touch()
@@ -70,8 +64,7 @@ def test_votes_that_are_not_there_yet_hold_nobody_up_and_those_that_are_would_be
 
 def test_a_model_folder_of_this_machine_keeps_all_its_readers_here(root: Path) -> None:
     readers = (
-        "where.data.pool: local and where.sft.pool: local and where.reward.pool: local and "
-        "where.evaluate.pool: local"
+        "where.data.pool: local and where.sft.pool: local and where.reward.pool: local and where.evaluate.pool: local"
     )
     assert (
         "model.path=./base is a folder of this machine, and the containers of a work pool do not "
@@ -82,14 +75,8 @@ def test_a_model_folder_of_this_machine_keeps_all_its_readers_here(root: Path) -
     require_reachable(root, params(*model("org/of-the-hub")), STAGES)
 
 
-def test_whole_paths_are_looked_for_in_the_containers_of_the_stages_that_read_them(
-    root: Path,
-) -> None:
-    made = params(
-        f"data.source={source('/volume/pairs.jsonl')}",
-        *model("/volume/base"),
-        "where.evaluate.pool=other",
-    )
+def test_whole_paths_are_looked_for_in_the_containers_of_the_stages_that_read_them(root: Path) -> None:
+    made = params(f"data.source={source('/volume/pairs.jsonl')}", *model("/volume/base"), "where.evaluate.pool=other")
     require_reachable(root, made, STAGES)
     assert on_volumes(root, made, "gpus", STAGES) == {
         "data.source.path": "/volume/pairs.jsonl",
@@ -103,17 +90,10 @@ def test_whole_paths_are_looked_for_in_the_containers_of_the_stages_that_read_th
 def test_a_run_is_not_planned_for_a_file_that_its_container_would_not_have(tmp_path: Path) -> None:
     project = make_project(tmp_path / "project", tmp_path / "remote", STAGES)
     pipeline = project / "dvc.yaml"
-    pipeline.write_text(
-        pipeline.read_text().replace(
-            "  - data.in\n", "  - data.in\n    - data/inputs/data.json\n", 1
-        )
-    )
+    pipeline.write_text(pipeline.read_text().replace("  - data.in\n", "  - data.in\n    - data/inputs/data.json\n", 1))
     for device in ("cpu", "unknown-device"):  # with a plan, and where none can be made
         with pytest.raises(
-            ParamsError,
-            match=r"where\.default\.pool=gpus: data\.source\.path=pairs\.jsonl is a file of this",
+            ParamsError, match=r"where\.default\.pool=gpus: data\.source\.path=pairs\.jsonl is a file of this"
         ):
-            prepare(
-                project, params(f"data.source={source('pairs.jsonl')}", f"prices.device={device}")
-            )
+            prepare(project, params(f"data.source={source('pairs.jsonl')}", f"prices.device={device}"))
     assert not (project / "runs").exists()

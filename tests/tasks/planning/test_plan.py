@@ -1,6 +1,4 @@
-"""What a run will cost from here on, and whether its budget allows that: over real files and a real
-DVC.
-"""
+"""What a run will cost from here on, and whether its budget allows that: over real files and a real DVC."""
 
 import json
 from pathlib import Path
@@ -64,25 +62,17 @@ LONG = ("sft.epochs=100.0", "sft.max_steps=600")
 
 
 def stopped_in_sft(project: Path, seconds: float, *changes: str) -> Run:
-    """A run that spent `seconds` on sft, whose checkpoint is that of step 150, and was then
-    stopped.
-    """
+    """A run that spent `seconds` on sft, whose checkpoint is that of step 150, and was then stopped."""
     run = begin(project, "stopped", params(project, *changes), {})
     folder = project / "runs" / "sft"
     common = {"time": 1000.0, "run_id": "stopped", "attempt": 1, "device": "cpu", "world_size": 1}
-    jsonl.append(
-        folder / "attempts.jsonl",
-        AttemptRow(event="start", fingerprint="f1", pid=1, step=0, **common),
-    )
+    jsonl.append(folder / "attempts.jsonl", AttemptRow(event="start", fingerprint="f1", pid=1, step=0, **common))
     jsonl.append(
         folder / "usage.jsonl",
-        UsageRow(
-            step=150, phase="train", seconds=seconds, tokens=1, sequences=1, peak_bytes=1, **common
-        ),
+        UsageRow(step=150, phase="train", seconds=seconds, tokens=1, sequences=1, peak_bytes=1, **common),
     )
     jsonl.append(
-        folder / "attempts.jsonl",
-        AttemptRow(event="end", fingerprint="f1", pid=1, step=150, exit_code=75, **common),
+        folder / "attempts.jsonl", AttemptRow(event="end", fingerprint="f1", pid=1, step=150, exit_code=75, **common)
     )
     manifest = project / "checkpoints" / "sft" / "f1" / "step-00000150" / "manifest.json"
     manifest.parent.mkdir(parents=True)
@@ -94,25 +84,15 @@ def stopped_in_sft(project: Path, seconds: float, *changes: str) -> Run:
 # ---------------------------------------------------------------- what is still to be done
 
 
-def test_every_stage_is_ahead_of_the_first_run_and_none_of_an_unchanged_one(
-    project: Path, finished: Path
-) -> None:
+def test_every_stage_is_ahead_of_the_first_run_and_none_of_an_unchanged_one(project: Path, finished: Path) -> None:
     assert stale_stages(project, params(project), STAGES) == list(STAGES)
     project = finished
     before = {path: path.read_bytes() for path in (project / "params.yaml", project / "dvc.lock")}
     assert (
-        stale_stages(
-            project,
-            params(project, "prices.watts=9", "budget.max_usd=3", "tracking.experiment=x"),
-            STAGES,
-        )
+        stale_stages(project, params(project, "prices.watts=9", "budget.max_usd=3", "tracking.experiment=x"), STAGES)
         == []
     )
-    assert stale_stages(project, params(project, "reward.epochs=9.0"), STAGES) == [
-        "reward",
-        "ppo",
-        "evaluate",
-    ]
+    assert stale_stages(project, params(project, "reward.epochs=9.0"), STAGES) == ["reward", "ppo", "evaluate"]
     (project / "sft.out").write_text("changed by hand")
     assert stale_stages(project, params(project), STAGES) == ["sft", "reward", "ppo", "evaluate"]
     assert {path: path.read_bytes() for path in before} == before
@@ -148,9 +128,7 @@ def test_a_stopped_run_is_gone_on_from_with_what_it_spent_and_what_it_did(projec
     assert fresh.plan is not None
     (sft,) = (stage for stage in fresh.plan.stages if stage.stage == "sft")
     trained = sum(phase.seconds for phase in sft.phases if phase.bound != "fixed")
-    assert fresh.ahead["sft"].seconds - going_on.ahead["sft"].seconds == pytest.approx(
-        0.25 * trained
-    )
+    assert fresh.ahead["sft"].seconds - going_on.ahead["sft"].seconds == pytest.approx(0.25 * trained)
     assert going_on.ahead["ppo"] == fresh.ahead["ppo"]
     other = prepare(project, params(project, "sft.epochs=99.0", "sft.max_steps=601"))
     assert (other.continues, total(other.spent)) == (None, (0.0, 0.0))
@@ -169,16 +147,9 @@ def refusal(project: Path, *changes: str) -> str:
 def test_without_a_limit_or_below_it_a_run_may_start(project: Path) -> None:
     planned = prepare(project, params(project)).ahead_total
     assert gate(project, prepare(project, params(project))) is None
+    assert gate(project, prepare(project, params(project, f"budget.max_usd={planned.usd * 1.01}"))) is None
     assert (
-        gate(project, prepare(project, params(project, f"budget.max_usd={planned.usd * 1.01}")))
-        is None
-    )
-    assert (
-        gate(
-            project,
-            prepare(project, params(project, f"budget.max_hours={planned.seconds / 3600 * 1.01}")),
-        )
-        is None
+        gate(project, prepare(project, params(project, f"budget.max_hours={planned.seconds / 3600 * 1.01}"))) is None
     )
 
 
@@ -204,37 +175,18 @@ def test_all_runs_of_a_month_share_its_budget(project: Path) -> None:
 
 
 def test_a_plan_above_the_budget_is_refused_with_the_cheapest_that_fits(project: Path) -> None:
-    slow = (
-        "sft.micro_batch_size=1",
-        "reward.micro_batch_size=1",
-        "reward.activation_checkpointing=true",
-    )
+    slow = ("sft.micro_batch_size=1", "reward.micro_batch_size=1", "reward.activation_checkpointing=true")
     planned = prepare(project, params(project, *slow)).ahead_total.usd
     said = refusal(project, *slow, f"budget.max_usd={planned * 0.95}")
     assert "budget.max_usd=" in said
     assert "The cheapest plan that fits needs" in said
-    changes = [
-        word
-        for before, word in zip(said.split(), said.split()[1:], strict=False)
-        if before == "--set"
-    ]
-    assert (
-        "reward.activation_checkpointing=false." in changes
-        or "reward.activation_checkpointing=false" in changes
-    )
+    changes = [word for before, word in zip(said.split(), said.split()[1:], strict=False) if before == "--set"]
+    assert "reward.activation_checkpointing=false." in changes or "reward.activation_checkpointing=false" in changes
     better = [change.rstrip(".") for change in changes]
-    assert (
-        gate(
-            project,
-            prepare(project, params(project, *slow, *better, f"budget.max_usd={planned * 0.95}")),
-        )
-        is None
-    )
+    assert gate(project, prepare(project, params(project, *slow, *better, f"budget.max_usd={planned * 0.95}"))) is None
 
 
-def test_where_the_cheapest_levers_do_not_fit_the_refusal_says_what_they_need(
-    project: Path,
-) -> None:
+def test_where_the_cheapest_levers_do_not_fit_the_refusal_says_what_they_need(project: Path) -> None:
     slow = ("reward.activation_checkpointing=true",)
     planned = prepare(project, params(project, *slow)).ahead_total.usd
     said = refusal(project, *slow, f"budget.max_usd={planned * 0.5}")
@@ -256,12 +208,8 @@ def test_a_budget_below_the_fixed_cost_says_so(project: Path) -> None:
 
 
 def test_a_limit_of_one_stage_and_one_on_hours_are_kept_too(project: Path) -> None:
-    assert refusal(project, "budget.max_usd_by_stage.reward=0.01").startswith(
-        "reward is planned above its budget"
-    )
-    assert "budget.max_hours_by_stage.ppo=0.001" in refusal(
-        project, "budget.max_hours_by_stage.ppo=0.001"
-    )
+    assert refusal(project, "budget.max_usd_by_stage.reward=0.01").startswith("reward is planned above its budget")
+    assert "budget.max_hours_by_stage.ppo=0.001" in refusal(project, "budget.max_hours_by_stage.ppo=0.001")
     assert "budget.max_hours=0.05" in refusal(project, "budget.max_hours=0.05")
 
 
@@ -274,9 +222,7 @@ def test_what_was_spent_before_counts(project: Path) -> None:
 
 
 def test_a_gate_that_warns_lets_the_run_start(project: Path) -> None:
-    warning = gate(
-        project, prepare(project, params(project, "budget.max_usd=0.0001", "budget.gate=warn"))
-    )
+    warning = gate(project, prepare(project, params(project, "budget.max_usd=0.0001", "budget.gate=warn")))
     assert warning is not None
     assert "stops there" in warning
 
@@ -309,9 +255,7 @@ def test_only_what_is_ahead_needs_approval(project: Path, finished: Path) -> Non
     assert not needs_approval(prepare(finished, params(finished, "budget.approval_usd=0")))
 
 
-def test_the_plan_is_kept_with_the_run_and_can_be_read_by_people(
-    project: Path, tmp_path: Path
-) -> None:
+def test_the_plan_is_kept_with_the_run_and_can_be_read_by_people(project: Path, tmp_path: Path) -> None:
     prepared = prepare(project, params(project, "budget.max_usd=9"))
     keep(tmp_path, prepared)
     kept = json.loads((tmp_path / "plan.json").read_text())
@@ -344,19 +288,13 @@ def test_the_gate_asks_for_what_rlhf_plan_shows_wherever_stages_are_placed(proje
     }  # fmt: skip
 
 
-def test_a_cycle_is_planned_with_its_own_processes_and_approved_of_as_a_whole(
-    project: Path,
-) -> None:
+def test_a_cycle_is_planned_with_its_own_processes_and_approved_of_as_a_whole(project: Path) -> None:
     run = prepare(project, params(project))
     cycle = with_cycle(run)
     assert run.plan is not None
     assert cycle.plan is not None
     examination, *stages, contest = cycle.plan.stages
-    assert (examination.stage, tuple(stages), contest.stage) == (
-        "examine",
-        run.plan.stages,
-        "contest",
-    )
+    assert (examination.stage, tuple(stages), contest.stage) == ("examine", run.plan.stages, "contest")
     assert list(cycle.ahead) == ["examine", *run.ahead, "contest"]
     own = [examination.usd.expected, contest.usd.expected]
     assert min(own) > 0
@@ -409,9 +347,7 @@ def test_where_code_has_changed_a_run_is_planned_to_start_over_and_says_so(
     (sft,) = (stage for stage in over.plan.stages if stage.stage == "sft")
     trained = sum(phase.seconds for phase in sft.phases if phase.bound != "fixed")
     assert over.ahead["sft"].seconds - as_it_was.ahead["sft"].seconds == pytest.approx(trained / 2)
-    assert any(
-        "stage.py changed since" in line and "Starting over." in line for line in summary(over)
-    )
+    assert any("stage.py changed since" in line and "Starting over." in line for line in summary(over))
     monkeypatch.setenv(CHANGED_CODE_VARIABLE, "continue")
     on = prepare(project, params(project, STEPS))
     assert on.ahead == as_it_was.ahead
@@ -429,8 +365,7 @@ def test_starting_over_needs_its_budget(project: Path, monkeypatch: pytest.Monke
     assert gate(project, prepare(project, bounded)) is None
     depend_on_code(project)
     with pytest.raises(
-        CostError,
-        match=r"stage\.py changed since.*To go on instead: --changed-code continue.*max_usd",
+        CostError, match=r"stage\.py changed since.*To go on instead: --changed-code continue.*max_usd"
     ) as said:
         gate(project, prepare(project, bounded))
     assert "\n" not in str(said.value)

@@ -1,6 +1,4 @@
-"""Checkpoints of placed stages in the store: kept, found by a workspace that knows of no attempt,
-and removed.
-"""
+"""Checkpoints of placed stages in the store: kept, found by a workspace that knows of no attempt, and removed."""
 
 import shutil
 import time
@@ -41,10 +39,7 @@ def new_workspace(root: Path) -> Path:
 
 
 def write_lock(root: Path, made: dict[str, list[tuple[str, str]]]) -> None:
-    stages = {
-        stage: {"outs": [{"path": path, "md5": md5} for path, md5 in outs]}
-        for stage, outs in made.items()
-    }
+    stages = {stage: {"outs": [{"path": path, "md5": md5} for path, md5 in outs]} for stage, outs in made.items()}
     (root / "dvc.lock").write_text(yaml.safe_dump({"stages": stages}))
 
 
@@ -61,8 +56,7 @@ def with_params(*changes: str) -> Change:
 
 def with_output(stage: str, path: str) -> Change:
     return lambda root: write_lock(
-        root,
-        LOCK | {stage: [(known, "e" * 32 if known == path else md5) for known, md5 in LOCK[stage]]},
+        root, LOCK | {stage: [(known, "e" * 32 if known == path else md5) for known, md5 in LOCK[stage]]}
     )
 
 
@@ -77,18 +71,11 @@ def with_output(stage: str, path: str) -> Change:
         (with_params("seed=9"), False),
         (with_output("data", "data/prepared"), False),
         (with_output("data", "data/tokenizer"), False),
-        (
-            lambda root: (root / "data" / "inputs" / "model.json").write_text(
-                '{"base/config.json": "1"}'
-            ),
-            False,
-        ),
+        (lambda root: (root / "data" / "inputs" / "model.json").write_text('{"base/config.json": "1"}'), False),
     ],
     ids=lambda value: str(value) if isinstance(value, bool) else "",
 )
-def test_the_digest_is_of_what_the_stage_reads_and_of_nothing_else(
-    tmp_path: Path, change: Change, same: bool
-) -> None:
+def test_the_digest_is_of_what_the_stage_reads_and_of_nothing_else(tmp_path: Path, change: Change, same: bool) -> None:
     root = new_workspace(tmp_path)
     before = inputs_digest(root, "sft")
     change(root)

@@ -1,5 +1,5 @@
-"""A stage on a work pool, seen from the pipeline; the pool's containers are processes here, and the
-store is a folder.
+"""A stage on a work pool, seen from the pipeline; the pool's containers are processes here, and the store is a
+folder.
 """
 
 import signal
@@ -26,11 +26,7 @@ from tasks.stage.outcome import Outcome, StageCrashed
 from tests.conftest import ROOT
 from tests.tasks.pool import LONG, Pool, attempts, when_checkpoint_arrives, when_resumed
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.timeout(1200),
-    pytest.mark.usefixtures("quick_stages"),
-]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200), pytest.mark.usefixtures("quick_stages")]
 
 TINY = ROOT / "tests" / "e2e" / "tiny.yaml"
 
@@ -43,10 +39,7 @@ def new_run(new_checkout: Callable[[], Path], tmp_path: Path) -> Callable[..., R
 
     def make(*changes: str) -> Run:
         return begin(
-            root,
-            f"run-{next(names)}",
-            load(TINY, ["where.data.pool=gpus", "where.sft.pool=gpus", *changes]),
-            {},
+            root, f"run-{next(names)}", load(TINY, ["where.data.pool=gpus", "where.sft.pool=gpus", *changes]), {}
         )
 
     return make
@@ -56,9 +49,7 @@ def bring_up(run: Run, stage: str, stop: StopRequest | None = None) -> Outcome:
     return run_remote(run, stage, "gpus", stop or StopRequest(), lambda progress: None)
 
 
-def test_a_stop_is_heard_while_a_container_is_awaited(
-    new_run: Callable[..., Run], pool: Pool, tmp_path: Path
-) -> None:
+def test_a_stop_is_heard_while_a_container_is_awaited(new_run: Callable[..., Run], pool: Pool, tmp_path: Path) -> None:
     pool.is_full = True
     stop = StopRequest()
     run = new_run()
@@ -80,9 +71,7 @@ def test_a_stage_elsewhere_is_killed_goes_on_is_preempted_and_is_then_unchanged(
     assert not (run.root / "data" / "prepared").exists(), "data stays in the store"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            transfers,
-            "transfer",
-            lambda *_: pytest.fail("dvc was asked to push what the container had pushed"),
+            transfers, "transfer", lambda *_: pytest.fail("dvc was asked to push what the container had pushed")
         )
         assert transfers.push(run.root) is None
 
@@ -117,9 +106,7 @@ def test_a_stage_elsewhere_is_killed_goes_on_is_preempted_and_is_then_unchanged(
     assert len(pool.containers) == containers
 
 
-def test_a_stop_and_a_budget_reach_the_container(
-    new_run: Callable[..., Run], pool: Pool, tmp_path: Path
-) -> None:
+def test_a_stop_and_a_budget_reach_the_container(new_run: Callable[..., Run], pool: Pool, tmp_path: Path) -> None:
     run = new_run(*LONG)
     bring_up(run, "data")
     stop = StopRequest()
@@ -178,9 +165,7 @@ def test_a_store_that_is_away_for_a_while_is_waited_for_and_the_stage_then_stopp
     assert stop.read_bytes() == b"1"
 
 
-def test_a_local_stage_takes_its_inputs_from_the_store(
-    new_run: Callable[..., Run], pool: Pool
-) -> None:
+def test_a_local_stage_takes_its_inputs_from_the_store(new_run: Callable[..., Run], pool: Pool) -> None:
     run = new_run("where.sft.pool=local")
     bring_up(run, "data")
     outcome = run_here(run, "sft", StopRequest(), lambda progress: None)
@@ -200,9 +185,7 @@ def test_a_pool_that_can_do_nothing_is_told_before_anything_is_done(
         check_placement(run, ["data", "sft"])
     assert "\n" not in str(fault.value)
     assert attempts(run, "data") == []
-    unmounted = new_run(
-        "data.source={kind: file, path: /volume/pairs.jsonl, format: pairs, columns: {}}"
-    )
+    unmounted = new_run("data.source={kind: file, path: /volume/pairs.jsonl, format: pairs, columns: {}}")
     with pytest.raises(
         EnvironmentFault,
         match=r"gpus cannot run any stage: data\.source\.path=/volume/pairs\.jsonl is not in the "

@@ -1,5 +1,5 @@
-"""What is wrong with a work pool or a store is reported before a stage is handed over: a real
-Prefect server, real workers, no engine.
+"""What is wrong with a work pool or a store is reported before a stage is handed over: a real Prefect server, real
+workers, no engine.
 """
 
 import base64
@@ -59,9 +59,7 @@ def client(server: str) -> Iterator[SyncPrefectClient]:
         yield made
 
 
-def test_runs_that_are_submitted_at_the_same_moment_are_all_taken(
-    server: str, client: SyncPrefectClient
-) -> None:
+def test_runs_that_are_submitted_at_the_same_moment_are_all_taken(server: str, client: SyncPrefectClient) -> None:
     flow = client.create_flow_from_name("submitted")
     form = client.create_deployment(flow, "submitted")
     given = {"state": {"type": "CANCELLED", "name": "Never to start"}}
@@ -107,9 +105,7 @@ def worker(server: str, pool: str, **environment: str) -> str:
         "never",
     ]
     variables = {**os.environ, "PREFECT_API_URL": server, "PYTHONPATH": str(ROOT), **environment}
-    done = subprocess.run(
-        command, env=variables, cwd="/", capture_output=True, text=True, timeout=240, check=False
-    )
+    done = subprocess.run(command, env=variables, cwd="/", capture_output=True, text=True, timeout=240, check=False)
     return done.stdout + done.stderr
 
 
@@ -126,10 +122,7 @@ def refused(pool: str) -> str:
 def test_a_pool_is_refused_until_it_is_there_has_an_image_is_at_work_and_served(
     server: str, client: SyncPrefectClient
 ) -> None:
-    assert (
-        "Prefect has no work pool of that name. Make it: prefect work-pool create gpus"
-        in refused("gpus")
-    )
+    assert "Prefect has no work pool of that name. Make it: prefect work-pool create gpus" in refused("gpus")
     client.create_work_pool(WorkPoolCreate(name="processes", type="process", base_job_template={}))
     assert "this work pool starts processes" in refused("processes")
     # it makes the pool that it does not find
@@ -138,21 +131,15 @@ def test_a_pool_is_refused_until_it_is_there_has_an_image_is_at_work_and_served(
     client.update_work_pool("gpus", WorkPoolUpdate(base_job_template=template(), is_paused=True))
     assert "is paused. Resume it: prefect work-pool resume gpus" in refused("gpus")
     client.update_work_pool("gpus", WorkPoolUpdate(is_paused=False))
-    client.create_work_pool(
-        WorkPoolCreate(name="idle", type="docker", base_job_template=template())
-    )
+    client.create_work_pool(WorkPoolCreate(name="idle", type="docker", base_job_template=template()))
     assert (
         "no worker serves this work pool, a stage would wait forever. Start one: prefect worker "
         "start --pool idle" in refused("idle")
     )
 
 
-def test_an_engine_that_is_not_there_is_why_the_check_ends(
-    server: str, client: SyncPrefectClient
-) -> None:
-    client.create_work_pool(
-        WorkPoolCreate(name="no-engine", type="docker", base_job_template=template())
-    )
+def test_an_engine_that_is_not_there_is_why_the_check_ends(server: str, client: SyncPrefectClient) -> None:
+    client.create_work_pool(WorkPoolCreate(name="no-engine", type="docker", base_job_template=template()))
     made = submit("no-engine", "/request", "check-1 of run-1")
     worker(server, "no-engine", DOCKER_HOST="unix:///nowhere.sock")
     state = state_of(made.id)
@@ -162,9 +149,7 @@ def test_an_engine_that_is_not_there_is_why_the_check_ends(
     assert flow_run.parameters == {"request": "/request"}
 
 
-def test_the_automations_that_follow_runs_are_made_once(
-    server: str, client: SyncPrefectClient
-) -> None:
+def test_the_automations_that_follow_runs_are_made_once(server: str, client: SyncPrefectClient) -> None:
     for _ in range(2):
         follow_lives(client)
     assert sorted(found.name for found in client.read_automations()) == [
@@ -174,12 +159,8 @@ def test_the_automations_that_follow_runs_are_made_once(
     ]
 
 
-def test_a_stage_that_no_worker_has_begun_is_withdrawn(
-    server: str, client: SyncPrefectClient
-) -> None:
-    client.create_work_pool(
-        WorkPoolCreate(name="withdrawn", type="docker", base_job_template=template())
-    )
+def test_a_stage_that_no_worker_has_begun_is_withdrawn(server: str, client: SyncPrefectClient) -> None:
+    client.create_work_pool(WorkPoolCreate(name="withdrawn", type="docker", base_job_template=template()))
     made = submit("withdrawn", "/request", "data-1 of run-1")
     withdraw(made.id)
     assert state_of(made.id).is_cancelled()
@@ -218,6 +199,4 @@ def test_a_run_whose_store_is_not_there_says_so_and_not_only_in_which_step_it_en
     state = client.read_flow_run(made.id).state
     assert state is not None
     assert state.is_failed(), done.stderr
-    assert "the bucket nowhere of the DVC remote s3://nowhere/dvc does not exist" in (
-        state.message or ""
-    )
+    assert "the bucket nowhere of the DVC remote s3://nowhere/dvc does not exist" in (state.message or "")

@@ -1,6 +1,4 @@
-"""A pipeline that is killed: its stage in a container notices and stops, and the next run goes on
-from there.
-"""
+"""A pipeline that is killed: its stage in a container notices and stops, and the next run goes on from there."""
 
 import json
 import os
@@ -63,9 +61,7 @@ def root(new_checkout: Callable[[], Path], tmp_path: Path) -> Path:
 
 
 def killed_pipeline(root: Path, folder: Path, silence_seconds: float) -> list[psutil.Process]:
-    """What a pipeline left running that was killed while its stage sft had sent a checkpoint to the
-    store.
-    """
+    """What a pipeline left running that was killed while its stage sft had sent a checkpoint to the store."""
     params = load(TINY, ["where.data.pool=gpus", "where.sft.pool=gpus", *LONG])
     (root / "params.yaml").write_text(json.dumps(params.model_dump(mode="json")))
     process = subprocess.Popen(
@@ -100,16 +96,13 @@ def test_a_killed_pipelines_stage_stops_by_itself_and_the_next_run_goes_on_from_
     assert len(left) == 1
     assert not psutil.wait_procs(left, timeout=120)[1]
     (reply,) = (
-        Reply.of(path.read_bytes())
-        for path in (tmp_path / "store" / "exchange" / "doomed").glob(f"sft-*/{REPLY}")
+        Reply.of(path.read_bytes()) for path in (tmp_path / "store" / "exchange" / "doomed").glob(f"sft-*/{REPLY}")
     )
     assert reply.kind == "stopped"
     run = begin(root, "next", load(root / "params.yaml"), {})
     run_remote(run, "sft", "gpus", StopRequest(), lambda progress: None)
     end = end_of_the_first_attempt(run)
-    assert [(row.attempt, row.step) for row in attempts(run, "sft") if row.event == "resume"] == [
-        (2, end.step)
-    ]
+    assert [(row.attempt, row.step) for row in attempts(run, "sft") if row.event == "resume"] == [(2, end.step)]
     assert has_each_row_once(root, "sft")
     assert not list((tmp_path / "store" / "exchange").rglob("*.json"))
 
@@ -134,9 +127,7 @@ def test_a_run_that_comes_before_the_stage_has_noticed_lets_it_checkpoint_first(
     shutil.copyfile(root / "dvc.lock", elsewhere / "dvc.lock")
     deployed = begin(elsewhere, "deployed", load(root / "params.yaml"), {})
     run_remote(deployed, "sft", "gpus", StopRequest(), lambda progress: None)
-    assert [
-        (row.attempt, row.step) for row in attempts(deployed, "sft") if row.event == "resume"
-    ] == [(1, end.step)]
+    assert [(row.attempt, row.step) for row in attempts(deployed, "sft") if row.event == "resume"] == [(1, end.step)]
     assert not any(path.is_file() for path in (tmp_path / "store" / "checkpoints").rglob("*"))
 
 
@@ -164,14 +155,10 @@ def run(project: Path) -> Run:
     return begin(project, "next", load(TINY), {})
 
 
-def leave(
-    run: Run, stage: str, lock: str | None, reply: Reply | None, run_id: str = "killed"
-) -> Exchange:
+def leave(run: Run, stage: str, lock: str | None, reply: Reply | None, run_id: str = "killed") -> Exchange:
     """What the pipeline `run_id` left in the store."""
     left = Exchange(f"{run.root.parent}/remote/exchange/{run_id}/{stage}-1")
-    left.write(
-        REQUEST, json.dumps({"files": {"dvc.lock": lock} if lock is not None else {}}).encode()
-    )
+    left.write(REQUEST, json.dumps({"files": {"dvc.lock": lock} if lock is not None else {}}).encode())
     if reply is not None:
         left.write(REPLY, json.dumps(reply._asdict()).encode())
     return left
@@ -185,9 +172,7 @@ def test_a_stage_that_came_to_its_end_meanwhile_is_not_done_again(run: Run) -> N
     leave(run, "sft", "here: lock", done)
     assert recover_abandoned(run, "sft", StopRequest()) == "new: lock"
     leave(run, "sft", "other: lock", done)
-    assert recover_abandoned(run, "sft", StopRequest()) is None, (
-        "what was done meanwhile must not be forgotten"
-    )
+    assert recover_abandoned(run, "sft", StopRequest()) is None, "what was done meanwhile must not be forgotten"
     leave(run, "sft", "here: lock", Reply("stopped"))
     assert recover_abandoned(run, "sft", StopRequest()) is None
 
@@ -208,17 +193,12 @@ def test_the_lock_of_what_came_to_its_end_is_here_before_it_is_gone_there(
 
 
 def test_only_what_is_of_this_stage_and_of_a_killed_run_is_touched(run: Run) -> None:
-    others = [
-        leave(run, "data", None, Reply("done")),
-        leave(run, "sft", None, None, "somebody-elses"),
-    ]
+    others = [leave(run, "data", None, Reply("done")), leave(run, "sft", None, None, "somebody-elses")]
     assert recover_abandoned(run, "sft", StopRequest()) is None
     assert [other.names() for other in others] == [[REPLY, REQUEST], [REQUEST]]
 
 
-def test_all_that_is_still_at_work_is_asked_to_stop_before_anything_needs_its_machine(
-    run: Run,
-) -> None:
+def test_all_that_is_still_at_work_is_asked_to_stop_before_anything_needs_its_machine(run: Run) -> None:
     left = [
         leave(run, "data", None, Reply("done")),
         leave(run, "sft", None, None),
@@ -293,9 +273,7 @@ def test_silence_is_counted_from_the_last_sign_and_anew_after_the_store_was_away
     assert silence.seconds() == 1.0
 
 
-def test_a_container_shows_that_it_is_there_and_hears_when_its_pipeline_is_not(
-    tmp_path: Path,
-) -> None:
+def test_a_container_shows_that_it_is_there_and_hears_when_its_pipeline_is_not(tmp_path: Path) -> None:
     exchange, heard = Exchange(str(tmp_path / "exchange")), []
     sign = Heartbeat(exchange, PIPELINE, 0.0)
     with heartbeats(exchange, 0.05, 1.0, lambda: heard.append(exchange.read(CONTAINER))):

@@ -1,5 +1,5 @@
-"""What happens in the container of a stage, here in this process and with a folder as store: only
-the container is missing.
+"""What happens in the container of a stage, here in this process and with a folder as store: only the container is
+missing.
 """
 
 import json
@@ -32,11 +32,7 @@ from tasks.run.transient import TransientFault, UnknownFault
 from tasks.stage.outcome import Outcome
 from tests.conftest import ROOT
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.timeout(900),
-    pytest.mark.usefixtures("quick_stages"),
-]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900), pytest.mark.usefixtures("quick_stages")]
 
 Ask = Callable[..., Reply]
 
@@ -61,9 +57,7 @@ def ask(run: Run, tmp_path: Path) -> Ask:
     def ask(stage: str | None, identity: str, **changes: Any) -> Reply:
         store = str(tmp_path / "store")
         exchange = Exchange(f"{store}/exchange/{run.run_id}/{identity}")
-        request = (
-            request_of(run, stage, "pool", identity, {"name": "store", "url": store}) | changes
-        )
+        request = request_of(run, stage, "pool", identity, {"name": "store", "url": store}) | changes
         exchange.write(REQUEST, dump(request))
         reply = work(exchange.url, StopRequest())
         assert json.loads(exchange.read(REPLY) or b"") == reply._asdict()
@@ -77,20 +71,13 @@ def attempts(run: Run, stage: str) -> list[AttemptRow]:
     return jsonl.read(run.root / "runs" / stage / "attempts.jsonl", AttemptRow).rows
 
 
-def test_a_stage_is_done_with_nothing_but_the_request_and_the_store(
-    run: Run, ask: Ask, tmp_path: Path
-) -> None:
+def test_a_stage_is_done_with_nothing_but_the_request_and_the_store(run: Run, ask: Ask, tmp_path: Path) -> None:
     reply = ask("data", "data-1")
     assert (reply.kind, reply.attempt, reply.cached) == ("done", 1, False)
     outs = {out["path"]: out["md5"] for out in yaml.safe_load(reply.lock)["stages"]["data"]["outs"]}
-    listed = (
-        tmp_path / "store" / "files" / "md5" / outs["data/prepared"][:2] / outs["data/prepared"][2:]
-    )
+    listed = tmp_path / "store" / "files" / "md5" / outs["data/prepared"][:2] / outs["data/prepared"][2:]
     assert any(entry["relpath"] == "sft/train.jsonl" for entry in json.loads(listed.read_text()))
-    assert [(row.event, row.exit_code) for row in attempts(run, "data")] == [
-        ("start", None),
-        ("end", 0),
-    ]
+    assert [(row.event, row.exit_code) for row in attempts(run, "data")] == [("start", None), ("end", 0)]
     assert (run.root / "runs" / "data" / "usage.jsonl").stat().st_size > 0
     assert list((tmp_path / "workspaces").iterdir()) == [], "the workspace goes with the container"
 
@@ -118,8 +105,7 @@ def test_a_container_that_cannot_use_the_store_says_so_as_the_state_of_its_flow(
     elsewhere = _state(work(f"{tmp_path}/not-mounted", StopRequest()))
     assert elsewhere.is_failed()
     assert (
-        elsewhere.message
-        == f"{tmp_path}/not-mounted/{REQUEST} does not exist: the pipeline and this container do "
+        elsewhere.message == f"{tmp_path}/not-mounted/{REQUEST} does not exist: the pipeline and this container do "
         "not see the same store."
     )
     for name, value in {
@@ -155,30 +141,28 @@ def test_a_check_says_what_is_there_and_what_is_missing(
             patch.setattr(
                 shutil,
                 "disk_usage",
-                lambda path, full=folder: (
-                    free(path)._replace(free=2**30) if path.name == full else free(path)
-                ),
+                lambda path, full=folder: free(path)._replace(free=2**30) if path.name == full else free(path),
             )
             patch.setattr(worker, "LOWEST_FREE_BYTES", 2**30 + 1)
             short = ask(None, f"check-{folder}")
-        assert (
-            short.kind,
-            f"1.0 GiB are free at {tmp_path / folder} in work pool pool" in short.message,
-        ) == ("bad_input", True)
+        assert (short.kind, f"1.0 GiB are free at {tmp_path / folder} in work pool pool" in short.message) == (
+            "bad_input",
+            True,
+        )
     mounted = ask(None, "check-5", volumes={"data.source.path": str(tmp_path)})
     assert mounted.kind == "ready"
     absent = ask(None, "check-6", volumes={"model.path": "/volume/base"})
-    assert (
-        absent.kind,
-        "model.path=/volume/base is not in the container of work pool pool" in absent.message,
-    ) == ("bad_input", True)
+    assert (absent.kind, "model.path=/volume/base is not in the container of work pool pool" in absent.message) == (
+        "bad_input",
+        True,
+    )
     (tmp_path / "file").touch()
     monkeypatch.setenv("RLHF_CACHE", str(tmp_path / "file" / "cache"))
     closed = ask(None, "check-4")
-    assert (
-        closed.kind,
-        "cache cannot be written in the container of work pool pool" in closed.message,
-    ) == ("bad_input", True)
+    assert (closed.kind, "cache cannot be written in the container of work pool pool" in closed.message) == (
+        "bad_input",
+        True,
+    )
 
 
 def fill(source: str, target: str) -> None:
@@ -198,8 +182,7 @@ def test_a_volume_that_fills_up_is_no_crash_to_be_tried_again(
     monkeypatch.setattr(worker, "lay_out", lay_out)
     reply = ask("data", "data-1")
     assert reply == Reply(
-        "bad_input",
-        f"the volume of {worker.workspaces()} in work pool pool is full. Free some space on it.",
+        "bad_input", f"the volume of {worker.workspaces()} in work pool pool is full. Free some space on it."
     )
 
 
@@ -209,9 +192,7 @@ def test_a_stage_whose_store_goes_away_when_it_is_done_is_not_lost(
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     port = int(os.environ["AWS_ENDPOINT_URL"].rpartition(":")[2])
     exchange = Exchange(f"{s3}/exchange/{run.run_id}/data-1")
-    exchange.write(
-        REQUEST, dump(request_of(run, "data", "pool", "data-1", {"name": "store", "url": s3}))
-    )
+    exchange.write(REQUEST, dump(request_of(run, "data", "pool", "data-1", {"name": "store", "url": s3})))
     cleared: list[bool] = []
 
     def run_stage(*arguments: Any) -> Outcome:
@@ -219,9 +200,7 @@ def test_a_stage_whose_store_goes_away_when_it_is_done_is_not_lost(
         # it was there until now
         boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}").list_buckets()
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
-        threading.Timer(
-            8, lambda: monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
-        ).start()
+        threading.Timer(8, lambda: monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")).start()
         return outcome
 
     def remove(mirror: CheckpointStore) -> None:
@@ -249,12 +228,7 @@ def test_a_stage_whose_store_goes_away_when_it_is_done_is_not_lost(
     ],
 )
 def test_outputs_that_could_not_be_sent_are_no_mistake_of_the_user_unless_they_are_one(
-    run: Run,
-    ask: Ask,
-    monkeypatch: pytest.MonkeyPatch,
-    met: EnvironmentFault,
-    asked: int,
-    kind: str,
+    run: Run, ask: Ask, monkeypatch: pytest.MonkeyPatch, met: EnvironmentFault, asked: int, kind: str
 ) -> None:
     def send_outputs(root: Path, stage: str) -> None:
         raise met
@@ -268,8 +242,7 @@ def test_outputs_that_could_not_be_sent_are_no_mistake_of_the_user_unless_they_a
     reply = ask("data", "data-1")
     assert (reply.kind, reply.message) == (
         kind,
-        f"data is done, but its outputs could not be sent: {met} It resumes from its last "
-        "checkpoint.",
+        f"data is done, but its outputs could not be sent: {met} It resumes from its last checkpoint.",
     )
 
 
@@ -287,9 +260,7 @@ def test_the_digest_of_the_code_changes_with_the_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("identity", ["../precious", "", "."])
-def test_a_request_removes_nothing_outside_of_its_own_folder(
-    ask: Ask, tmp_path: Path, identity: str
-) -> None:
+def test_a_request_removes_nothing_outside_of_its_own_folder(ask: Ask, tmp_path: Path, identity: str) -> None:
     for folder in (tmp_path / "precious", tmp_path / "workspaces"):
         folder.mkdir()
         (folder / "file").write_text("kept")

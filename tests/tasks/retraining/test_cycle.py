@@ -16,16 +16,12 @@ CHAMPION = Champion(run_id="r1", method="ppo", model_digest="m", data_version="d
 def ended(root: Path, outcome: str, data_key: str | None) -> None:
     jsonl.append(
         root / RETRAIN_ROWS,
-        RetrainRow(
-            time=1.0, cycle="c1", event="end", outcome=outcome, data_key=data_key, said="so it is"
-        ),
+        RetrainRow(time=1.0, cycle="c1", event="end", outcome=outcome, data_key=data_key, said="so it is"),
     )
 
 
 def test_the_champions_own_data_is_not_new(tmp_path: Path) -> None:
-    assert (nothing_new(tmp_path, CHAMPION, "old") or "").startswith(
-        "nothing is new since the champion's data"
-    )
+    assert (nothing_new(tmp_path, CHAMPION, "old") or "").startswith("nothing is new since the champion's data")
     assert nothing_new(tmp_path, CHAMPION, "new") is None
 
 
@@ -55,8 +51,7 @@ def test_a_helper_that_fails_is_paid_for(tmp_path: Path, monkeypatch: pytest.Mon
     room = tmp_path / "training" / "retraining"
     room.mkdir(parents=True)
     (room / "examine.py").write_text(
-        "import sys, time\ntime.sleep(0.5)\nsys.exit(print('votes.csv is gone', file=sys.stderr) "
-        "or 2)"
+        "import sys, time\ntime.sleep(0.5)\nsys.exit(print('votes.csv is gone', file=sys.stderr) or 2)"
     )
     monkeypatch.delenv("PYTHONPATH", raising=False)
     params = load(ROOT / "recipes" / "demo.yaml", ["prices.usd_per_device_hour=720"])

@@ -33,13 +33,9 @@ def examination(
         added={"preference/train": added, "sft/train": 0},
         removed={"preference/train": removed, "prompts/test": 0},
         refused=0,
-        length_drift=LengthDrift(
-            distance=distance, critical=critical, mean_before=20.0, mean_new=25.0
-        ),
+        length_drift=LengthDrift(distance=distance, critical=critical, mean_before=20.0, mean_new=25.0),
         new_words=Share(value=new_words[0], low=new_words[1], high=1.0, of=500),
-        accuracy=None
-        if accuracy is None
-        else Share(value=accuracy[0], low=0.0, high=accuracy[1], of=50),
+        accuracy=None if accuracy is None else Share(value=accuracy[0], low=0.0, high=accuracy[1], of=50),
         accuracy_before=0.85,
     )
 
@@ -51,8 +47,7 @@ def test_nothing_new_is_no_reason_to_train() -> None:
 
 
 @pytest.mark.parametrize(
-    ("added", "removed", "train"),
-    [(99, 0, False), (100, 0, True), (0, 100, True), (60, 60, False), (100, 100, True)],
+    ("added", "removed", "train"), [(99, 0, False), (100, 0, True), (0, 100, True), (60, 60, False), (100, 100, True)]
 )
 def test_enough_rows_added_or_changed_are_a_reason(added: int, removed: int, train: bool) -> None:
     decision = decide(examination(added, removed), 0.1, FREE, SETTINGS)
@@ -60,34 +55,20 @@ def test_enough_rows_added_or_changed_are_a_reason(added: int, removed: int, tra
     assert decision.reasons[0].startswith(f"{max(added, removed)} rows were added or changed")
 
 
-@pytest.mark.parametrize(
-    ("distance", "critical", "train"),
-    [(0.3, 0.1, True), (0.15, 0.1, False), (0.3, 0.4, False)],
-)
+@pytest.mark.parametrize(("distance", "critical", "train"), [(0.3, 0.1, True), (0.15, 0.1, False), (0.3, 0.4, False)])
 def test_drift_of_lengths_counts_where_it_is_large_and_no_chance(
     distance: float, critical: float, train: bool
 ) -> None:
-    assert (
-        decide(examination(5, distance=distance, critical=critical), 0.1, FREE, SETTINGS).train
-        is train
-    )
+    assert decide(examination(5, distance=distance, critical=critical), 0.1, FREE, SETTINGS).train is train
 
 
-@pytest.mark.parametrize(
-    ("share", "low", "train"), [(0.1, 0.05, True), (0.1, 0.01, False), (0.01, 0.005, False)]
-)
-def test_words_never_seen_count_where_they_are_surely_too_many(
-    share: float, low: float, train: bool
-) -> None:
+@pytest.mark.parametrize(("share", "low", "train"), [(0.1, 0.05, True), (0.1, 0.01, False), (0.01, 0.005, False)])
+def test_words_never_seen_count_where_they_are_surely_too_many(share: float, low: float, train: bool) -> None:
     assert decide(examination(5, new_words=(share, low)), 0.1, FREE, SETTINGS).train is train
 
 
-@pytest.mark.parametrize(
-    ("value", "high", "train"), [(0.5, 0.6, True), (0.7, 0.81, False), (0.75, 0.79, True)]
-)
-def test_a_reward_model_that_surely_fails_on_the_new_pairs_is_a_reason(
-    value: float, high: float, train: bool
-) -> None:
+@pytest.mark.parametrize(("value", "high", "train"), [(0.5, 0.6, True), (0.7, 0.81, False), (0.75, 0.79, True)])
+def test_a_reward_model_that_surely_fails_on_the_new_pairs_is_a_reason(value: float, high: float, train: bool) -> None:
     assert decide(examination(5, accuracy=(value, high)), 0.1, FREE, SETTINGS).train is train
 
 
@@ -97,9 +78,7 @@ def test_all_reasons_are_reported() -> None:
 
 
 @pytest.mark.parametrize(("planned", "train"), [(1.9, True), (2.1, False), (None, False)])
-def test_the_months_money_decides_whatever_the_data_says(
-    planned: float | None, train: bool
-) -> None:
+def test_the_months_money_decides_whatever_the_data_says(planned: float | None, train: bool) -> None:
     month = Month("2026-11", 3.0, 5.0)
     for forced in (False, True):
         decision = decide(examination(500), planned, month, SETTINGS, forced)
@@ -130,8 +109,7 @@ def test_every_reason_says_its_figures() -> None:
         True,
         (
             "500 rows were added or changed since the champion's data (100 are a reason)",
-            "the prompts' lengths have drifted: 25.0 tokens on average, 20.0 before; distance "
-            "0.50, 0.2 is allowed",
+            "the prompts' lengths have drifted: 25.0 tokens on average, 20.0 before; distance 0.50, 0.2 is allowed",
             "20.0% of the words in new prompts were never seen, 2.0% are allowed",
             "the champion's reward model agrees with 50.0% of 50 new pairs, 85.0% of its own "
             "held-out ones: more than 5.0% less",
@@ -171,12 +149,7 @@ def test_too_few_rows_are_said_with_how_many_would_do() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"distance": 0.2},
-        {"distance": 0.3, "critical": 0.3},
-        {"new_words": (0.1, 0.02)},
-        {"accuracy": (0.7, 0.8)},
-    ],
+    [{"distance": 0.2}, {"distance": 0.3, "critical": 0.3}, {"new_words": (0.1, 0.02)}, {"accuracy": (0.7, 0.8)}],
     ids=str,
 )
 def test_what_reaches_its_bound_and_does_not_pass_it_is_no_reason(changes: dict[str, Any]) -> None:

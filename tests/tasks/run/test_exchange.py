@@ -61,15 +61,10 @@ def test_a_folder_is_copied_with_its_manifest_last(exchange: Exchange, tmp_path:
         path.relative_to(tmp_path / "copy").as_posix(): path.stat().st_size
         for path in (tmp_path / "copy").rglob("*")
         if path.is_file()
-    } == {
-        "manifest.json": 2,
-        "inner/weights": 70_000,
-    }
+    } == {"manifest.json": 2, "inner/weights": 70_000}
 
 
-def test_an_upload_that_fails_half_way_leaves_no_manifest(
-    exchange: Exchange, tmp_path: Path
-) -> None:
+def test_an_upload_that_fails_half_way_leaves_no_manifest(exchange: Exchange, tmp_path: Path) -> None:
     folder = tmp_path / "step-4"
     folder.mkdir()
     (folder / "manifest.json").write_bytes(b"{}")
@@ -94,20 +89,14 @@ def test_a_missing_bucket_and_an_absent_store_are_one_line_without_secrets(
     s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Exchange(s3).require()
-    for ask in (
-        lambda: Exchange("s3://nowhere/dvc").write("x", b""),
-        Exchange("s3://nowhere/dvc").require,
-    ):
+    for ask in (lambda: Exchange("s3://nowhere/dvc").write("x", b""), Exchange("s3://nowhere/dvc").require):
         with pytest.raises(
-            EnvironmentFault,
-            match="the bucket nowhere of the DVC remote s3://nowhere/dvc does not exist",
+            EnvironmentFault, match="the bucket nowhere of the DVC remote s3://nowhere/dvc does not exist"
         ) as missing:
             ask()
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    with pytest.raises(
-        EnvironmentFault, match=r"s3://store/dvc cannot be reached .*AWS_ENDPOINT_URL"
-    ) as absent:
+    with pytest.raises(EnvironmentFault, match=r"s3://store/dvc cannot be reached .*AWS_ENDPOINT_URL") as absent:
         Exchange("s3://store/dvc").read("x")
     for fault in (missing, absent):
         assert "\n" not in str(fault.value)
@@ -115,8 +104,7 @@ def test_a_missing_bucket_and_an_absent_store_are_one_line_without_secrets(
 
 
 @pytest.mark.parametrize(
-    ("who", "reason"),
-    [("nobody", "Access Key Id you provided does not exist"), ("", "Unable to locate credentials")],
+    ("who", "reason"), [("nobody", "Access Key Id you provided does not exist"), ("", "Unable to locate credentials")]
 )
 def test_wrong_credentials_are_one_line_that_does_not_hold_them(
     s3: str, monkeypatch: pytest.MonkeyPatch, who: str, reason: str
@@ -151,9 +139,7 @@ def strict_store(url: str) -> Iterator[None]:
 
     def unchecked_requests(count: bytes) -> None:
         with urllib.request.urlopen(
-            urllib.request.Request(
-                f"{url}/moto-api/reset-auth", count, {"Content-Type": "text/plain"}
-            )
+            urllib.request.Request(f"{url}/moto-api/reset-auth", count, {"Content-Type": "text/plain"})
         ) as answer:
             assert json.load(answer)["status"] == "ok"
 

@@ -12,9 +12,7 @@ from tasks.run.month import PURPOSE, Month, month, month_of, run_usd
 from tests.conftest import ROOT
 from tests.support.clock import Clock
 
-PARAMS = load(
-    ROOT / "recipes" / "demo.yaml", ["prices.usd_per_device_hour=360", "retrain.monthly_usd=50"]
-)
+PARAMS = load(ROOT / "recipes" / "demo.yaml", ["prices.usd_per_device_hour=360", "retrain.monthly_usd=50"])
 
 
 def at(text: str) -> float:
@@ -38,9 +36,7 @@ def test_all_cycles_of_the_month_count_and_nothing_else(tmp_path: Path) -> None:
     a_run(tmp_path, "by-hand", at("2026-11-05"), 100, retrain=False)
     a_run(tmp_path, "second", at("2026-11-29"), 20)
     for when, usd in (("2026-10-31", 1.0), ("2026-11-02", 2.0)):
-        jsonl.append(
-            tmp_path / RETRAIN_ROWS, RetrainRow(time=at(when), cycle="c", event="cost", usd=usd)
-        )
+        jsonl.append(tmp_path / RETRAIN_ROWS, RetrainRow(time=at(when), cycle="c", event="cost", usd=usd))
     found = month(tmp_path, PARAMS, at("2026-11-30"))
     assert (found.name, found.limit_usd) == ("2026-11", 50)
     assert found.spent_usd == pytest.approx(32)
@@ -60,9 +56,7 @@ def test_money_spent_before_the_clock_was_put_back_is_spent(tmp_path: Path) -> N
     assert month(tmp_path, PARAMS, at("2026-11-30 23:45")).spent_usd == pytest.approx(20)
 
 
-def test_summer_time_and_time_zones_move_no_run_into_another_month(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_summer_time_and_time_zones_move_no_run_into_another_month(monkeypatch: pytest.MonkeyPatch) -> None:
     moments = [
         at("2026-03-29 00:59:59"),
         at("2026-03-29 01:00:01"),
@@ -102,9 +96,7 @@ def test_a_run_leaves_what_its_cycle_has_put_aside_for_the_contest(tmp_path: Pat
 
 
 def test_without_a_limit_nothing_is_left_to_count(tmp_path: Path) -> None:
-    unlimited = PARAMS.model_copy(
-        update={"retrain": PARAMS.retrain.model_copy(update={"monthly_usd": None})}
-    )
+    unlimited = PARAMS.model_copy(update={"retrain": PARAMS.retrain.model_copy(update={"monthly_usd": None})})
     assert month(tmp_path, unlimited, at("2026-11-30")).left_usd is None
 
 
@@ -151,8 +143,6 @@ def test_a_run_without_params_that_can_be_read_is_paid_at_todays_prices(tmp_path
 
 def test_only_the_start_of_a_run_says_what_it_is_for(tmp_path: Path) -> None:
     a_run(tmp_path, "by-hand", at("2026-11-05"), 10, retrain=False)
-    late = PipelineRow(
-        time=at("2026-11-05"), run_id="by-hand", event="end", detail={PURPOSE: "flow"}
-    )
+    late = PipelineRow(time=at("2026-11-05"), run_id="by-hand", event="end", detail={PURPOSE: "flow"})
     jsonl.append(tmp_path / "runs" / "pipeline.jsonl", late)
     assert month(tmp_path, PARAMS, at("2026-11-30")).spent_usd == 0

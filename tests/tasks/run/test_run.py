@@ -12,26 +12,14 @@ from config.load import dump, load, write
 from config.records import UsageRow
 from config.workspace.at_work import locked
 from config.workspace.rows import pipeline_rows
-from tasks.run.run import (
-    Run,
-    begin,
-    end_left_open,
-    keep_copies,
-    keep_edits,
-    new_run_id,
-    put_params_back,
-)
+from tasks.run.run import Run, begin, end_left_open, keep_copies, keep_edits, new_run_id, put_params_back
 from tests.conftest import ROOT, git
 
 PARAMS = load(ROOT / "recipes" / "demo.yaml")
 
 
 def test_one_workspace_takes_one_run_at_a_time(tmp_path: Path) -> None:
-    with (
-        locked(tmp_path),
-        pytest.raises(EnvironmentFault, match="second checkout"),
-        locked(tmp_path),
-    ):
+    with locked(tmp_path), pytest.raises(EnvironmentFault, match="second checkout"), locked(tmp_path):
         pass
     with locked(tmp_path):
         pass
@@ -63,9 +51,7 @@ def test_what_a_run_that_failed_in_its_data_asked_for_does_not_stick(tmp_path: P
     assert (tmp_path / "params.yaml").read_bytes() == text, "comments and all"
 
 
-def test_what_a_run_asked_for_stays_once_its_data_are_prepared_or_somebody_has_edited_the_file(
-    tmp_path: Path,
-) -> None:
+def test_what_a_run_asked_for_stays_once_its_data_are_prepared_or_somebody_has_edited_the_file(tmp_path: Path) -> None:
     text = f"# mine\n{dump(PARAMS)}".encode()
     (tmp_path / "params.yaml").write_bytes(text)
     passed = begin(tmp_path, "r1", PARAMS.model_copy(update={"seed": 7}), {})
@@ -112,10 +98,7 @@ def test_runs_that_were_killed_get_an_end_and_others_no_second_one(tmp_path: Pat
     for _ in range(2):
         end_left_open(tmp_path)
     rows = pipeline_rows(tmp_path)
-    assert [(row.run_id, row.state) for row in rows if row.event == "end"] == [
-        ("r1", "completed"),
-        ("r2", "killed"),
-    ]
+    assert [(row.run_id, row.state) for row in rows if row.event == "end"] == [("r1", "completed"), ("r2", "killed")]
 
 
 def test_a_killed_run_ended_with_the_last_row_of_its_stages(tmp_path: Path) -> None:
@@ -135,25 +118,15 @@ def test_a_killed_run_ended_with_the_last_row_of_its_stages(tmp_path: Path) -> N
 
 def test_a_run_keeps_what_a_later_one_replaces(tmp_path: Path) -> None:
     run: Run = begin(tmp_path, "r1", PARAMS, {})
-    outs = {
-        "sft": ["models/sft", "metrics/sft.json", "plots/sft.csv"],
-        "evaluate": ["evaluation/samples.jsonl"],
-    }
-    for name in (
-        "metrics/sft.json",
-        "plots/sft.csv",
-        "evaluation/samples.jsonl",
-        "report/report.html",
-    ):
+    outs = {"sft": ["models/sft", "metrics/sft.json", "plots/sft.csv"], "evaluate": ["evaluation/samples.jsonl"]}
+    for name in ("metrics/sft.json", "plots/sft.csv", "evaluation/samples.jsonl", "report/report.html"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
     (tmp_path / "dvc.lock").write_text("stages: {}\n")
     for stage, paths in outs.items():
         run.record("stage", stage=stage, detail={"outs": dict.fromkeys(paths, "digest")})
     keep_copies(run)
-    assert not (run.folder / "report").exists(), (
-        "a report in place that the run did not make is of an earlier one"
-    )
+    assert not (run.folder / "report").exists(), "a report in place that the run did not make is of an earlier one"
     keep_copies(run, tmp_path / "report" / "report.html")
     (tmp_path / "metrics" / "sft.json").write_text("later")
     kept = {str(path.relative_to(run.folder)) for path in run.folder.rglob("*") if path.is_file()}
@@ -169,45 +142,26 @@ def test_a_run_keeps_what_a_later_one_replaces(tmp_path: Path) -> None:
 
 
 def test_a_run_that_failed_keeps_nothing_of_stages_that_it_did_not_complete(tmp_path: Path) -> None:
-    for name in (
-        "metrics/data.json",
-        "metrics/ppo.json",
-        "plots/ppo.csv",
-        "evaluation/samples.jsonl",
-    ):
+    for name in ("metrics/data.json", "metrics/ppo.json", "plots/ppo.csv", "evaluation/samples.jsonl"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("of an earlier run")
-    lock = {
-        "schema": "2.0",
-        "stages": {name: {"cmd": name} for name in ("inputs", "data", "ppo", "dpo", "evaluate")},
-    }
+    lock = {"schema": "2.0", "stages": {name: {"cmd": name} for name in ("inputs", "data", "ppo", "dpo", "evaluate")}}
     (tmp_path / "dvc.lock").write_text(yaml.safe_dump(lock))
     run = begin(tmp_path, "r2", PARAMS, {})
-    run.record(
-        "stage", stage="data", detail={"outs": {"data/prepared": "1.dir", "metrics/data.json": "2"}}
-    )
+    run.record("stage", stage="data", detail={"outs": {"data/prepared": "1.dir", "metrics/data.json": "2"}})
     run.record("end", state="failed")
     keep_copies(run)
     kept = {str(path.relative_to(run.folder)) for path in run.folder.rglob("*") if path.is_file()}
     assert kept == {"params.yaml", "dvc.lock", "metrics/data.json"}
-    assert set(yaml.safe_load((run.folder / "dvc.lock").read_text())["stages"]) == {
-        "inputs",
-        "data",
-        "dpo",
-    }
+    assert set(yaml.safe_load((run.folder / "dvc.lock").read_text())["stages"]) == {"inputs", "data", "dpo"}
 
 
-def test_a_folder_that_cannot_be_written_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    with (
-        pytest.raises(EnvironmentFault, match=r"run\.lock cannot be written \(Permission denied\)"),
-        locked(tmp_path),
-    ):
+    with pytest.raises(EnvironmentFault, match=r"run\.lock cannot be written \(Permission denied\)"), locked(tmp_path):
         pass
 
 
@@ -221,9 +175,7 @@ def test_a_folder_that_cannot_be_written_is_named(
         (None, "flow"),
     ],
 )
-def test_whatever_a_run_is_called_its_id_is_the_name_of_a_folder(
-    name: str | None, words: str
-) -> None:
+def test_whatever_a_run_is_called_its_id_is_the_name_of_a_folder(name: str | None, words: str) -> None:
     found = new_run_id(name)
     assert re.fullmatch(r"\d{8}-\d{6}-(.+)", found)[1] == words  # type: ignore[index]
     assert len(new_run_id("x" * 500)) < 100

@@ -27,9 +27,7 @@ REQUEST = httpx.Request("GET", "http://server/api")
 
 
 def by_http(status: int) -> Exception:
-    return PrefectHTTPStatusError(
-        "answer", request=REQUEST, response=httpx.Response(status, request=REQUEST)
-    )
+    return PrefectHTTPStatusError("answer", request=REQUEST, response=httpx.Response(status, request=REQUEST))
 
 
 def by_s3(status: int) -> Exception:
@@ -90,9 +88,7 @@ def test_each_kind_has_its_exception(kind: Kind) -> None:
     assert type(fault(kind, "met")) is expected[kind]
 
 
-def test_a_store_that_is_away_passes_and_a_missing_bucket_does_not(
-    s3: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_is_away_passes_and_a_missing_bucket_does_not(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EnvironmentFault) as missing:
         Exchange("s3://nowhere/dvc").write("x", b"")
     assert not isinstance(missing.value, TransientFault)
@@ -129,9 +125,7 @@ def failing(times: int, error: Exception) -> Callable[[], str]:
     return action
 
 
-def test_what_passes_is_tried_again_with_growing_waits_for_as_long_as_it_takes(
-    waits: list[float],
-) -> None:
+def test_what_passes_is_tried_again_with_growing_waits_for_as_long_as_it_takes(waits: list[float]) -> None:
     assert persist(failing(100, TransientFault("away")), lambda: False) == "done"
     assert waits[:8] == [1, 2, 4, 8, 16, 32, 60, 60]
     assert len(waits) == 100
@@ -143,9 +137,7 @@ def test_what_does_not_pass_is_said_at_once_and_somebody_may_give_up(waits: list
             persist(failing(1, error), lambda: False)
     with pytest.raises(TransientFault):
         persist(failing(1, TransientFault("away")), lambda: True)
-    assert persist(failing(0, TransientFault("away")), lambda: True) == "done", (
-        "it is tried once at least"
-    )
+    assert persist(failing(0, TransientFault("away")), lambda: True) == "done", "it is tried once at least"
     assert waits == []
     with pytest.raises(TransientFault):
         persist(failing(100, TransientFault("away")), lambda: False, patience_seconds=10.0)

@@ -1,6 +1,4 @@
-"""Runs in workspaces of their own, which share nothing but a store. 3.6 USD an hour: one second is
-0.001 USD.
-"""
+"""Runs in workspaces of their own, which share nothing but a store. 3.6 USD an hour: one second is 0.001 USD."""
 
 import time
 from pathlib import Path
@@ -67,9 +65,7 @@ def test_an_empty_workspace_goes_on_with_what_is_left_of_the_budget(
     ended(second, "stopped")
     third, prepared = started(tmp_path, "third", "budget.max_usd=0.05", "budget.gate=warn")
     assert total(prepared.spent) == pytest.approx(Cost(0.050, 50.0)), "none of it is counted twice"
-    with pytest.raises(
-        OverBudget, match=r"budget\.max_usd=0\.05 leaves no room to start sft: 0\.05 USD"
-    ):
+    with pytest.raises(OverBudget, match=r"budget\.max_usd=0\.05 leaves no room to start sft: 0\.05 USD"):
         BudgetWatch(third, "sft").refuse_without_room()
     other, prepared = started(tmp_path, "other-results", "seed=9")
     assert (prepared.continues, total(prepared.spent)) == (None, Cost(0.0, 0.0))

@@ -40,17 +40,13 @@ def test_prefects_database_is_beside_mlflows() -> None:
         prefect_url("postgresql://me:p%40ss@db.example:5433/mlflow")
         == "postgresql+asyncpg://me:p%40ss@db.example:5433/prefect"
     )
-    assert (
-        prefect_url("postgresql://me@db.example/tracking")
-        == "postgresql+asyncpg://me@db.example/prefect"
-    )
+    assert prefect_url("postgresql://me@db.example/tracking") == "postgresql+asyncpg://me@db.example/prefect"
 
 
 @pytest.mark.parametrize("uri", ["postgresql://me:secret@db.example", "postgresql:mlflow"])
 def test_a_url_without_a_database_is_refused_in_one_line_without_its_password(uri: str) -> None:
     with pytest.raises(
-        EnvironmentFault,
-        match=r"not a PostgreSQL URL\. Write it like postgresql://user@host:5432/mlflow",
+        EnvironmentFault, match=r"not a PostgreSQL URL\. Write it like postgresql://user@host:5432/mlflow"
     ) as refused:
         prefect_url(uri)
     assert "secret" not in str(refused.value)
@@ -76,19 +72,10 @@ def postgresql() -> Iterator[str]:
     port = free_port()
     try:
         shutil.chown(folder, OWNER)
-        as_owner(
-            "initdb",
-            "--auth=trust",
-            "--username=rlhf",
-            "--no-sync",
-            "--pgdata",
-            str(folder / "data"),
-        )
+        as_owner("initdb", "--auth=trust", "--username=rlhf", "--no-sync", "--pgdata", str(folder / "data"))
         access = folder / "data" / "pg_hba.conf"
         access.write_text(f"host all {WITH_PASSWORD} {HOST}/32 scram-sha-256\n{access.read_text()}")
-        options = (
-            f"-p {port} -c listen_addresses={HOST} -c unix_socket_directories={folder} -c fsync=off"
-        )
+        options = f"-p {port} -c listen_addresses={HOST} -c unix_socket_directories={folder} -c fsync=off"
         as_owner(
             "pg_ctl",
             "start",
@@ -110,12 +97,7 @@ def postgresql() -> Iterator[str]:
 
 def as_owner(*command: str) -> None:
     subprocess.run(
-        command,
-        user=OWNER if os.geteuid() == 0 else None,
-        cwd="/",
-        check=True,
-        timeout=120,
-        stdout=subprocess.DEVNULL,
+        command, user=OWNER if os.geteuid() == 0 else None, cwd="/", check=True, timeout=120, stdout=subprocess.DEVNULL
     )
 
 
@@ -131,10 +113,7 @@ def test_one_setting_puts_both_servers_on_postgresql(postgresql: str, tmp_path: 
         (prefect, mlflow) = start(tmp_path, [prefect_plan(tmp_path, free_port(), tracking), plan])
         assert prefect.is_healthy()
         MlflowClient(mlflow.url).create_experiment("seen by the server")
-        assert (
-            one(postgresql, "SELECT count(*) FROM experiments WHERE name = 'seen by the server'")
-            == 1
-        )
+        assert one(postgresql, "SELECT count(*) FROM experiments WHERE name = 'seen by the server'") == 1
         assert one(postgresql.replace("/mlflow", "/prefect"), "SELECT count(*) FROM flow_run") == 0
         assert not list(tmp_path.rglob("*.db")), "nothing is in SQLite"
     finally:
@@ -161,8 +140,7 @@ def test_wrong_credentials_are_one_line_without_them(
     uri = postgresql.replace("rlhf@", f"{WITH_PASSWORD}@").replace("/mlflow", "/tracking")
     for named in [uri, *([uri.replace("@", f":{given}@")] if given else [])]:
         with pytest.raises(
-            EnvironmentFault,
-            match=rf"{WITH_PASSWORD}(:\*\*\*)?@127.0.0.1.*cannot be used: .*{reason}.*PGPASSWORD",
+            EnvironmentFault, match=rf"{WITH_PASSWORD}(:\*\*\*)?@127.0.0.1.*cannot be used: .*{reason}.*PGPASSWORD"
         ) as refused:
             ensure_databases(named)
         assert "secret" not in str(refused.value)

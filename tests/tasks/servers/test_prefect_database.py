@@ -40,11 +40,7 @@ async def read_then_write_beside_another(kind: type[AioSqliteConfiguration], dat
         return int((await connection.execute(READ)).scalar_one())
 
 
-def test_who_reads_and_then_writes_is_not_refused_because_another_one_wrote(
-    tmp_path: Path,
-) -> None:
+def test_who_reads_and_then_writes_is_not_refused_because_another_one_wrote(tmp_path: Path) -> None:
     assert asyncio.run(read_then_write_beside_another(WaitingWriters, tmp_path / "ours.db")) == 2
     with pytest.raises(OperationalError, match="database is locked"):
-        asyncio.run(
-            read_then_write_beside_another(AioSqliteConfiguration, tmp_path / "prefects.db")
-        )
+        asyncio.run(read_then_write_beside_another(AioSqliteConfiguration, tmp_path / "prefects.db"))

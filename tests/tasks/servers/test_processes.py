@@ -29,9 +29,7 @@ from tracking import client
 
 pytestmark = pytest.mark.integration
 
-TRACKING = Tracking(
-    uri="sqlite:///mlflow.db", experiment="e", registered_model="m", model="aligned"
-)
+TRACKING = Tracking(uri="sqlite:///mlflow.db", experiment="e", registered_model="m", model="aligned")
 
 
 @pytest.fixture
@@ -41,9 +39,7 @@ def root(tmp_path: Path) -> Iterator[Path]:
 
 
 def tiny_plan(port: int, name: str = "mlflow") -> Plan:
-    """A real HTTP server that answers /health: the module's own logic, without the seconds the big
-    ones take.
-    """
+    """A real HTTP server that answers /health: the module's own logic, without the seconds the big ones take."""
     code = (
         "import http.server as h\nclass H(h.SimpleHTTPRequestHandler):\n  def do_GET(s):\n    "
         "s.send_response(200); s.end_headers()\n"
@@ -75,9 +71,7 @@ def test_a_port_in_use_is_one_line_and_starts_nothing(root: Path) -> None:
 
 
 def test_a_server_that_ends_at_once_is_told_with_its_log(root: Path) -> None:
-    plan = tiny_plan(free_port())._replace(
-        command=[sys.executable, "-c", "raise SystemExit('no database')"]
-    )
+    plan = tiny_plan(free_port())._replace(command=[sys.executable, "-c", "raise SystemExit('no database')"])
     with pytest.raises(EnvironmentFault, match=r"mlflow server ended.*logs/mlflow\.log"):
         start(root, [plan])
     assert "no database" in (root / ".rlhf" / "logs" / "mlflow.log").read_text()
@@ -97,10 +91,7 @@ def ask(server: Server, path: str, body: Any = None, **headers: str) -> int:
     connection = http.client.HTTPConnection(HOST, server.port, timeout=120)
     content = None if body is None else json.dumps(body)
     connection.request(
-        "GET" if body is None else "POST",
-        path,
-        content,
-        {"Content-Type": "application/json"} | headers,
+        "GET" if body is None else "POST", path, content, {"Content-Type": "application/json"} | headers
     )
     answer = connection.getresponse()
     answer.read()
@@ -124,14 +115,10 @@ def test_the_key_is_for_its_user_alone(tmp_path: Path) -> None:
         api_key(tmp_path)
 
 
-def test_our_key_is_not_sent_to_a_server_that_the_user_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_our_key_is_not_sent_to_a_server_that_the_user_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings(tmp_path, "http://ours/api")["PREFECT_API_AUTH_STRING"] == api_key(tmp_path)
     monkeypatch.setenv("PREFECT_API_URL", "https://prefect.example/api")
-    assert not {"PREFECT_API_URL", "PREFECT_API_AUTH_STRING"} & set(
-        settings(tmp_path, "http://ours/api")
-    )
+    assert not {"PREFECT_API_URL", "PREFECT_API_AUTH_STRING"} & set(settings(tmp_path, "http://ours/api"))
 
 
 def test_a_stage_does_not_get_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,9 +147,7 @@ def as_another_user(work: Callable[[], object]) -> str:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_user_of_this_machine_gets_neither_key_nor_answer(
-    up: list[Server], up_root: Path
-) -> None:
+def test_another_user_of_this_machine_gets_neither_key_nor_answer(up: list[Server], up_root: Path) -> None:
     key = up_root / ".rlhf" / "prefect.key"
     for folder in (up_root, *up_root.parents):
         # what keeps others out is to be ours, not the temporary folder's
@@ -173,21 +158,14 @@ def test_another_user_of_this_machine_gets_neither_key_nor_answer(
     assert as_another_user(lambda: ask(up[0], "/api/deployments/filter", {})) in ("401", "403")
 
 
-def test_without_the_key_prefect_lists_creates_and_runs_nothing(
-    up: list[Server], up_root: Path
-) -> None:
+def test_without_the_key_prefect_lists_creates_and_runs_nothing(up: list[Server], up_root: Path) -> None:
     prefect, key = up[0], api_key(up_root)
     assert ask(prefect, "/api/health") == 200
     assert ask(prefect, "/api/admin/settings", Authorization=basic(key)) == 200
     for wrong in ({}, {"Authorization": basic(key[:-1])}, {"Authorization": f"Bearer {key}"}):
         assert ask(prefect, "/api/admin/settings", **wrong) == 401
         assert ask(prefect, "/api/csrf-token?client=a", **wrong) == 401
-        for path in (
-            "/api/deployments/filter",
-            "/api/deployments/",
-            "/api/flow_runs/",
-            "/api/work_pools/filter",
-        ):
+        for path in ("/api/deployments/filter", "/api/deployments/", "/api/flow_runs/", "/api/work_pools/filter"):
             assert ask(prefect, path, {}, **wrong) in (401, 403)
     assert asks_for_key(up_root, prefect)
 
@@ -215,9 +193,7 @@ def test_mlflow_refuses_foreign_names_and_origins(up: list[Server]) -> None:
 
 
 @pytest.mark.slow
-def test_a_temporary_server_ends_with_whoever_started_it_also_if_that_is_killed(
-    tmp_path: Path,
-) -> None:
+def test_a_temporary_server_ends_with_whoever_started_it_also_if_that_is_killed(tmp_path: Path) -> None:
     code = (
         "import pathlib, time\nfrom tasks.servers.processes import start_temporary\n"
         "print(start_temporary(pathlib.Path()), flush=True)\ntime.sleep(600)"
@@ -254,9 +230,7 @@ def up(up_root: Path) -> Iterator[list[Server]]:
         stop(up_root)
 
 
-def test_prefect_and_mlflow_come_up_on_the_projects_own_databases(
-    up: list[Server], up_root: Path
-) -> None:
+def test_prefect_and_mlflow_come_up_on_the_projects_own_databases(up: list[Server], up_root: Path) -> None:
     running, root = up, up_root
     assert all(server.is_healthy() for server in running)
     assert prefect_api(root) == f"{running[0].url}/api"
@@ -285,11 +259,7 @@ def test_with_a_login_mlflow_answers_who_can_read_the_projects_key(
         (server,) = start(tmp_path, [plan])
         path, asked = "/api/2.0/mlflow/experiments/search", {"max_results": 1}
         login = {"Authorization": basic(f"rlhf:{mlflow_password(tmp_path, server.url)}")}
-        assert (ask(server, path, asked), ask(server, "/"), ask(server, "/health")) == (
-            401,
-            401,
-            200,
-        )
+        assert (ask(server, path, asked), ask(server, "/"), ask(server, "/health")) == (401, 401, 200)
         assert (ask(server, path, asked, **login), ask(server, "/", **login)) == (200, 200)
         assert ask(server, path, asked, **login, Host=f"example.org:{server.port}") == 403
         assert ask(server, path, asked, **login, Origin="http://example.org") == 403
@@ -309,21 +279,11 @@ def test_with_a_login_mlflow_answers_who_can_read_the_projects_key(
 
 
 def test_a_tracking_server_of_somebody_else_is_not_started(tmp_path: Path) -> None:
-    assert (
-        mlflow_plan(
-            tmp_path, TRACKING.model_copy(update={"uri": "http://tracking.example:5000"}), 5000
-        )
-        is None
-    )
+    assert mlflow_plan(tmp_path, TRACKING.model_copy(update={"uri": "http://tracking.example:5000"}), 5000) is None
 
 
-def test_the_tracking_server_of_this_project_is_started_also_for_runs_that_name_it(
-    tmp_path: Path,
-) -> None:
+def test_the_tracking_server_of_this_project_is_started_also_for_runs_that_name_it(tmp_path: Path) -> None:
     plan = mlflow_plan(tmp_path, TRACKING.model_copy(update={"uri": f"http://{HOST}:5123"}), 5123)
     assert plan is not None
     assert plan.environment["MLFLOW_BACKEND_STORE_URI"] == "sqlite:///mlflow.db"
-    assert (
-        mlflow_plan(tmp_path, TRACKING.model_copy(update={"uri": f"http://{HOST}:5123"}), 5124)
-        is None
-    )
+    assert mlflow_plan(tmp_path, TRACKING.model_copy(update={"uri": f"http://{HOST}:5123"}), 5124) is None

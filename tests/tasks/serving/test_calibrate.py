@@ -17,9 +17,7 @@ from tests.conftest import ROOT
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def test_the_rates_of_this_machine_plan_a_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_rates_of_this_machine_plan_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(calibrate, "SMALL_SECONDS", 0.7)
     monkeypatch.setattr(calibrate, "LARGE_SECONDS", 1.0)

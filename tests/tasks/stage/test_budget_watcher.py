@@ -1,6 +1,4 @@
-"""Stages that are real processes, stopped at budgets. Price: 3.6 USD per device hour, so one second
-is 0.001 USD.
-"""
+"""Stages that are real processes, stopped at budgets. Price: 3.6 USD per device hour, so one second is 0.001 USD."""
 
 import random
 import time
@@ -74,9 +72,7 @@ def test_devices_that_wait_use_the_budget_up_too(project: Path) -> None:
         pytest.param("budget.max_usd_by_stage.sft=0.005", marks=pytest.mark.slow),
     ],
 )
-def test_a_stage_stops_within_a_step_of_its_budget_and_goes_on_when_that_is_raised(
-    project: Path, limit: str
-) -> None:
+def test_a_stage_stops_within_a_step_of_its_budget_and_goes_on_when_that_is_raised(project: Path, limit: str) -> None:
     (project / "behaviour.txt").write_text("long")
     first = a_run(project, "first", limit)
     with pytest.raises(OverBudget) as over:
@@ -96,9 +92,7 @@ def test_a_stage_stops_within_a_step_of_its_budget_and_goes_on_when_that_is_rais
 
 
 @pytest.mark.slow
-def test_a_stage_stopped_at_random_budgets_again_and_again_ends_as_if_it_had_not_been(
-    project: Path,
-) -> None:
+def test_a_stage_stopped_at_random_budgets_again_and_again_ends_as_if_it_had_not_been(project: Path) -> None:
     (project / "behaviour.txt").write_text("long")
     rng, runs = random.Random(7), []
     while not (project / "sft.out").exists():
@@ -106,25 +100,16 @@ def test_a_stage_stopped_at_random_budgets_again_and_again_ends_as_if_it_had_not
         allowed = START_SECONDS + rng.uniform(0.5, 2.0)
         before = runs[-1] if runs else None
         budget = (
-            total(spent_by_stage(project, before.params, [run.run_id for run in runs])).usd
-            if before
-            else 0.0
+            total(spent_by_stage(project, before.params, [run.run_id for run in runs])).usd if before else 0.0
         ) + allowed / 1000
         runs.append(
-            a_run(
-                project,
-                f"r{len(runs)}",
-                f"budget.max_usd={budget}",
-                continues=before.run_id if before else None,
-            )
+            a_run(project, f"r{len(runs)}", f"budget.max_usd={budget}", continues=before.run_id if before else None)
         )
         with suppress(OverBudget):
             bring_up(runs[-1])
     assert (project / "sft.out").read_text() == "one"
     done = [
-        row.step
-        for row in jsonl.read(project / "runs" / "sft" / "usage.jsonl", UsageRow).rows
-        if row.phase == "train"
+        row.step for row in jsonl.read(project / "runs" / "sft" / "usage.jsonl", UsageRow).rows if row.phase == "train"
     ]
     assert done == list(range(1, 41)), "no step was lost, and none done twice"
     assert len(runs) > 1
@@ -153,26 +138,17 @@ def test_a_crash_is_paid_for_as_long_as_its_process_lived(project: Path) -> None
 def test_a_stage_is_not_started_without_the_time_to_start_it(project: Path) -> None:
     bring_up(a_run(project, "first"))
     start = jsonl.read(project / "runs" / "sft" / "usage.jsonl", UsageRow).rows[0].seconds
-    with pytest.raises(
-        OverBudget, match=r"budget\.max_usd_by_stage\.reward=.* leaves no room to start reward"
-    ):
-        bring_up(
-            a_run(project, "second", f"budget.max_usd_by_stage.reward={0.9 * start / 1000}"),
-            "reward",
-        )
+    with pytest.raises(OverBudget, match=r"budget\.max_usd_by_stage\.reward=.* leaves no room to start reward"):
+        bring_up(a_run(project, "second", f"budget.max_usd_by_stage.reward={0.9 * start / 1000}"), "reward")
     assert attempts(project, "reward") == []
 
 
-def test_the_time_before_its_first_row_counts_and_that_after_its_last_does_not(
-    project: Path,
-) -> None:
+def test_the_time_before_its_first_row_counts_and_that_after_its_last_does_not(project: Path) -> None:
     run = a_run(project, "slow", "budget.max_usd=0.005")
     watch, budget = Watch(project, run.params, "sft"), BudgetWatch(run, "sft")
     assert not budget.look(watch)
     budget._began_at -= 6.0  # imports that last longer than the budget
-    end = AttemptRow(
-        time=0.0, run_id="slow", attempt=1, event="end", fingerprint="", pid=1, step=8, exit_code=0
-    )
+    end = AttemptRow(time=0.0, run_id="slow", attempt=1, event="end", fingerprint="", pid=1, step=8, exit_code=0)
     ended = Watch(project, run.params, "sft")
     ended.attempt = end
     assert not budget.look(ended)
@@ -192,9 +168,7 @@ def test_an_unchanged_stage_costs_nothing_whatever_the_budget(project: Path) -> 
 
 def test_the_months_money_stops_a_run_of_a_retrain_cycle_while_it_works(project: Path) -> None:
     (project / "behaviour.txt").write_text("long")
-    params = load(
-        project / "params.yaml", ["prices.usd_per_device_hour=3.6", "retrain.monthly_usd=0.105"]
-    )
+    params = load(project / "params.yaml", ["prices.usd_per_device_hour=3.6", "retrain.monthly_usd=0.105"])
     spent_before = RetrainRow(time=time.time(), cycle="c", event="cost", usd=0.1)
     jsonl.append(project / RETRAIN_ROWS, spent_before)
     cycle = begin(project, "cycle", params, {PURPOSE: "a-flow-run"})
@@ -204,9 +178,7 @@ def test_the_months_money_stops_a_run_of_a_retrain_cycle_while_it_works(project:
     start, step = longest(project, "start"), longest(project, "train")
     assert spent(cycle).seconds <= max(5.0, start + step) + step + POLL_SECONDS + END_SECONDS
     left = 0.005 - spent(cycle).usd  # it stopped a step before its limit, and may go on for that
-    jsonl.append(
-        project / RETRAIN_ROWS, spent_before.model_copy(update={"cycle": "d", "usd": left})
-    )
+    jsonl.append(project / RETRAIN_ROWS, spent_before.model_copy(update={"cycle": "d", "usd": left}))
     with pytest.raises(OverBudget, match=r"retrain\.monthly_usd=0\.105 leaves no room"):
         bring_up(begin(project, "next-cycle", params, {PURPOSE: "another"}))
     of_all = {"retrain.monthly_usd": "null", "budget.monthly_usd": f"{spent_before.usd + left}"}

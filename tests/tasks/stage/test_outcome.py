@@ -6,9 +6,7 @@ from tasks.stage.outcome import StageCrashed, judge
 from tasks.stage.process import Ended
 
 
-def row(
-    attempt: int, event: str, code: int | None = None, message: str = "", step: int = 0
-) -> AttemptRow:
+def row(attempt: int, event: str, code: int | None = None, message: str = "", step: int = 0) -> AttemptRow:
     content = {
         "time": 0.0,
         "run_id": "r",
@@ -60,12 +58,7 @@ def test_a_process_killed_after_its_last_row_is_tried_again() -> None:
 
 @pytest.mark.parametrize(("step", "hopeless"), [(5, True), (6, False)])
 def test_only_the_same_words_at_the_same_step_are_hopeless(step: int, hopeless: bool) -> None:
-    rows = [
-        row(1, "start"),
-        row(1, "end", 1, "nan", 5),
-        row(2, "start"),
-        row(2, "end", 1, "nan", step),
-    ]
+    rows = [row(1, "start"), row(1, "end", 1, "nan", 5), row(2, "start"), row(2, "end", 1, "nan", step)]
     with pytest.raises(StageCrashed) as crash:
         judge("sft", 1, rows, ended(1))
     assert crash.value.hopeless is hopeless
@@ -91,8 +84,6 @@ def test_a_command_that_is_not_there_says_so() -> None:
 
 def test_a_launcher_that_lost_a_process_says_which() -> None:
     line = "sft: process 1 of 2 was killed by SIGKILL: the others end too.\n"
-    with pytest.raises(
-        StageCrashed, match="attempt 2 failed: process 1 of 2 was killed by"
-    ) as crash:
+    with pytest.raises(StageCrashed, match="attempt 2 failed: process 1 of 2 was killed by") as crash:
         judge("sft", 1, [*OLD, row(2, "start")], ended(1, line))
     assert not crash.value.hopeless

@@ -20,8 +20,7 @@ from tasks.stage.progress import Display, Watch, eta_seconds, line
 from tests.conftest import ROOT
 
 PARAMS = load(
-    ROOT / "recipes" / "demo.yaml",
-    ["sft.epochs=1.5", "sft.batch_size=4", "sft.micro_batch_size=4", "ppo.updates=7"],
+    ROOT / "recipes" / "demo.yaml", ["sft.epochs=1.5", "sft.batch_size=4", "sft.micro_batch_size=4", "ppo.updates=7"]
 )
 
 
@@ -35,19 +34,12 @@ def test_steps_are_rows_by_batch_times_epochs(tmp_path: Path) -> None:
     assert planned_steps(tmp_path, PARAMS, "rloo") == PARAMS.rloo.updates
     assert planned_steps(tmp_path, PARAMS, "reward") is None
     assert planned_steps(tmp_path, PARAMS, "data") is None
-    assert (
-        planned_steps(
-            tmp_path, load(ROOT / "recipes" / "demo.yaml", ["reward.max_steps=9"]), "reward"
-        )
-        == 9
-    )
+    assert planned_steps(tmp_path, load(ROOT / "recipes" / "demo.yaml", ["reward.max_steps=9"]), "reward") == 9
     limited = ["sft.epochs=1.5", "sft.batch_size=4", "sft.micro_batch_size=4"]
     for max_steps, steps in ((4, 4), (6, 5)):
         assert (
             planned_steps(
-                tmp_path,
-                load(ROOT / "recipes" / "demo.yaml", [*limited, f"sft.max_steps={max_steps}"]),
-                "sft",
+                tmp_path, load(ROOT / "recipes" / "demo.yaml", [*limited, f"sft.max_steps={max_steps}"]), "sft"
             )
             == steps
         )
@@ -61,17 +53,13 @@ def test_the_time_left_goes_by_the_pace_between_two_moments() -> None:
 
 
 @given(done=st.integers(1, 1000), left=st.integers(0, 1000), pace=st.floats(0.001, 100))
-def test_at_a_steady_pace_the_time_left_is_steps_left_times_pace(
-    done: int, left: int, pace: float
-) -> None:
+def test_at_a_steady_pace_the_time_left_is_steps_left_times_pace(done: int, left: int, pace: float) -> None:
     assert eta_seconds(done + left, (0.0, 0), (done * pace, done)) == pytest.approx(left * pace)
 
 
 def test_the_line_shows_a_value_that_is_no_number(tmp_path: Path) -> None:
     watch = Watch(tmp_path, PARAMS, "ppo")
-    row = MetricRow(
-        time=1.0, run_id="r", attempt=1, step=1, values={"score": math.nan, "kl": math.inf}
-    )
+    row = MetricRow(time=1.0, run_id="r", attempt=1, step=1, values={"score": math.nan, "kl": math.inf})
     jsonl.append(tmp_path / "runs" / "ppo" / "metrics.jsonl", row)
     assert line(watch.look()).endswith("score nan, kl inf")
 
@@ -80,21 +68,16 @@ def test_a_watch_sees_only_the_attempt_at_work(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "ppo"
     common = {"run_id": "r", "time": time.time()}
     jsonl.append(
-        folder / "attempts.jsonl",
-        AttemptRow(**common, attempt=1, event="start", fingerprint="", pid=11, step=0),
+        folder / "attempts.jsonl", AttemptRow(**common, attempt=1, event="start", fingerprint="", pid=11, step=0)
     )
-    jsonl.append(
-        folder / "metrics.jsonl", MetricRow(**common, attempt=1, step=5, values={"score": 1.0})
-    )
+    jsonl.append(folder / "metrics.jsonl", MetricRow(**common, attempt=1, step=5, values={"score": 1.0}))
     watch = Watch(tmp_path, PARAMS, "ppo")
     assert (watch.look().step, watch.attempt, watch.look().values) == (0, None, {})
     jsonl.append(
-        folder / "attempts.jsonl",
-        AttemptRow(**common, attempt=2, event="start", fingerprint="", pid=12, step=0),
+        folder / "attempts.jsonl", AttemptRow(**common, attempt=2, event="start", fingerprint="", pid=12, step=0)
     )
     jsonl.append(
-        folder / "attempts.jsonl",
-        AttemptRow(**common, attempt=2, event="resume", fingerprint="", pid=12, step=3),
+        folder / "attempts.jsonl", AttemptRow(**common, attempt=2, event="resume", fingerprint="", pid=12, step=3)
     )
     assert watch.look().step == 3
     usage = {
@@ -107,12 +90,8 @@ def test_a_watch_sees_only_the_attempt_at_work(tmp_path: Path) -> None:
         "seconds": 1.0,
     }
     for step, at in ((4, 100.0), (5, 103.0)):
-        jsonl.append(
-            folder / "usage.jsonl", UsageRow(run_id="r", attempt=2, step=step, time=at, **usage)
-        )
-    jsonl.append(
-        folder / "metrics.jsonl", MetricRow(**common, attempt=2, step=5, values={"score": 2.0})
-    )
+        jsonl.append(folder / "usage.jsonl", UsageRow(run_id="r", attempt=2, step=step, time=at, **usage))
+    jsonl.append(folder / "metrics.jsonl", MetricRow(**common, attempt=2, step=5, values={"score": 2.0}))
     progress = watch.look()
     assert (progress.step, progress.steps, progress.values) == (5, 7, {"score": 2.0})
     assert progress.eta_seconds == pytest.approx(6.0)
@@ -133,9 +112,7 @@ def test_what_waits_in_a_queue_costs_nothing_and_clocks_are_not_compared(tmp_pat
     assert watch.look().usd == pytest.approx(0.0, abs=1e-6)
     assert not budget.look(watch)
     there = time.time() - 3600.0
-    start = AttemptRow(
-        run_id="r", time=there, attempt=1, event="start", fingerprint="", pid=1, step=0
-    )
+    start = AttemptRow(run_id="r", time=there, attempt=1, event="start", fingerprint="", pid=1, step=0)
     jsonl.append(folder / "attempts.jsonl", start)
     assert watch.look().seconds < 30.0
     assert not budget.look(watch), "0.01 h are 36 s"

@@ -36,10 +36,7 @@ NewRun = Callable[..., Run]
 
 
 def bring_up(
-    run: Run,
-    stage: str = "sft",
-    stop: StopRequest | None = None,
-    seen: list[Progress] | None = None,
+    run: Run, stage: str = "sft", stop: StopRequest | None = None, seen: list[Progress] | None = None
 ) -> Outcome:
     return run_stage(run, stage, stop or StopRequest(), (seen if seen is not None else []).append)
 
@@ -55,10 +52,7 @@ def test_a_stage_runs_once_and_is_then_unchanged(project: Path, new_run: NewRun)
     assert again == [], "an unchanged stage starts no process, not even that of dvc"
     assert len([row for row in attempts(project, "sft") if row.event == "start"]) == 1
     rows = [row for row in pipeline_rows(project) if row.event == "stage"]
-    assert [(row.run_id, row.cached, row.attempt) for row in rows] == [
-        ("run-0", False, 1),
-        ("run-1", True, 1),
-    ]
+    assert [(row.run_id, row.cached, row.attempt) for row in rows] == [("run-0", False, 1), ("run-1", True, 1)]
     assert rows[1].detail["outs"] == digests(project, "sft").outs
     assert log_path(project, "sft").read_text() == "working\n"
 
@@ -74,9 +68,7 @@ def test_a_changed_parameter_reruns_its_stage_and_leaves_one_that_reads_the_same
     assert bring_up(run, "reward") == Outcome(cached=True, attempt=1)
 
 
-def test_a_forgotten_stage_is_run_again_and_what_reads_the_same_output_is_not(
-    project: Path, new_run: NewRun
-) -> None:
+def test_a_forgotten_stage_is_run_again_and_what_reads_the_same_output_is_not(project: Path, new_run: NewRun) -> None:
     for stage in ("sft", "reward"):
         bring_up(new_run(), stage)
     run = new_run()
@@ -88,8 +80,8 @@ def test_a_forgotten_stage_is_run_again_and_what_reads_the_same_output_is_not(
 
 @pytest.fixture
 def methods(tmp_path: Path) -> Path:
-    """A project whose stage `align` and what it makes are those of the project's own dvc.yaml; each
-    training adds a line to trained.txt.
+    """A project whose stage `align` and what it makes are those of the project's own dvc.yaml; each training adds a
+    line to trained.txt.
     """
     root = make_project(tmp_path / "methods", tmp_path / "remote-of-methods", ["sft", "evaluate"])
     pipeline = yaml.safe_load((root / "dvc.yaml").read_text())
@@ -101,8 +93,7 @@ def methods(tmp_path: Path) -> Path:
         "sft.out params.yaml > models/$1/weights"
         " && touch plots/$1.csv && echo {} > metrics/$1.json\n"
     )
-    # as in the project's own dvc.yaml: the chosen model is a dependency, and the outputs may be
-    # deleted
+    # as in the project's own dvc.yaml: the chosen model is a dependency, and the outputs may be deleted
     of_evaluate = {
         "cmd": "echo ${align.method} > evaluate.in && python stage.py evaluate",
         "deps": ["models/${align.method}"],
@@ -121,18 +112,11 @@ def trained(root: Path) -> list[str]:
 def dvc(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "dvc", *arguments]
     return subprocess.run(
-        command,
-        cwd=root,
-        env=environment(RLHF_RUN_ID="by-hand"),
-        capture_output=True,
-        text=True,
-        check=False,
+        command, cwd=root, env=environment(RLHF_RUN_ID="by-hand"), capture_output=True, text=True, check=False
     )
 
 
-def test_going_back_to_a_method_trains_nothing_and_takes_its_evaluation_from_the_run_cache(
-    methods: Path,
-) -> None:
+def test_going_back_to_a_method_trains_nothing_and_takes_its_evaluation_from_the_run_cache(methods: Path) -> None:
     said = {}
     for number, method in enumerate(("ppo", "dpo", "ppo")):
         wanted = load(methods / "params.yaml", [f"align.method={method}"])
@@ -153,11 +137,7 @@ def test_going_back_to_a_method_trains_nothing_and_takes_its_evaluation_from_the
             f"plots/{method}.csv",
             f"metrics/{method}.json",
         }
-    assert said == {
-        0: (Outcome(False, 1), "ppo"),
-        1: (Outcome(False, 2), "dpo"),
-        2: (Outcome(True, 1), "ppo"),
-    }
+    assert said == {0: (Outcome(False, 1), "ppo"), 1: (Outcome(False, 2), "dpo"), 2: (Outcome(True, 1), "ppo")}
     assert trained(methods) == ["ppo", "dpo"]
 
 
@@ -204,14 +184,10 @@ def test_params_edited_between_two_stages_are_refused_also_where_a_stage_would_b
     with pytest.raises(ParamsError, match=f"sft.epochs 9.0 -> {before}"):
         run_here(run, "sft", StopRequest(), lambda progress: None)
     edit_epochs(project, 9.0)
-    assert run_here(run, "sft", StopRequest(), lambda progress: None) == Outcome(
-        cached=False, attempt=2
-    )
+    assert run_here(run, "sft", StopRequest(), lambda progress: None) == Outcome(cached=False, attempt=2)
 
 
-@pytest.mark.parametrize(
-    "outs", [[{"sft.out": {"persist": True}}], ["sft.out"]], ids=["persist", "in the run cache"]
-)
+@pytest.mark.parametrize("outs", [[{"sft.out": {"persist": True}}], ["sft.out"]], ids=["persist", "in the run cache"])
 def test_params_edited_just_before_dvc_reads_them_are_not_recorded_for_what_others_made(
     project: Path, new_run: NewRun, outs: list[Any]
 ) -> None:
@@ -231,9 +207,7 @@ def test_params_edited_just_before_dvc_reads_them_are_not_recorded_for_what_othe
 
 
 @pytest.mark.slow
-def test_a_failed_experiment_of_dvc_beside_a_run_is_refused_by_the_next_stage(
-    project: Path, new_run: NewRun
-) -> None:
+def test_a_failed_experiment_of_dvc_beside_a_run_is_refused_by_the_next_stage(project: Path, new_run: NewRun) -> None:
     run = new_run()
     bring_up(run)
     git(project, "add", "--all")
@@ -241,11 +215,7 @@ def test_a_failed_experiment_of_dvc_beside_a_run_is_refused_by_the_next_stage(
     (project / "behaviour.txt").write_text("bad input")
     command = [sys.executable, "-m", "dvc", "exp", "run", "--set-param", "reward.epochs=9.0"]
     done = subprocess.run(
-        command,
-        cwd=project,
-        env=environment(RLHF_RUN_ID="experiment"),
-        check=False,
-        capture_output=True,
+        command, cwd=project, env=environment(RLHF_RUN_ID="experiment"), check=False, capture_output=True
     )
     assert done.returncode
     assert load(project / "params.yaml").reward.epochs == 9.0
@@ -255,10 +225,7 @@ def test_a_failed_experiment_of_dvc_beside_a_run_is_refused_by_the_next_stage(
 
 @pytest.mark.parametrize(
     ("figures", "unchanged"),
-    [
-        pytest.param({"rows_quarantined": 9}, True, marks=pytest.mark.slow),
-        ({"bayes_accuracy": 0.8}, False),
-    ],
+    [pytest.param({"rows_quarantined": 9}, True, marks=pytest.mark.slow), ({"bayes_accuracy": 0.8}, False)],
 )
 def test_a_stage_that_reads_some_figures_of_another_is_redone_for_those_alone(
     project: Path, new_run: NewRun, figures: dict[str, float], unchanged: bool
@@ -276,12 +243,7 @@ def test_a_stage_that_reads_some_figures_of_another_is_redone_for_those_alone(
     pipeline["stages"]["sft"]["deps"].append("metrics.in")
     pipeline["stages"]["reward"]["params"].append(read)
     (project / "dvc.yaml").write_text(yaml.safe_dump(pipeline))
-    before = {
-        "rows_quarantined": 1,
-        "bayes_accuracy": None,
-        "baseline_longer_wins": 0.5,
-        "baseline_bow": 0.6,
-    }
+    before = {"rows_quarantined": 1, "bayes_accuracy": None, "baseline_longer_wins": 0.5, "baseline_bow": 0.6}
     (project / "metrics").mkdir()
     for content in (before, before | figures):
         (project / "metrics.in").write_text(json.dumps(content))
@@ -305,9 +267,7 @@ def test_a_progress_line_that_nobody_reads_any_more_ends_no_stage(
         monkeypatch.setattr(sys, "stderr", broken)
         display = Display()
         display.LINE_EVERY_SECONDS = 0.0
-        assert run_stage(new_run(), "sft", StopRequest(), display.show) == Outcome(
-            cached=False, attempt=1
-        )
+        assert run_stage(new_run(), "sft", StopRequest(), display.show) == Outcome(cached=False, attempt=1)
         monkeypatch.undo()
         with suppress(BrokenPipeError):
             broken.close()
@@ -322,10 +282,7 @@ def test_an_error_beside_a_stage_lets_it_checkpoint(project: Path, new_run: NewR
 
     with pytest.raises(ZeroDivisionError):
         run_stage(new_run(), "sft", StopRequest(), observe)
-    assert [(row.event, row.exit_code) for row in attempts(project, "sft")] == [
-        ("start", None),
-        ("end", 75),
-    ]
+    assert [(row.event, row.exit_code) for row in attempts(project, "sft")] == [("start", None), ("end", 75)]
 
 
 def test_bad_input_is_the_stages_own_line(project: Path, new_run: NewRun) -> None:
@@ -334,22 +291,16 @@ def test_bad_input_is_the_stages_own_line(project: Path, new_run: NewRun) -> Non
         bring_up(new_run())
 
 
-def test_a_killed_stage_is_a_crash_and_goes_on_from_its_checkpoint(
-    project: Path, new_run: NewRun
-) -> None:
+def test_a_killed_stage_is_a_crash_and_goes_on_from_its_checkpoint(project: Path, new_run: NewRun) -> None:
     (project / "behaviour.txt").write_text("killed once")
     with pytest.raises(StageCrashed) as crash:
         bring_up(new_run())
     assert not crash.value.hopeless
     assert bring_up(new_run()) == Outcome(cached=False, attempt=2)
-    assert [
-        (row.attempt, row.step) for row in attempts(project, "sft") if row.event == "resume"
-    ] == [(2, 3)]
+    assert [(row.attempt, row.step) for row in attempts(project, "sft") if row.event == "resume"] == [(2, 3)]
 
 
-def test_a_stage_killed_before_its_first_row_is_tried_again_and_paid_for(
-    project: Path, new_run: NewRun
-) -> None:
+def test_a_stage_killed_before_its_first_row_is_tried_again_and_paid_for(project: Path, new_run: NewRun) -> None:
     (project / "behaviour.txt").write_text("killed early")
     with pytest.raises(StageCrashed, match="was killed without") as crash:
         bring_up(new_run())
@@ -371,9 +322,7 @@ def test_a_failure_that_repeats_word_for_word_is_hopeless(project: Path, new_run
     assert (first.value.hopeless, second.value.hopeless) == (False, True)
 
 
-def test_a_process_that_does_not_begin_is_hopeless_and_says_why(
-    project: Path, new_run: NewRun
-) -> None:
+def test_a_process_that_does_not_begin_is_hopeless_and_says_why(project: Path, new_run: NewRun) -> None:
     (project / "behaviour.txt").write_text("broken")
     with pytest.raises(StageCrashed, match="no module named nothing") as crash:
         bring_up(new_run())
@@ -382,9 +331,7 @@ def test_a_process_that_does_not_begin_is_hopeless_and_says_why(
 
 def test_an_output_that_was_not_made_is_not_taken_for_done(project: Path, new_run: NewRun) -> None:
     (project / "behaviour.txt").write_text("forgets")
-    with pytest.raises(
-        EnvironmentFault, match=r"sft is done, but DVC could not keep its outputs.*sft\.out"
-    ):
+    with pytest.raises(EnvironmentFault, match=r"sft is done, but DVC could not keep its outputs.*sft\.out"):
         bring_up(new_run())
 
 
@@ -394,14 +341,10 @@ def test_a_missing_input_is_dvcs_line(project: Path, new_run: NewRun) -> None:
         bring_up(new_run())
 
 
-def test_a_stop_request_reaches_the_stage_and_nothing_is_lost(
-    project: Path, new_run: NewRun
-) -> None:
+def test_a_stop_request_reaches_the_stage_and_nothing_is_lost(project: Path, new_run: NewRun) -> None:
     (project / "behaviour.txt").write_text("slow")
     stop = StopRequest()
-    timer = threading.Thread(
-        target=lambda: (await_rows(project), stop.handle(signal.SIGTERM, None))
-    )
+    timer = threading.Thread(target=lambda: (await_rows(project), stop.handle(signal.SIGTERM, None)))
     timer.start()
     with pytest.raises(StageStopped, match=r"asked to stop after step [1-7]"):
         bring_up(new_run(), stop=stop)
@@ -456,9 +399,7 @@ def test_a_stage_of_a_killed_run_holds_the_workspace_until_it_has_checkpointed(
     (project / "behaviour.txt").write_text("slow")
     new_run()
     with subprocess.Popen(
-        [sys.executable, "-c", HOLDING],
-        cwd=project,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        [sys.executable, "-c", HOLDING], cwd=project, env={**os.environ, "PYTHONPATH": str(ROOT)}
     ) as left:
         await_rows(project)
         left.kill()
@@ -483,21 +424,15 @@ def test_outputs_are_pushed_once(project: Path, new_run: NewRun, tmp_path: Path)
     assert not pushed[0].exists(), "an unchanged lock asks nobody"
 
 
-def test_what_one_remote_has_is_pushed_to_another_one_too(
-    project: Path, new_run: NewRun, tmp_path: Path
-) -> None:
+def test_what_one_remote_has_is_pushed_to_another_one_too(project: Path, new_run: NewRun, tmp_path: Path) -> None:
     bring_up(new_run())
     for name in ("remote", "second"):
         point_remote(project, tmp_path / name)
         assert push(project) is None
-        assert [path.read_text() for path in (tmp_path / name).rglob("*") if path.is_file()] == [
-            "one"
-        ]
+        assert [path.read_text() for path in (tmp_path / name).rglob("*") if path.is_file()] == ["one"]
 
 
-def test_an_unreachable_remote_is_a_line_and_not_a_failure(
-    project: Path, new_run: NewRun, tmp_path: Path
-) -> None:
+def test_an_unreachable_remote_is_a_line_and_not_a_failure(project: Path, new_run: NewRun, tmp_path: Path) -> None:
     bring_up(new_run())
     (project / ".rlhf").mkdir()
     (tmp_path / "remote").write_text("a file where the folder should be")

@@ -103,20 +103,14 @@ def test_a_study_is_killed_goes_on_and_shares_what_its_variants_share(tmp_path: 
     rest = first.communicate(timeout=120)[1]
     assert "asked to stop" in rest or "as asked" in rest  # in a stage, or between two
     assert first.returncode == 75
-    done = subprocess.run(
-        command, cwd=project, env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "1 of 3: as it is, seed 1: done before" in done.stderr
     # the third starts from the reward model of the first, though the second made another
     third = done.stderr.partition("3 of 3")[2]
     assert re.findall(r"^(\w+) +unchanged", third, re.M) == ["data", "sft", "reward"]
     found = Comparison.model_validate(json.loads(done.stdout))
-    assert [each.name for each in found.variants] == [
-        "as it is",
-        "other reward model",
-        "fewer updates",
-    ]
+    assert [each.name for each in found.variants] == ["as it is", "other reward model", "fewer updates"]
     assert found.variants[0].verdict == "base"
     assert all(len(each.runs) == 1 for each in found.variants)
     assert found.shared == ["data", "sft"]
@@ -128,9 +122,7 @@ def test_a_study_is_killed_goes_on_and_shares_what_its_variants_share(tmp_path: 
     (experiment,) = [each for each in client.search_experiments() if each.name != "Default"]
     runs = client.search_runs([experiment.experiment_id])
     (parent,) = [run for run in runs if run.data.tags.get("rlhf.kind") == "study"]
-    children = [
-        run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id
-    ]
+    children = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
     assert {run.info.run_id for run in children} >= {
         run.info.run_id for run in runs if run.data.tags.get("rlhf.kind") == "run"
     }

@@ -43,9 +43,7 @@ def test_the_ends_are_what_the_divergence_tends_to(end: float, near: float) -> N
 
 
 @pytest.mark.parametrize("beta", BETAS)
-def test_chunks_have_the_loss_and_the_gradients_of_dense_logits(
-    beta: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_have_the_loss_and_the_gradients_of_dense_logits(beta: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logprobs, "CHUNK_LOGITS", 3 * 40)
     generator = torch.Generator().manual_seed(1)
 
@@ -78,17 +76,13 @@ def test_a_scaled_gradient_does_not_vanish_in_fp16() -> None:
 
 
 @pytest.mark.parametrize("beta", BETAS)
-def test_a_batch_has_the_loss_and_the_gradients_of_trls_trainer(
-    beta: float, tmp_path: Path
-) -> None:
+def test_a_batch_has_the_loss_and_the_gradients_of_trls_trainer(beta: float, tmp_path: Path) -> None:
     student, teacher = policy(seed=1), policy(seed=2, family="qwen3")
     batch, responses = prompts(5), random_responses([3, 9, 1, 6, 4])
     trainer = DistillationTrainer(
         model=policy(seed=1),
         teacher_model=teacher,
-        args=DistillationConfig(
-            output_dir=str(tmp_path), beta=beta, temperature=0.8, use_cpu=True, report_to="none"
-        ),
+        args=DistillationConfig(output_dir=str(tmp_path), beta=beta, temperature=0.8, use_cpu=True, report_to="none"),
         train_dataset=Dataset.from_list([{"prompt": "hello"}]),
         processing_class=tokenizer(),
     )
@@ -122,7 +116,5 @@ def trls_inputs(batch: list[list[int]], responses: list[list[int]]) -> dict[str,
         "prompt_ids": torch.tensor([[pad] * (longest - len(row)) + row for row in batch]),
         "prompt_mask": torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in batch]),
         "completion_ids": torch.tensor([row + [pad] * (most - len(row)) for row in responses]),
-        "completion_mask": torch.tensor(
-            [[1] * len(row) + [0] * (most - len(row)) for row in responses]
-        ),
+        "completion_mask": torch.tensor([[1] * len(row) + [0] * (most - len(row)) for row in responses]),
     }

@@ -25,9 +25,7 @@ def test_a_falling_share_of_responses_that_end_is_named() -> None:
     check_responses([16.0] * 15, [0.1] * 5 + [0.9] * 5 + [0.5] * 5, 16.0)
 
 
-@pytest.mark.parametrize(
-    ("loss", "norm", "named"), [(float("nan"), 1.0, "loss is nan"), (1.0, float("inf"), "norm")]
-)
+@pytest.mark.parametrize(("loss", "norm", "named"), [(float("nan"), 1.0, "loss is nan"), (1.0, float("inf"), "norm")])
 def test_what_is_not_finite_is_named(loss: float, norm: float, named: str) -> None:
     with pytest.raises(TrainingDiverged, match=named):
         check_step(loss, norm, 3)

@@ -11,9 +11,7 @@ from training.modeling.layers import with_layers
 
 def test_a_student_of_one_layer_has_fewer_weights_besides_embeddings_and_head() -> None:
     larger = policy()
-    whole, found = (
-        parameters_of(each) for each in (larger, with_layers(larger, 1, "distill.student.layers"))
-    )
+    whole, found = (parameters_of(each) for each in (larger, with_layers(larger, 1, "distill.student.layers")))
     assert found["non_embedding_parameters"] < whole["non_embedding_parameters"]
     outer = [each["parameters"] - each["non_embedding_parameters"] for each in (found, whole)]
     assert outer[0] == outer[1] > 0

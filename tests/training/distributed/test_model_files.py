@@ -1,5 +1,5 @@
-"""The files of a finished model are those of `save_pretrained` and `save_file`, byte for byte,
-however the model is divided, and no process ever holds more than a tensor of it.
+"""The files of a finished model are those of `save_pretrained` and `save_file`, byte for byte, however the model is
+divided, and no process ever holds more than a tensor of it.
 """
 
 import weakref
@@ -30,9 +30,7 @@ def files(folder: Path) -> dict[str, bytes]:
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[None]:
     """A group of this process alone, in which tensors are divided, into one part."""
-    dist.init_process_group(
-        "gloo", init_method=f"file://{tmp_path / 'rendezvous'}", rank=0, world_size=1
-    )
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'rendezvous'}", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
@@ -71,9 +69,7 @@ def test_a_divided_model_is_saved_as_the_whole_one_with_one_tensor_gathered_at_a
             gathered = Gathered(patch)
             save_model(ours, model, bytes_of_a_file)
         if shape != "experts" or bytes_of_a_file == 10**9:
-            assert files(ours) == files(
-                theirs
-            )  # transformers keeps the experts of a layer together
+            assert files(ours) == files(theirs)  # transformers keeps the experts of a layer together
         assert (len(list(ours.glob("*.safetensors"))) > 1) == (bytes_of_a_file < 10**9)
         assert gathered.count == len(list(whole.parameters()))  # tied ones once
         assert gathered.most == max(p.nbytes for p in whole.parameters())
@@ -102,8 +98,7 @@ def test_an_adapter_is_written_as_safetensors_writes_it(tmp_path: Path) -> None:
     score = nn.Linear(16, 1, bias=False)
     save_adapter(tmp_path / "ours", model, "sft", "../base", None, score)
     stored = {
-        name: tensor.detach().contiguous()
-        for name, tensor in adapter_tensors(model, "sft", score.weight).items()
+        name: tensor.detach().contiguous() for name, tensor in adapter_tensors(model, "sft", score.weight).items()
     }
     save_file(stored, tmp_path / "theirs", metadata={"format": "pt"})
     assert (tmp_path / "ours" / WEIGHTS).read_bytes() == (tmp_path / "theirs").read_bytes()

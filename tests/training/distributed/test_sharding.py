@@ -1,5 +1,5 @@
-"""Models divided among processes learn what whole ones learn, and a run can go on with another
-number of processes or another division.
+"""Models divided among processes learn what whole ones learn, and a run can go on with another number of processes or
+another division.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -70,12 +70,7 @@ def first_ones(names: Iterable[str], quick: Sequence[str]) -> list[Any]:
     return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
-STRAIGHT = {
-    "trunk-none": "none",
-    "trunk-zero2": "zero2",
-    "base-zero3": "zero3",
-    "base-zero2": "zero2",
-}
+STRAIGHT = {"trunk-none": "none", "trunk-zero2": "zero2", "base-zero3": "zero3", "base-zero2": "zero2"}
 
 
 def stop_after_a_step(root: Path, stage_name: str) -> None:
@@ -86,12 +81,9 @@ def stop_after_a_step(root: Path, stage_name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def ran(
-    finished: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> dict[str, Path]:
-    """Projects by name. Of each stage one that was begun alone, went on divided, then divided
-    otherwise, and was finished alone; and runs that two processes did from beginning to end: those
-    that a test of this session asks for.
+def ran(finished: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, Path]:
+    """Projects by name. Of each stage one that was begun alone, went on divided, then divided otherwise, and was
+    finished alone; and runs that two processes did from beginning to end: those that a test of this session asks for.
     """
     wanted = {
         value
@@ -102,10 +94,7 @@ def ran(
     exchanged = [stage for stage in EXCHANGED if stage in wanted]
     straight = {name: level for name, level in STRAIGHT.items() if name in wanted}
     places = tmp_path_factory.mktemp("sharding")
-    found = {
-        stage: copied(finished, places / stage, stage, **{stage: EXCHANGED[stage]})
-        for stage in exchanged
-    }
+    found = {stage: copied(finished, places / stage, stage, **{stage: EXCHANGED[stage]}) for stage in exchanged}
     jobs = []
     for stage, root in found.items():
         stop_after_a_step(root, stage)
@@ -114,22 +103,16 @@ def ran(
     work(adapted, "reward")
     for name, level in straight.items():
         sections = (
-            {"ppo": TRUNK}
-            if name.startswith("trunk")
-            else {"ppo": BASE, "reward": {"lora": LORA, "max_steps": 4}}
+            {"ppo": TRUNK} if name.startswith("trunk") else {"ppo": BASE, "reward": {"lora": LORA, "max_steps": 4}}
         )
-        found[name] = copied(
-            finished if name.startswith("trunk") else adapted, places / name, "ppo", **sections
-        )
+        found[name] = copied(finished if name.startswith("trunk") else adapted, places / name, "ppo", **sections)
         jobs.append(Job(str(found[name]), "ppo", level, offload=level == "zero3"))
     run_together(jobs)
     for stage in exchanged:
         work(found[stage], stage)
     for name, of in {name.split("-")[0]: name for name in straight}.items():
         found[name] = copied(found[of], places / name, "ppo")
-        (found[name] / "params.yaml").write_text(
-            (found[of] / "params.yaml").read_text(), encoding="utf-8"
-        )
+        (found[name] / "params.yaml").write_text((found[of] / "params.yaml").read_text(), encoding="utf-8")
         work(found[name], "ppo")
     for stage in [stage for stage in ("dpo", "rloo", "grpo") if stage in exchanged]:
         found[f"{stage}-alone"] = copied(finished, places / f"{stage}-alone", stage)
@@ -151,27 +134,17 @@ def test_whoever_goes_on_and_however_it_is_divided_a_run_ends_with_the_same_weig
 
 @pytest.mark.integration
 @pytest.mark.parametrize("stage", first_ones(["sft", "reward", "dpo"], ["sft"]))
-def test_each_step_of_a_trainer_is_that_of_one_process(
-    stage: str, ran: dict[str, Path], finished: Path
-) -> None:
+def test_each_step_of_a_trainer_is_that_of_one_process(stage: str, ran: dict[str, Path], finished: Path) -> None:
     root, alone = ran[stage], ran.get(f"{stage}-alone", finished)
     straight, shared = (
-        {row.step: row.values for row in metric_rows(place, stage) if "loss" in row.values}
-        for place in (alone, root)
+        {row.step: row.values for row in metric_rows(place, stage) if "loss" in row.values} for place in (alone, root)
     )
     assert straight.keys() == shared.keys()
     for step, values in straight.items():
         # the last batch is a short one
-        whole = (
-            values.keys() & {"accuracy", "margin", "chosen_logps"}
-            if step % STEPS_OF_EPOCH
-            else set()
-        )
+        whole = values.keys() & {"accuracy", "margin", "chosen_logps"} if step % STEPS_OF_EPOCH else set()
         for name in {"loss", "grad_norm"} | whole:
-            assert shared[step][name] == pytest.approx(values[name], abs=2e-5, rel=1e-6), (
-                step,
-                name,
-            )
+            assert shared[step][name] == pytest.approx(values[name], abs=2e-5, rel=1e-6), (step, name)
     ours, theirs = metrics(root, stage), metrics(alone, stage)
     assert ours == pytest.approx(theirs, abs=2e-5)
 
@@ -198,8 +171,7 @@ def test_every_update_of_ppo_is_that_of_one_process(name: str, ran: dict[str, Pa
     assert {row.world_size for row in rows[two]} == {2}
     for phase in ("rollout", "score", "reference", "update"):
         counts = [
-            [(row.step, row.tokens, row.sequences) for row in rows[root] if row.phase == phase]
-            for root in (one, two)
+            [(row.step, row.tokens, row.sequences) for row in rows[root] if row.phase == phase] for root in (one, two)
         ]
         assert counts[0] == counts[1], phase
 

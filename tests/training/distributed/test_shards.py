@@ -1,6 +1,4 @@
-"""What several processes write and read of a checkpoint: each its share, in whatever number they
-come back.
-"""
+"""What several processes write and read of a checkpoint: each its share, in whatever number they come back."""
 
 import json
 import os
@@ -27,11 +25,7 @@ def together(what: str, folder: Path, processes: int) -> list[dict]:
     command = [sys.executable, "-m", "tests.training.support.divided", what, str(folder)]
     running = [
         subprocess.Popen(
-            command,
-            env={**common, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            command, env={**common, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         for rank in range(processes)
     ]
@@ -65,8 +59,7 @@ def test_no_process_holds_or_reads_the_whole_of_a_divided_checkpoint(tmp_path: P
 def test_a_process_alone_finds_what_it_wrote_to_the_bit(tmp_path: Path) -> None:
     shared = torch.randn(3, 5)
     first, second = (
-        {"a.b": torch.nn.Parameter(shared.clone()), "head": torch.nn.Parameter(torch.ones(1, 3))}
-        for _ in range(2)
+        {"a.b": torch.nn.Parameter(shared.clone()), "head": torch.nn.Parameter(torch.ones(1, 3))} for _ in range(2)
     )
     optimizers = [
         torch.optim.AdamW(list(named.values()), lr=rate, betas=(0.8, 0.99), fused=True)

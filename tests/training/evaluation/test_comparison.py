@@ -33,17 +33,11 @@ def test_a_tie_counts_half_a_win() -> None:
 
 
 @given(SCORES, st.integers(0, 1000))
-def test_the_order_of_presentation_does_not_matter_to_a_judge_of_scores(
-    scores: list[float], seed: int
-) -> None:
+def test_the_order_of_presentation_does_not_matter_to_a_judge_of_scores(scores: list[float], seed: int) -> None:
     other = scores[1:] + scores[:1]
-    one, same = (
-        win_rate(score_judge(scores, other), len(scores), 0.9, s) for s in (seed, seed + 1)
-    )
+    one, same = (win_rate(score_judge(scores, other), len(scores), 0.9, s) for s in (seed, seed + 1))
     assert one == same
-    assert one.rate == pytest.approx(
-        1 - win_rate(score_judge(other, scores), len(scores), 0.9, seed).rate
-    )
+    assert one.rate == pytest.approx(1 - win_rate(score_judge(other, scores), len(scores), 0.9, seed).rate)
 
 
 def test_a_judge_that_likes_a_place_gives_half() -> None:
@@ -75,21 +69,15 @@ def test_scores_within_the_tolerance_tie() -> None:
 def test_a_gain_by_hand() -> None:
     t = 4.302653  # Student's, 0.975 of two degrees of freedom: any printed table
     result = gain([2.0, 4.0, 6.0], [1.0, 1.0, 1.0], 0.95)
-    assert result == pytest.approx(
-        (3.0, 3 - t * 2 / math.sqrt(3), 3 + t * 2 / math.sqrt(3), 2 / math.sqrt(3))
-    )
+    assert result == pytest.approx((3.0, 3 - t * 2 / math.sqrt(3), 3 + t * 2 / math.sqrt(3), 2 / math.sqrt(3)))
     assert gain([2.0], [1.0], 0.95) == (1.0, -math.inf, math.inf, math.inf)
 
 
 @pytest.mark.parametrize("prompts", [4, 100])
 def test_the_interval_of_a_gain_covers_the_truth_as_often_as_it_says(prompts: int) -> None:
     rng = np.random.default_rng(1)
-    intervals = [
-        gain(rng.normal(0.3, 1, prompts), rng.normal(0, 1, prompts), 0.9) for _ in range(1000)
-    ]
-    assert sum(
-        interval.low <= 0.3 <= interval.high for interval in intervals
-    ) / 1000 == pytest.approx(0.9, abs=0.03)
+    intervals = [gain(rng.normal(0.3, 1, prompts), rng.normal(0, 1, prompts), 0.9) for _ in range(1000)]
+    assert sum(interval.low <= 0.3 <= interval.high for interval in intervals) / 1000 == pytest.approx(0.9, abs=0.03)
 
 
 def test_a_gain_bought_with_length_is_none_at_equal_length() -> None:
@@ -154,8 +142,8 @@ def test_a_proxy_that_rises_without_what_it_stands_for_is_hacked(
 
 
 def test_the_prompts_that_would_decide_by_hand() -> None:
-    """The score gained two deviations, so gold has to gain a tenth of its own, 0.1; it gained half
-    of that, with an interval twice too wide.
+    """The score gained two deviations, so gold has to gain a tenth of its own, 0.1; it gained half of that, with an
+    interval twice too wide.
     """
     proxy, gold = Gain(2.0, 1.9, 2.1, 0.05), Gain(0.05, -0.05, 0.15, 0.05)
     found = reward_hacking(proxy, gold, UP, 400)
@@ -163,45 +151,33 @@ def test_the_prompts_that_would_decide_by_hand() -> None:
 
 
 def drawn(rng: np.random.Generator, proxy: float, gold: float, prompts: int) -> HackingVerdict:
-    """The verdict on normal differences with these effects and a correlation of 0.5; gold comes in
-    steps of 0.1, as a count of criteria does.
+    """The verdict on normal differences with these effects and a correlation of 0.5; gold comes in steps of 0.1, as a
+    count of criteria does.
     """
     noise_B = rng.normal(0, 1, prompts)
     proxy_B = proxy + noise_B
-    gold_B = np.round(
-        0.25 * (gold + 0.5 * noise_B + math.sqrt(0.75) * rng.normal(0, 1, prompts)), 1
-    )
+    gold_B = np.round(0.25 * (gold + 0.5 * noise_B + math.sqrt(0.75) * rng.normal(0, 1, prompts)), 1)
     nothing = np.zeros(prompts)
     return reward_hacking(gain(proxy_B, nothing, 0.95), gain(gold_B, nothing, 0.95), UP, prompts)
 
 
 @pytest.mark.parametrize("prompts", [2, 5, 10, 20, 40, 300])
-@pytest.mark.parametrize(
-    ("proxy", "gold"), [(1.5, 0.1), (1.5, 0.3), (0.2, 0.1), (3.0, 1.0), (0.0, 0.0)]
-)
+@pytest.mark.parametrize(("proxy", "gold"), [(1.5, 0.1), (1.5, 0.3), (0.2, 0.1), (3.0, 1.0), (0.0, 0.0)])
 def test_a_reward_model_whose_rise_arrives_is_hardly_ever_called_hacked_however_few_the_prompts(
     prompts: int, proxy: float, gold: float
 ) -> None:
     rng = np.random.default_rng(4)
-    assert (
-        sum(drawn(rng, proxy, gold, prompts).hacked is True for _ in range(1000)) / 1000
-        <= 0.025 + 0.01
-    )
+    assert sum(drawn(rng, proxy, gold, prompts).hacked is True for _ in range(1000)) / 1000 <= 0.025 + 0.01
 
 
 @pytest.mark.parametrize("prompts", [2, 5, 10, 20, 40, 300])
 @pytest.mark.parametrize(("proxy", "gold"), [(1.5, 0.0), (1.5, 0.1), (1.0, -0.3)])
 def test_a_hollow_rise_is_hardly_ever_called_sound(prompts: int, proxy: float, gold: float) -> None:
     rng = np.random.default_rng(5)
-    assert (
-        sum(drawn(rng, proxy, gold, prompts).hacked is False for _ in range(1000)) / 1000
-        <= 0.025 + 0.01
-    )
+    assert sum(drawn(rng, proxy, gold, prompts).hacked is False for _ in range(1000)) / 1000 <= 0.025 + 0.01
 
 
-@pytest.mark.parametrize(
-    ("gold", "hacked"), [(-0.5, True), (0.0, True), (0.2, False), (0.7, False)]
-)
+@pytest.mark.parametrize(("gold", "hacked"), [(-0.5, True), (0.0, True), (0.2, False), (0.7, False)])
 def test_enough_prompts_decide(gold: float, hacked: bool) -> None:
     rng = np.random.default_rng(6)
     found = [drawn(rng, 1.5, gold, 2500).hacked for _ in range(100)]
@@ -209,9 +185,7 @@ def test_enough_prompts_decide(gold: float, hacked: bool) -> None:
     assert found.count(not hacked) == 0
 
 
-DIFFERENCES = st.lists(
-    st.tuples(st.integers(-20, 20), st.integers(-20, 20)), min_size=1, max_size=60
-)
+DIFFERENCES = st.lists(st.tuples(st.integers(-20, 20), st.integers(-20, 20)), min_size=1, max_size=60)
 
 
 @given(DIFFERENCES, st.sampled_from([0.25, 8.0]), st.sampled_from([0.25, 8.0]))
@@ -221,9 +195,7 @@ def test_the_units_of_score_and_gold_do_not_matter(
     proxy_B, gold_B = np.array(differences, dtype=float).T
     nothing = np.zeros(len(differences))
     found = [
-        reward_hacking(
-            gain(a * proxy_B, nothing, 0.95), gain(b * gold_B, nothing, 0.95), UP, len(differences)
-        )
+        reward_hacking(gain(a * proxy_B, nothing, 0.95), gain(b * gold_B, nothing, 0.95), UP, len(differences))
         for a, b in ((1.0, 1.0), (of_proxy, of_gold))
     ]
     assert found[0].hacked == found[1].hacked
@@ -234,9 +206,7 @@ def test_the_units_of_score_and_gold_do_not_matter(
 
 
 @given(DIFFERENCES)
-def test_fewer_than_ten_prompts_decide_nothing_and_more_of_the_same_decide(
-    differences: list[tuple[int, int]],
-) -> None:
+def test_fewer_than_ten_prompts_decide_nothing_and_more_of_the_same_decide(differences: list[tuple[int, int]]) -> None:
     proxy_B, gold_B = np.array(differences, dtype=float).T
     count, nothing = len(differences), np.zeros(len(differences))
     proxy, gold = gain(proxy_B, nothing, 0.95), gain(gold_B, nothing, 0.95)
@@ -249,10 +219,7 @@ def test_fewer_than_ten_prompts_decide_nothing_and_more_of_the_same_decide(
         narrower = math.sqrt(count / found.prompts_needed)
         later = [
             Gain(
-                g.mean,
-                g.mean - (g.mean - g.low) * narrower,
-                g.mean + (g.high - g.mean) * narrower,
-                g.error * narrower,
+                g.mean, g.mean - (g.mean - g.low) * narrower, g.mean + (g.high - g.mean) * narrower, g.error * narrower
             )
             for g in (proxy, gold)
         ]

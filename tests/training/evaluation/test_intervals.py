@@ -7,16 +7,9 @@ from training.evaluation.intervals import wilson
 
 @pytest.mark.parametrize(
     ("successes", "trials", "low", "high"),
-    [
-        (81, 263, 0.2553, 0.3662),
-        (15, 148, 0.0624, 0.1605),
-        (0, 20, 0.0, 0.1611),
-        (1, 29, 0.0061, 0.1718),
-    ],
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
 )
-def test_wilson_matches_the_published_table(
-    successes: int, trials: int, low: float, high: float
-) -> None:
+def test_wilson_matches_the_published_table(successes: int, trials: int, low: float, high: float) -> None:
     # Newcombe 1998, Statistics in Medicine 17, 857-872, table I, method 3, printed to four digits
     interval = wilson(successes, trials)
     assert interval.value == successes / trials

@@ -21,8 +21,8 @@ PEOPLE = 400
 
 
 class Biased:
-    """Prefers the better reply (its text says how good it is) with a share of mistakes, the longer
-    or the first one.
+    """Prefers the better reply (its text says how good it is) with a share of mistakes, the longer or the first
+    one.
     """
 
     name, usd = "biased", 0.0

@@ -5,13 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.evaluation.reliability import (
-    BINS,
-    Bin,
-    expected_calibration_error,
-    pair_accuracy,
-    reliability,
-)
+from training.evaluation.reliability import BINS, Bin, expected_calibration_error, pair_accuracy, reliability
 
 
 def test_a_tie_counts_half() -> None:
@@ -27,9 +21,7 @@ def test_bins_by_hand() -> None:
 
 
 def test_the_error_is_the_mean_distance_weighted_by_count() -> None:
-    assert expected_calibration_error([Bin(0.9, 0.7, 3), Bin(0.6, 0.7, 1)]) == pytest.approx(
-        (3 * 0.2 + 0.1) / 4
-    )
+    assert expected_calibration_error([Bin(0.9, 0.7, 3), Bin(0.6, 0.7, 1)]) == pytest.approx((3 * 0.2 + 0.1) / 4)
 
 
 @given(st.lists(st.floats(-50, 50), min_size=1, max_size=100))
@@ -38,9 +30,7 @@ def test_every_pair_is_in_one_bin_and_the_bins_add_up_to_the_accuracy(margins: l
     bins = reliability(values)
     assert sum(b.pairs for b in bins) == len(margins)
     assert len(bins) <= BINS
-    assert sum(b.pairs * b.accuracy for b in bins) / len(margins) == pytest.approx(
-        pair_accuracy(values)
-    )
+    assert sum(b.pairs * b.accuracy for b in bins) / len(margins) == pytest.approx(pair_accuracy(values))
     assert all(0.5 <= b.confidence <= 1 for b in bins)
 
 

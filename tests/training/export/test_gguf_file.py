@@ -29,9 +29,7 @@ def by_transformers(model: PreTrainedModel, ids: list[int]) -> list[int]:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_llama_cpp_replies_token_for_token_as_transformers_does(
-    tmp_path: Path, family: str
-) -> None:
+def test_llama_cpp_replies_token_for_token_as_transformers_does(tmp_path: Path, family: str) -> None:
     model, asked = policy(seed=3, family=family), prompts(40)
     write_gguf(model, tokenizer(), "f32", tmp_path / "model.gguf")
     with serving(tmp_path / "model.gguf", CONTEXT) as address:
@@ -41,9 +39,7 @@ def test_llama_cpp_replies_token_for_token_as_transformers_does(
 
 
 @pytest.mark.parametrize(("kind", "bits"), [("q8_0", 8.5), ("q4_0", 4.5)])
-def test_matrices_are_quantised_in_blocks_and_vectors_are_not(
-    tmp_path: Path, kind: str, bits: float
-) -> None:
+def test_matrices_are_quantised_in_blocks_and_vectors_are_not(tmp_path: Path, kind: str, bits: float) -> None:
     write_gguf(policy(), tokenizer(), kind, tmp_path / "model.gguf")
     for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors:
         if "norm" in tensor.name:
@@ -81,9 +77,7 @@ def test_an_architecture_that_was_never_compared_is_refused(tmp_path: Path) -> N
          "partial_rotary_factor=0.5"),
     ],
 )  # fmt: skip
-def test_what_a_file_cannot_say_is_refused(
-    tmp_path: Path, family: str, settings: dict[str, Any], told: str
-) -> None:
+def test_what_a_file_cannot_say_is_refused(tmp_path: Path, family: str, settings: dict[str, Any], told: str) -> None:
     model = policy(family=family)
     for name, value in settings.items():
         setattr(model.config, name, value)

@@ -79,9 +79,7 @@ def hub() -> Iterator[tuple[str, type[Hub]]]:
     server.server_close()
 
 
-def upload(
-    address: str, token: str, *arguments: str, name: str = NAME
-) -> subprocess.CompletedProcess[str]:
+def upload(address: str, token: str, *arguments: str, name: str = NAME) -> subprocess.CompletedProcess[str]:
     environment = {
         **os.environ, "HF_ENDPOINT": address, "HF_TOKEN": token, "HF_HUB_DISABLE_XET": "1",
         "HF_HUB_OFFLINE": "0", "NO_PROXY": "*",
@@ -92,9 +90,7 @@ def upload(
     )  # fmt: skip
 
 
-def test_every_file_is_in_one_commit_of_a_private_repository(
-    hub: tuple[str, type[Hub]], tmp_path: Path
-) -> None:
+def test_every_file_is_in_one_commit_of_a_private_repository(hub: tuple[str, type[Hub]], tmp_path: Path) -> None:
     address, server = hub
     (tmp_path / "gguf").mkdir()
     files = {"README.md": b"a card", "gguf/model-f32.gguf": b"GGUF"}
@@ -105,9 +101,7 @@ def test_every_file_is_in_one_commit_of_a_private_repository(
     assert [made["visibility"] for made in server.repositories] == ["private"]
     (commit,) = server.commits
     sent = {
-        line["value"]["path"]: base64.b64decode(line["value"]["content"])
-        for line in commit
-        if line["key"] == "file"
+        line["value"]["path"]: base64.b64decode(line["value"]["content"]) for line in commit if line["key"] == "file"
     }
     assert sent == files
 

@@ -46,9 +46,7 @@ def test_loaded_by_mlflow_it_answers_chats_as_the_run_does(finished: Path, model
     prompts = [json.loads(line)["prompt"] for line in lines]
     command = [sys.executable, "-c", LOAD, str(model), json.dumps(prompts)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        command, env=environment, cwd=model.parent, stdout=subprocess.PIPE, check=True, timeout=240
-    )
+    done = subprocess.run(command, env=environment, cwd=model.parent, stdout=subprocess.PIPE, check=True, timeout=240)
     found = json.loads(done.stdout)
     models = TrainedModels(finished)
     expected = []

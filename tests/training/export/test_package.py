@@ -44,9 +44,7 @@ def test_the_weights_are_those_of_the_run(finished: Path, exported: Path) -> Non
         assert torch.equal(theirs.state_dict()[name], weight), name
 
 
-def test_the_chat_template_alone_gives_the_prompts_of_training(
-    finished: Path, exported: Path
-) -> None:
+def test_the_chat_template_alone_gives_the_prompts_of_training(finished: Path, exported: Path) -> None:
     theirs = AutoTokenizer.from_pretrained(exported)
     ours = AutoTokenizer.from_pretrained(finished / "data/tokenizer")
     lines = (finished / "data/prepared/prompts/test.jsonl").read_text().split("\n")[:-1]
@@ -92,10 +90,7 @@ def test_quantising_is_compared_with_the_trained_model_and_in_the_card(exported:
 
 
 def test_a_model_that_gguf_does_not_know_is_exported_without(
-    finished: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(gguf_file, "ARCHITECTURES", ("gpt2",))
     export(finished, tmp_path / "out", FACTS)
@@ -107,9 +102,7 @@ def test_a_model_that_gguf_does_not_know_is_exported_without(
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").num_parameters() > 0
 
 
-def test_what_cannot_be_exported_leaves_the_export_before_it(
-    finished: Path, exported: Path, tmp_path: Path
-) -> None:
+def test_what_cannot_be_exported_leaves_the_export_before_it(finished: Path, exported: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(finished, broken)
     (broken / "models/ppo/model.safetensors").write_bytes(b"half")

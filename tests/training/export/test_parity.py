@@ -21,14 +21,10 @@ TURNS = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}<spare>"
     "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
 )
-NO_SYSTEM = (
-    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system turn') }}{% endif %}"
-)
+NO_SYSTEM = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system turn') }}{% endif %}"
 
 
-def found(
-    folder: Path, made: PreTrainedTokenizerBase, prompts: list[Prompt], trained: str | None = None
-) -> list[str]:
+def found(folder: Path, made: PreTrainedTokenizerBase, prompts: list[Prompt], trained: str | None = None) -> list[str]:
     """Of a GGUF file with `made`; training had the chat template `trained`."""
     write_gguf(policy(), made, "f32", folder / "model.gguf")
     made.chat_template = trained or made.chat_template

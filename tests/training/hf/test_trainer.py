@@ -40,12 +40,7 @@ def test_every_parameter_reaches_the_trainer(project: Project) -> None:
     assert (given.per_device_train_batch_size, given.gradient_accumulation_steps) == (3, 4)
     assert (given.learning_rate, given.weight_decay, given.max_grad_norm) == (7.0e-4, 0.03, 0.7)
     assert (given.get_warmup_steps(40), given.lr_scheduler_type) == (10, "linear")
-    assert (given.gradient_checkpointing, given.save_steps, given.logging_steps, given.seed) == (
-        True,
-        11,
-        13,
-        1,
-    )
+    assert (given.gradient_checkpointing, given.save_steps, given.logging_steps, given.seed) == (True, 11, 13, 1)
     assert given.report_to == []
 
 
@@ -63,59 +58,34 @@ def test_training_ends_with_the_epochs_or_at_max_steps_whichever_comes_first(
     project: Project, stage_name: str, epochs: float, max_steps: int | None, steps: int
 ) -> None:
     root = project(
-        stage_name,
-        **{stage_name: {"epochs": epochs, "max_steps": max_steps, "checkpoint_every_steps": 100}},
+        stage_name, **{stage_name: {"epochs": epochs, "max_steps": max_steps, "checkpoint_every_steps": 100}}
     )
     rows = len(
-        (root / f"data/prepared/{'sft' if stage_name == 'sft' else 'preference'}/train.jsonl")
-        .read_text()
-        .splitlines()
+        (root / f"data/prepared/{'sft' if stage_name == 'sft' else 'preference'}/train.jsonl").read_text().splitlines()
     )
     assert math.ceil(rows / 8) == 10
     work(root, stage_name)
-    assert (
-        metrics(root, stage_name)["steps"]
-        == steps
-        == planned_steps(root, load(root / "params.yaml"), stage_name)
-    )
+    assert metrics(root, stage_name)["steps"] == steps == planned_steps(root, load(root / "params.yaml"), stage_name)
 
 
 @pytest.mark.parametrize(
     ("schedule", "factors"),
-    [
-        pytest.param("constant", [1, 1], marks=pytest.mark.slow),
-        ("linear", [0.5, 0.1]),
-        ("cosine", [0.5, 0.0245]),
-    ],
+    [pytest.param("constant", [1, 1], marks=pytest.mark.slow), ("linear", [0.5, 0.1]), ("cosine", [0.5, 0.0245])],
 )
 def test_learning_rates_rise_and_fall_as_the_schedule_says(
     project: Project, schedule: str, factors: list[float]
 ) -> None:
-    root = project(
-        "sft",
-        sft={
-            "max_steps": 20,
-            "warmup_fraction": 0.5,
-            "schedule": schedule,
-            "learning_rate": 1.0e-3,
-        },
-    )
+    root = project("sft", sft={"max_steps": 20, "warmup_fraction": 0.5, "schedule": schedule, "learning_rate": 1.0e-3})
     work(root, "sft")
     rates = {
-        row.step: row.values["learning_rate"]
-        for row in metric_rows(root, "sft")
-        if "learning_rate" in row.values
+        row.step: row.values["learning_rate"] for row in metric_rows(root, "sft") if "learning_rate" in row.values
     }
     assert rates[6] == pytest.approx(0.5e-3)  # after five of ten warm-up steps
     assert [rates[16] / 1e-3, rates[20] / 1e-3] == pytest.approx(factors, abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("number", "limit", "largest"), [(8, 8, 8), (4, 8, 4), (12, 5, 4), (7, 4, 1), (64, 100, 64)]
-)
-def test_micro_batches_are_the_largest_that_divide_the_batch(
-    number: int, limit: int, largest: int
-) -> None:
+@pytest.mark.parametrize(("number", "limit", "largest"), [(8, 8, 8), (4, 8, 4), (12, 5, 4), (7, 4, 1), (64, 100, 64)])
+def test_micro_batches_are_the_largest_that_divide_the_batch(number: int, limit: int, largest: int) -> None:
     assert largest_divisor(number, limit) == largest
 
 
@@ -132,9 +102,7 @@ def test_the_collator_counts_real_tokens_and_rows() -> None:
     assert (collator.take().tokens, collator.work.tokens) == (0, 0)
 
 
-def test_each_epoch_has_all_rows_in_an_order_of_its_own(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_epoch_has_all_rows_in_an_order_of_its_own(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, ...]] = []
     plain = CountingCollator.__call__
 
@@ -154,15 +122,9 @@ def test_each_epoch_has_all_rows_in_an_order_of_its_own(
 def test_a_loss_that_is_no_number_is_named_and_no_model_appears(project: Project) -> None:
     root = project("reward")
     path = root / "models/sft/model.safetensors"
-    save_file(
-        {name: weight * math.nan for name, weight in load_file(path).items()},
-        path,
-        metadata={"format": "pt"},
-    )
+    save_file({name: weight * math.nan for name, weight in load_file(path).items()}, path, metadata={"format": "pt"})
     stage, run = open_stage(root, "reward")
-    with pytest.raises(
-        TrainingDiverged, match=r"reward loss is nan at step 1: .*reward\.learning_rate"
-    ):
+    with pytest.raises(TrainingDiverged, match=r"reward loss is nan at step 1: .*reward\.learning_rate"):
         run(stage)
     assert not (root / "models/reward").exists()
 
@@ -181,10 +143,7 @@ def test_a_damaged_checkpoint_falls_back_and_still_ends_with_the_same_bits(
     for _ in range(3):
         stopped(root, "sft")
     (folder,) = (root / "checkpoints/sft").iterdir()
-    assert [name for name in names(folder) if name != "trainer"] == [
-        "step-00000002",
-        "step-00000003",
-    ]
+    assert [name for name in names(folder) if name != "trainer"] == ["step-00000002", "step-00000003"]
     weights = next((folder / "step-00000003" / WEIGHTS).glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-1])
     with caplog.at_level(logging.WARNING):

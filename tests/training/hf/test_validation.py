@@ -22,9 +22,7 @@ SMALL = {"epochs": 12.0, "checkpoint_every_steps": 4, "keep": "best"}
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prepared data with a validation split, so few rows that every stage overfits, and an SFT
-    model.
-    """
+    """Prepared data with a validation split, so few rows that every stage overfits, and an SFT model."""
     root = tmp_path_factory.mktemp("small")
     write(small_params(), root / "params.yaml")
     assert run_main(root, "data") == 0
@@ -68,9 +66,7 @@ def test_validation_prompts_are_in_no_other_split(small: Path) -> None:
     assert len(prompts["validation"]) > 5
     assert not prompts["validation"] & (prompts["train"] | prompts["test"])
     names = {path.name for path in (small / "data/prepared/prompts").iterdir()}
-    assert names == {
-        f"{split}.{kind}" for split in ("train", "test") for kind in ("jsonl", "arrow")
-    }
+    assert names == {f"{split}.{kind}" for split in ("train", "test") for kind in ("jsonl", "arrow")}
 
 
 def test_new_fractions_move_only_prompts_of_training() -> None:
@@ -86,9 +82,7 @@ def test_the_model_is_that_of_the_checkpoint_with_the_least_validation_loss(
     root = copy_of(small, tmp_path, stage)
     work(root, stage)
     found = metrics(root, stage)
-    looks = {
-        row.step: row.values for row in metric_rows(root, stage) if "validation_loss" in row.values
-    }
+    looks = {row.step: row.values for row in metric_rows(root, stage) if "validation_loss" in row.values}
     assert {"validation_loss", "test_loss"} <= set(looks[4])
     best = min(looks, key=lambda step: looks[step]["validation_loss"])
     last = max(looks)
@@ -140,11 +134,7 @@ def test_two_processes_keep_the_same_checkpoint(sharding: str, small: Path, tmp_
     assert found["kept_step"] == expected["kept_step"]
     assert found["validation_loss"] == pytest.approx(expected["validation_loss"], rel=1e-3)
     looks = [
-        {
-            row.step: row.values["test_loss"]
-            for row in metric_rows(at, "sft")
-            if "test_loss" in row.values
-        }
+        {row.step: row.values["test_loss"] for row in metric_rows(at, "sft") if "test_loss" in row.values}
         for at in (two, alone)
     ]
     assert looks[0] == pytest.approx(looks[1], rel=1e-3)

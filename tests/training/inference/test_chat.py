@@ -52,9 +52,7 @@ def test_all_models_answer_under_their_names(folder: Path) -> None:
 
 
 def test_sampling_repeats_with_its_seed(folder: Path) -> None:
-    drawn = {
-        seed: said(folder, ["sft"], ["hello\n"], Sampling(1.0, 12, seed)) for seed in (1, 2, 3)
-    }
+    drawn = {seed: said(folder, ["sft"], ["hello\n"], Sampling(1.0, 12, seed)) for seed in (1, 2, 3)}
     assert said(folder, ["sft"], ["hello\n"], Sampling(1.0, 12, 1)) == drawn[1]
     assert len(set(drawn.values())) > 1
 

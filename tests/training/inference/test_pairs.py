@@ -20,44 +20,31 @@ from training.inference.pairs import draw_pairs, in_turn, in_use
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prepared prompts, a tokenizer, and a policy of random weights, which never says the same
-    twice.
-    """
+    """Prepared prompts, a tokenizer, and a policy of random weights, which never says the same twice."""
     root = tmp_path_factory.mktemp("pairs")
     write(
-        tiny.params(
-            model={"random": tiny.settings().random.model_dump(), "context_length": tiny.CONTEXT}
-        ),
+        tiny.params(model={"random": tiny.settings().random.model_dump(), "context_length": tiny.CONTEXT}),
         root / "params.yaml",
     )
     tiny.tokenizer().save_pretrained(root / "data/tokenizer")
     tiny.policy().save_pretrained(root / "models/ppo")
     (root / "data/prepared/prompts").mkdir(parents=True)
     for split, first in (("train", 0), ("test", 8)):
-        rows = [
-            json.dumps({"prompt": f"my kettle is cracked {i}"}) + "\n"
-            for i in range(first, first + 8)
-        ]
+        rows = [json.dumps({"prompt": f"my kettle is cracked {i}"}) + "\n" for i in range(first, first + 8)]
         (root / f"data/prepared/prompts/{split}.jsonl").write_text("".join(rows))
     return root
 
 
-def draw(
-    root: Path, target: Path, count: int, temperature: float = 1.0, seed: int | None = None
-) -> list[dict]:
+def draw(root: Path, target: Path, count: int, temperature: float = 1.0, seed: int | None = None) -> list[dict]:
     draw_pairs(root, load(root / "params.yaml"), target, count, temperature, seed)
     return list(jsonl.plain(target))
 
 
-def test_the_same_seed_draws_the_same_pairs_of_different_responses(
-    project: Path, tmp_path: Path
-) -> None:
+def test_the_same_seed_draws_the_same_pairs_of_different_responses(project: Path, tmp_path: Path) -> None:
     rows = draw(project, tmp_path / "a.jsonl", 6, seed=5)
     assert len({row["prompt"] for row in rows}) == 6
     assert all(row["response1"] != row["response2"] for row in rows)
-    assert {(row["seed"], row["model"], len(row["model_digest"])) for row in rows} == {
-        (5, "models/ppo", 16)
-    }
+    assert {(row["seed"], row["model"], len(row["model_digest"])) for row in rows} == {(5, "models/ppo", 16)}
     assert draw(project, tmp_path / "b.jsonl", 6, seed=5) == rows
     assert draw(project, tmp_path / "c.jsonl", 6, seed=6) != rows
     assert [pair[:3] for pair in read_pairs(tmp_path / "a.jsonl")] == [
@@ -65,9 +52,7 @@ def test_the_same_seed_draws_the_same_pairs_of_different_responses(
     ]
 
 
-def test_new_pairs_are_appended_and_ask_the_prompts_that_were_not_asked(
-    project: Path, tmp_path: Path
-) -> None:
+def test_new_pairs_are_appended_and_ask_the_prompts_that_were_not_asked(project: Path, tmp_path: Path) -> None:
     first = draw(project, tmp_path / "p.jsonl", 10)
     both = draw(project, tmp_path / "p.jsonl", 6)
     assert both[:10] == first
@@ -81,9 +66,7 @@ def test_prompts_asked_least_come_first() -> None:
     assert order[2:] == ["c", "a"]
 
 
-def test_a_model_that_says_the_same_twice_gives_one_line_and_keeps_the_file(
-    project: Path, tmp_path: Path
-) -> None:
+def test_a_model_that_says_the_same_twice_gives_one_line_and_keeps_the_file(project: Path, tmp_path: Path) -> None:
     before = draw(project, tmp_path / "p.jsonl", 2)
     with pytest.raises(DataError, match=r"16 prompts were the same.*--temperature 1e-06"):
         draw(project, tmp_path / "p.jsonl", 20, temperature=1e-6)
@@ -100,9 +83,7 @@ def test_a_missing_model_or_missing_prompts_are_one_line(project: Path, tmp_path
         draw(tmp_path / "copy", tmp_path / "p.jsonl", 2)
 
 
-def test_the_process_refuses_a_count_of_none(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_process_refuses_a_count_of_none(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
     monkeypatch.setattr(sys, "argv", ["pairs", "--count", "0"])
     assert pairs.main() == 2
@@ -114,9 +95,7 @@ def test_the_process_refuses_a_count_of_none(
     (project / pairs.PAIRS_FILE).unlink()
 
 
-def test_pairs_are_drawn_from_the_champion_where_there_is_one(
-    project: Path, tmp_path: Path
-) -> None:
+def test_pairs_are_drawn_from_the_champion_where_there_is_one(project: Path, tmp_path: Path) -> None:
     root = tmp_path / "project"
     (root / "champions").mkdir(parents=True)
     settings = tiny.params(align={"method": "dpo"})
@@ -125,11 +104,7 @@ def test_pairs_are_drawn_from_the_champion_where_there_is_one(
     write_record(
         root,
         ChampionRecord(
-            lineage=(
-                Champion(
-                    run_id="r1", method="ppo", model_digest="m", data_version="d", data_key="k"
-                ),
-            )
+            lineage=(Champion(run_id="r1", method="ppo", model_digest="m", data_version="d", data_key="k"),)
         ),
     )
     folder, params = in_use(root, settings)

@@ -34,9 +34,7 @@ class Server:
                 outer.asked.append(body["messages"][0]["content"])
                 outer.keys.append(self.headers.get("Authorization"))
                 status, content = outer.reply(outer.asked[-1])
-                data = (
-                    content.encode() if isinstance(content, str) else json.dumps(content).encode()
-                )
+                data = content.encode() if isinstance(content, str) else json.dumps(content).encode()
                 self.send_response(status)
                 self.send_header("Retry-After", "0")
                 self.send_header("Content-Length", str(len(data)))
@@ -83,9 +81,7 @@ def honest(question: str) -> tuple[int, Any]:
     return 200, said("A" if first == "good" else "reply B.")
 
 
-def test_both_orders_are_asked_and_a_first_place_bias_makes_ties(
-    server: Server, tmp_path: Path
-) -> None:
+def test_both_orders_are_asked_and_a_first_place_bias_makes_ties(server: Server, tmp_path: Path) -> None:
     server.reply = honest
     found = verdicts(EndpointJudge(settings(server), tmp_path / "a.sqlite"), pairs(6))
     assert (found.preferences, found.flips, found.unusable) == ([1.0] * 6, 0, 0)
@@ -95,9 +91,7 @@ def test_both_orders_are_asked_and_a_first_place_bias_makes_ties(
     assert (found.preferences, found.flips) == ([0.5] * 6, 6)
 
 
-def test_what_is_no_answer_is_counted_and_never_a_preference(
-    server: Server, tmp_path: Path
-) -> None:
+def test_what_is_no_answer_is_counted_and_never_a_preference(server: Server, tmp_path: Path) -> None:
     unusable = ["I cannot judge that.", "Both are fine, but A is longer.", "", " t. "]
     server.reply = lambda question: (200, said(unusable[len(server.asked) % 4]))
     judge = EndpointJudge(settings(server, parallel=1), tmp_path / "a.sqlite")
@@ -105,9 +99,7 @@ def test_what_is_no_answer_is_counted_and_never_a_preference(
     assert judge.refused == 3
 
 
-def test_a_judgement_that_broke_off_goes_on_without_paying_twice(
-    server: Server, tmp_path: Path
-) -> None:
+def test_a_judgement_that_broke_off_goes_on_without_paying_twice(server: Server, tmp_path: Path) -> None:
     paid: list[float] = []
 
     def flaky(question: str) -> tuple[int, Any]:
@@ -127,12 +119,8 @@ def test_a_judgement_that_broke_off_goes_on_without_paying_twice(
     assert sum(paid) == pytest.approx(100 * 100 * 10 / 1e6)
 
 
-def test_a_question_that_is_refused_is_no_answer_and_all_of_them_are_a_mistake(
-    server: Server, tmp_path: Path
-) -> None:
-    server.reply = lambda question: (
-        (400, "too long") if "prompt 3" in question else honest(question)
-    )
+def test_a_question_that_is_refused_is_no_answer_and_all_of_them_are_a_mistake(server: Server, tmp_path: Path) -> None:
+    server.reply = lambda question: (400, "too long") if "prompt 3" in question else honest(question)
     judge = EndpointJudge(settings(server), tmp_path / "a.sqlite")
     assert judge.prefer(pairs(5)) == [1.0, 1.0, 1.0, None, 1.0]
     server.reply = lambda question: (400, "no such model")
@@ -148,12 +136,8 @@ def test_the_budget_is_checked_before_a_call(server: Server, tmp_path: Path) -> 
     assert 0 < judge.usd <= 0.02
 
 
-def test_a_busy_server_is_asked_again_and_a_broken_one_named(
-    server: Server, tmp_path: Path
-) -> None:
-    server.reply = lambda question: (
-        (429, "slow down") if len(server.asked) < 3 else honest(question)
-    )
+def test_a_busy_server_is_asked_again_and_a_broken_one_named(server: Server, tmp_path: Path) -> None:
+    server.reply = lambda question: (429, "slow down") if len(server.asked) < 3 else honest(question)
     judge = EndpointJudge(settings(server, parallel=1), tmp_path / "a.sqlite")
     assert judge.prefer(pairs(1)) == [1.0]
     server.reply = lambda question: (200, "<html>")
@@ -178,8 +162,6 @@ def test_the_key_comes_from_the_environment_alone(
     with pytest.raises(EnvironmentFault, match="key_variable=JUDGE_KEY is not set"):
         EndpointJudge(settings(server, key_variable="JUDGE_KEY"), tmp_path / "a.sqlite")
     monkeypatch.setenv("JUDGE_KEY", "secret")
-    EndpointJudge(settings(server, key_variable="JUDGE_KEY"), tmp_path / "a.sqlite").prefer(
-        pairs(1)
-    )
+    EndpointJudge(settings(server, key_variable="JUDGE_KEY"), tmp_path / "a.sqlite").prefer(pairs(1))
     assert server.keys[-1] == "Bearer secret"
     assert b"secret" not in (tmp_path / "a.sqlite").read_bytes()

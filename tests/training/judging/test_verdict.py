@@ -34,10 +34,7 @@ class Taste:
 
     def prefer(self, pairs: list[Pair]) -> list[float | None]:
         self.asked += len(pairs)
-        return [
-            0.5 + 0.5 * (pair.first.startswith(self.word) - pair.second.startswith(self.word))
-            for pair in pairs
-        ]
+        return [0.5 + 0.5 * (pair.first.startswith(self.word) - pair.second.startswith(self.word)) for pair in pairs]
 
 
 def with_people() -> Params:
@@ -67,9 +64,7 @@ def vote(root: Path, count: int, preferred: int = 1) -> None:
     write_jsonl(root / "data/judge/votes.jsonl", rows)
 
 
-def test_a_judge_that_people_bear_out_gives_a_verdict(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_judge_that_people_bear_out_gives_a_verdict(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = verdict.judged(root, prefer(monkeypatch, Taste("good")), PROMPTS, OURS, THEIRS)
     assert (found.name, found.fault, found.usd) == ("taste", None, 0.25)
     assert found.preferences == [1.0] * COUNT
@@ -79,9 +74,7 @@ def test_a_judge_that_people_bear_out_gives_a_verdict(
     assert "judge_votes" not in found.metrics
 
 
-def test_a_judge_without_a_say_is_not_asked_about_the_replies(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_judge_without_a_say_is_not_asked_about_the_replies(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     judge = Taste("bad")
     found = verdict.judged(root, prefer(monkeypatch, judge), PROMPTS, OURS, THEIRS)
     assert judge.asked == 80
@@ -127,10 +120,7 @@ def test_votes_on_other_replies_skips_and_replaced_votes_do_not_count(tmp_path: 
 def test_pairs_for_people_are_the_replies_of_the_evaluation_that_differ(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="run the pipeline first"):
         pairs_to_judge(tmp_path)
-    rows = [
-        {"prompt": "p", "sft": "a", "aligned": "b"},
-        {"prompt": "q", "sft": "a", "aligned": "a"},
-    ]
+    rows = [{"prompt": "p", "sft": "a", "aligned": "b"}, {"prompt": "q", "sft": "a", "aligned": "a"}]
     write_jsonl(tmp_path / "evaluation/samples.jsonl", rows)
     assert pairs_to_judge(tmp_path) == 1
     (pair,) = read_pairs(tmp_path / JUDGE_PAIRS)
@@ -153,9 +143,7 @@ def test_what_a_judge_lacks_is_known_before_anything_is_trained(
 
 
 def test_people_see_the_replies_of_a_contest_that_waits_for_them(tmp_path: Path) -> None:
-    write_jsonl(
-        tmp_path / "evaluation/samples.jsonl", [{"prompt": "p", "sft": "a", "aligned": "b"}]
-    )
+    write_jsonl(tmp_path / "evaluation/samples.jsonl", [{"prompt": "p", "sft": "a", "aligned": "b"}])
     replies = [{"prompt": "q", "champion": "old", "challenger": "new"},
                {"prompt": "r", "champion": "same", "challenger": "same"}]  # fmt: skip
     write_jsonl(tmp_path / "runs/retrain/one/replies.jsonl", replies)

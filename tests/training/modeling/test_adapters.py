@@ -14,15 +14,7 @@ from transformers import PreTrainedModel
 from config.errors import EnvironmentFault, ModelError, StageStopped
 from config.sections.levers import Lora
 from tests.training.support.processes import metric_rows, metrics
-from tests.training.support.tiny import (
-    FAMILIES,
-    files,
-    open_stage,
-    policy,
-    settings,
-    tokenizer,
-    work,
-)
+from tests.training.support.tiny import FAMILIES, files, open_stage, policy, settings, tokenizer, work
 from training.distributed import shards
 from training.distributed.model_files import save_adapter
 from training.modeling.adapter_base import CONFIG, Base, base_of, named_base
@@ -78,13 +70,9 @@ def test_our_names_of_matrices_are_those_of_the_family(family: str, expected: li
 def test_a_packed_matrix_stands_for_all_of_its_parts_and_own_names_are_understood() -> None:
     assert matrices(policy(family="gpt2"), ["v"], "sft.lora") == ["attn.c_attn"]
     assert matrices(policy(family="gpt2"), ["o"], "sft.lora") == ["attn.c_proj"]
-    assert matrices(policy(family="gpt2"), ["down", "mlp.c_fc"], "sft.lora") == [
-        "mlp.c_fc",
-        "mlp.c_proj",
-    ]
+    assert matrices(policy(family="gpt2"), ["down", "mlp.c_fc"], "sft.lora") == ["mlp.c_fc", "mlp.c_proj"]
     with pytest.raises(
-        ModelError,
-        match=r"'gate' is not a matrix of this model .GPT2LMHeadModel.\. It has q, k, v, o, up",
+        ModelError, match=r"'gate' is not a matrix of this model .GPT2LMHeadModel.\. It has q, k, v, o, up"
     ):
         matrices(policy(family="gpt2"), ["gate"], "sft.lora")
 
@@ -153,9 +141,7 @@ def test_an_adapter_says_the_same_after_a_reload_and_a_move(
 ) -> None:
     model, root = adapted
     shutil.move(root, tmp_path / "moved")
-    loaded = load_policy(
-        tmp_path / "moved/ppo", settings(model.config.model_type), tokenizer()
-    ).eval()
+    loaded = load_policy(tmp_path / "moved/ppo", settings(model.config.model_type), tokenizer()).eval()
     assert list(loaded.peft_config) == [active(lora_layers(loaded))]
     assert torch.equal(says(loaded), says(model))
     assert base_of(tmp_path / "moved/ppo") == Base(tmp_path / "moved/base", None)
@@ -179,9 +165,7 @@ def test_an_adapter_begins_as_a_copy_that_learns_apart(tmp_path: Path, family: s
     assert torch.equal(says(model), expected)
 
 
-def test_a_copy_has_the_dropout_of_its_own_stage_and_a_model_at_rest_has_none(
-    tmp_path: Path,
-) -> None:
+def test_a_copy_has_the_dropout_of_its_own_stage_and_a_model_at_rest_has_none(tmp_path: Path) -> None:
     model = policy()
     add_adapter(model, lora(dropout=0.9), "sft", 1, "sft.lora")
     stir(model, "sft")
@@ -215,9 +199,7 @@ def test_an_adapter_that_could_not_be_a_copy_is_refused_in_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_an_adapter_on_an_adapter_is_refused_with_what_to_do(
-    adapted: tuple[PreTrainedModel, Path],
-) -> None:
+def test_an_adapter_on_an_adapter_is_refused_with_what_to_do(adapted: tuple[PreTrainedModel, Path]) -> None:
     """As the stages of earlier versions left them."""
     _, root = adapted
     config = root / "ppo" / CONFIG
@@ -226,21 +208,15 @@ def test_an_adapter_on_an_adapter_is_refused_with_what_to_do(
         lambda: load_policy(root / "ppo", settings(), tokenizer()),
         lambda: named_base(root / "ppo", root / "dpo"),
     ):
-        with pytest.raises(
-            ModelError, match=r"ppo is an adapter of .*sft, which is itself an adapter"
-        ) as error:
+        with pytest.raises(ModelError, match=r"ppo is an adapter of .*sft, which is itself an adapter") as error:
             use()
         assert str(error.value).endswith("sft first.")
         assert "\n" not in str(error.value)
 
 
-def test_a_model_that_learns_whole_has_its_adapter_merged(
-    adapted: tuple[PreTrainedModel, Path],
-) -> None:
+def test_a_model_that_learns_whole_has_its_adapter_merged(adapted: tuple[PreTrainedModel, Path]) -> None:
     model, root = adapted
-    loaded = load_policy(
-        root / "ppo", settings(model.config.model_type), tokenizer(), trainable=True
-    ).eval()
+    loaded = load_policy(root / "ppo", settings(model.config.model_type), tokenizer(), trainable=True).eval()
     assert not lora_layers(loaded)
     assert all(p.requires_grad for p in loaded.parameters())
     torch.testing.assert_close(says(loaded), says(model), atol=1e-4, rtol=0)
@@ -255,9 +231,7 @@ def test_peft_reads_our_folders(adapted: tuple[PreTrainedModel, Path]) -> None:
         assert torch.equal(says(loaded), says(model))
 
 
-def test_the_same_adapter_has_the_same_bytes(
-    adapted: tuple[PreTrainedModel, Path], tmp_path: Path
-) -> None:
+def test_the_same_adapter_has_the_same_bytes(adapted: tuple[PreTrainedModel, Path], tmp_path: Path) -> None:
     model, root = adapted
     save_adapter(tmp_path / "again", model, "ppo", "../base", None)
     assert files(tmp_path / "again") == files(root / "ppo")
@@ -340,10 +314,7 @@ def test_an_adapter_that_begins_from_another_names_the_same_base(tmp_path: Path,
     save_adapter(sft, model, "sft", base, "v2")
     (tmp_path / "base").mkdir()
     assert named_base(sft, tmp_path / "models/ppo") == (base, "v2")
-    assert named_base(sft, tmp_path / "champions/deep/er") == (
-        base.replace("../../", "../../../"),
-        "v2",
-    )
+    assert named_base(sft, tmp_path / "champions/deep/er") == (base.replace("../../", "../../../"), "v2")
 
 
 # ---------------------------------------------------------------- stages
@@ -351,9 +322,7 @@ def test_an_adapter_that_begins_from_another_names_the_same_base(tmp_path: Path,
 
 @pytest.fixture
 def on_a_base(project: Project, finished: Path) -> Project:
-    """A project before `stage` whose model.path is the finished project's SFT model, kept in
-    base/.
-    """
+    """A project before `stage` whose model.path is the finished project's SFT model, kept in base/."""
 
     def make(stage: str, name: str = "project", **sections: Any) -> Path:
         base = finished.parent / "base-of-adapters"
@@ -365,12 +334,8 @@ def on_a_base(project: Project, finished: Path) -> Project:
     return make
 
 
-def test_sft_and_reward_learn_as_adapters_on_one_base_and_say_the_same_when_loaded(
-    on_a_base: Project,
-) -> None:
-    root = on_a_base(
-        "sft", sft={"lora": LORA | {"dropout": 0.1}}, reward={"lora": LORA | {"dropout": 0.2}}
-    )
+def test_sft_and_reward_learn_as_adapters_on_one_base_and_say_the_same_when_loaded(on_a_base: Project) -> None:
+    root = on_a_base("sft", sft={"lora": LORA | {"dropout": 0.1}}, reward={"lora": LORA | {"dropout": 0.2}})
     work(root, "sft")
     rows = [row.values["loss"] for row in metric_rows(root, "sft") if "loss" in row.values]
     assert sum(rows[-3:]) < sum(rows[:3])
@@ -394,9 +359,7 @@ def test_a_stopped_stage_with_adapters_ends_with_the_bits_of_the_undisturbed_one
     on_a_base: Project, stage: str
 ) -> None:
     changes = {"lora": LORA | {"dropout": 0.1}, "max_steps": 6}
-    straight, stopped = (
-        on_a_base(stage, name, **{stage: changes}) for name in ("straight", "stopped")
-    )
+    straight, stopped = (on_a_base(stage, name, **{stage: changes}) for name in ("straight", "stopped"))
     work(straight, stage)
     begun, run = open_stage(stopped, stage)
     begun.stop_requested = True

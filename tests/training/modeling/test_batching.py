@@ -9,9 +9,7 @@ from training.modeling.batching import LengthBuckets, pad_right, token_budget_ba
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=60)
 
 
-def buckets(
-    rows: int, batch_size: int, seed: int = 3, epoch: int = 0
-) -> tuple[list[int], list[int]]:
+def buckets(rows: int, batch_size: int, seed: int = 3, epoch: int = 0) -> tuple[list[int], list[int]]:
     """Lengths of the rows and the order in which they are visited."""
     rng = random.Random(seed)
     lengths = [rng.randint(1, 100) for _ in range(rows)]
@@ -36,33 +34,27 @@ def test_the_order_is_a_function_of_seed_and_epoch_alone() -> None:
 def test_a_batch_holds_rows_of_like_length() -> None:
     lengths, order = buckets(3203, 32)
     spread = [
-        max(batch) - min(batch)
-        for batch in ([lengths[i] for i in order[k : k + 32]] for k in range(0, 3200, 32))
+        max(batch) - min(batch) for batch in ([lengths[i] for i in order[k : k + 32]] for k in range(0, 3200, 32))
     ]
     assert sum(spread) / len(spread) < 5  # of 100 lengths; random batches spread over 94
 
 
 def test_the_batches_of_two_epochs_hold_other_rows() -> None:
     first, second = (buckets(3200, 32, epoch=epoch)[1] for epoch in (0, 1))
-    batches = [
-        {frozenset(order[k : k + 32]) for k in range(0, 3200, 32)} for order in (first, second)
-    ]
+    batches = [{frozenset(order[k : k + 32]) for k in range(0, 3200, 32)} for order in (first, second)]
     assert not batches[0] & batches[1]
 
 
 def test_batches_come_in_random_order_of_length() -> None:
     lengths, order = buckets(3200, 32)
-    means = torch.tensor(
-        [sum(lengths[i] for i in order[k : k + 32]) / 32 for k in range(0, 1600, 32)]
-    )
+    means = torch.tensor([sum(lengths[i] for i in order[k : k + 32]) / 32 for k in range(0, 1600, 32)])
     assert abs(float(torch.corrcoef(torch.stack([means, torch.arange(50.0)]))[0, 1])) < 0.5
 
 
 def test_a_short_batch_comes_last_so_that_it_shifts_no_other() -> None:
     lengths, order = buckets(101, 10)
     spread = [
-        max(batch) - min(batch)
-        for batch in ([lengths[i] for i in order[k : k + 10]] for k in range(0, 100, 10))
+        max(batch) - min(batch) for batch in ([lengths[i] for i in order[k : k + 10]] for k in range(0, 100, 10))
     ]
     assert max(spread) < 30
     assert lengths[order[100]] == max(lengths)
@@ -90,12 +82,7 @@ def test_padding_fills_the_right() -> None:
 
 def test_fillers_complete_the_last_batch_and_move_no_row() -> None:
     lengths = [5, 3, 9, 4, 8, 2, 7]
-    plain, filled = (
-        list(LengthBuckets(lengths, 3, seed=1)),
-        LengthBuckets(lengths, 3, seed=1, filler=7),
-    )
+    plain, filled = (list(LengthBuckets(lengths, 3, seed=1)), LengthBuckets(lengths, 3, seed=1, filler=7))
     assert list(filled) == [*plain, 7, 7]
     assert len(filled) == 9
-    assert list(LengthBuckets(lengths[:6], 3, seed=1, filler=6)) == list(
-        LengthBuckets(lengths[:6], 3, seed=1)
-    )
+    assert list(LengthBuckets(lengths[:6], 3, seed=1, filler=6)) == list(LengthBuckets(lengths[:6], 3, seed=1))

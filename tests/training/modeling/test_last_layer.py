@@ -1,6 +1,4 @@
-"""Asking for some tokens gives what asking for all gives there, values and gradients, at less
-work.
-"""
+"""Asking for some tokens gives what asking for all gives there, values and gradients, at less work."""
 
 import gc
 import weakref
@@ -47,9 +45,7 @@ def test_some_tokens_are_as_all_would_give_them(family: str) -> None:
     torch.tanh(hidden_KD).sum().backward()
     torch.tanh(hidden_ND[SOME]).sum().backward()
     compared = 0
-    for (name, one), (_, other) in zip(
-        narrow.named_parameters(), whole.named_parameters(), strict=True
-    ):
+    for (name, one), (_, other) in zip(narrow.named_parameters(), whole.named_parameters(), strict=True):
         if other.grad is not None:
             torch.testing.assert_close(one.grad, other.grad, atol=1e-6, rtol=1e-4, msg=name)
             compared += 1
@@ -76,9 +72,7 @@ def test_generation_is_not_touched() -> None:
 def test_a_family_that_is_built_otherwise_is_left_alone() -> None:
     model = policy(family="gpt2")
     assert not narrows(model)
-    assert all(
-        "forward" not in vars(module) for module in model.modules() if isinstance(module, nn.Module)
-    )
+    assert all("forward" not in vars(module) for module in model.modules() if isinstance(module, nn.Module))
 
 
 def test_a_narrow_model_with_folded_adapters_ends_with_its_last_reference() -> None:

@@ -28,8 +28,7 @@ def test_all_layers_are_the_model_itself(family: str) -> None:
     larger = policy(family=family)
     ids = torch.tensor([max(prompts(3), key=len)])
     torch.testing.assert_close(
-        with_layers(larger, 2, "reward.layers").eval()(input_ids=ids).logits,
-        larger(input_ids=ids).logits,
+        with_layers(larger, 2, "reward.layers").eval()(input_ids=ids).logits, larger(input_ids=ids).logits
     )
 
 

@@ -17,9 +17,7 @@ def problem(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     return hidden_ND, weight_VD, torch.randint(V, (N,), generator=generator)
 
 
-def plain(
-    hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, temperature: float
-) -> tuple[Tensor, Tensor]:
+def plain(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     log_softmax = torch.log_softmax(hidden_ND @ weight_VD.T / temperature, dim=1)
     return log_softmax[torch.arange(N), targets_N], -(log_softmax.exp() * log_softmax).sum(dim=1)
 

@@ -1,6 +1,4 @@
-"""The folded product is PEFT's, values and gradients, and PEFT's own where folding would not be the
-same.
-"""
+"""The folded product is PEFT's, values and gradients, and PEFT's own where folding would not be the same."""
 
 import torch
 from peft.tuners.lora import LoraLayer
@@ -65,9 +63,7 @@ def test_layers_that_follow_each_other_do_not_get_in_each_others_way() -> None:
             torch.nn.init.normal_(layer.lora_B["policy"].weight, generator=generator)
             layer.zero_grad()
         calls = [super(_Folding, layer).forward if peft else layer for layer in (q, down, q)]
-        torch.stack(
-            [torch.tanh(call(x)).sum() for call, x in zip(calls, inputs, strict=True)]
-        ).sum().backward()
+        torch.stack([torch.tanh(call(x)).sum() for call, x in zip(calls, inputs, strict=True)]).sum().backward()
         return [
             weight.grad
             for layer in (q, down)
@@ -83,13 +79,9 @@ def test_what_is_folded_leaves_nothing_behind_but_one_block() -> None:
     first, second = layer_with(["policy"]), layer_with(["policy"])
     x = torch.ones(1, first.in_features)
     first(x)
-    [before] = (
-        block.data_ptr() for dtype, block in _buffers.of_dtype.items() if dtype == torch.float32
-    )
+    [before] = (block.data_ptr() for dtype, block in _buffers.of_dtype.items() if dtype == torch.float32)
     second(x)
-    assert [
-        block.data_ptr() for dtype, block in _buffers.of_dtype.items() if dtype == torch.float32
-    ] == [before]
+    assert [block.data_ptr() for dtype, block in _buffers.of_dtype.items() if dtype == torch.float32] == [before]
 
 
 def test_an_adapter_that_is_frozen_gets_no_gradient() -> None:

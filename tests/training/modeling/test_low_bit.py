@@ -31,18 +31,12 @@ IDS = torch.tensor([[5, 9, 14, 200]])
 
 
 def nf4_weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {
-        name: m.weight.detach().clone()
-        for name, m in model.named_modules()
-        if isinstance(m, Linear4bit)
-    }
+    return {name: m.weight.detach().clone() for name, m in model.named_modules() if isinstance(m, Linear4bit)}
 
 
 @pytest.fixture(scope="session")
 def wide(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project of matrices whose rows are whole blocks, in which sft and reward (an adapter) have
-    run. Read it.
-    """
+    """A project of matrices whose rows are whole blocks, in which sft and reward (an adapter) have run. Read it."""
     root = tmp_path_factory.mktemp("wide") / "project"
     shutil.copytree(finished, root, ignore=shutil.ignore_patterns("runs", "checkpoints", "models"))
     write(wide_params(), root / "params.yaml")
@@ -91,14 +85,10 @@ def test_a_frozen_models_matrices_take_four_bits_and_its_head_and_embedding_none
     assert 0.03 < float((kept - original).norm() / original.norm()) < 0.12
 
 
-@pytest.mark.skipif(
-    not Path("/proc/self/maps").exists(), reason="which files are mapped is read from /proc"
-)
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="which files are mapped is read from /proc")
 def test_a_quantised_model_holds_nothing_of_the_file_it_was_read_from(tmp_path: Path) -> None:
     wide = settings().random.model_copy(update={"width": 64, "mlp_width": 128})  # type: ignore[union-attr]
-    base_model(settings().model_copy(update={"random": wide}), tokenizer(), seed=1).save_pretrained(
-        tmp_path / "model"
-    )
+    base_model(settings().model_copy(update={"random": wide}), tokenizer(), seed=1).save_pretrained(tmp_path / "model")
     chosen = settings().model_copy(update={"quantisation": "nf4"})
     stored = load_policy(tmp_path / "model", chosen, tokenizer())
     assert str(tmp_path / "model") not in Path("/proc/self/maps").read_text()
@@ -115,17 +105,14 @@ def test_rows_that_a_cpu_reads_wrongly_are_refused(tmp_path: Path) -> None:
     policy().save_pretrained(tmp_path / "model")
     chosen = settings().model_copy(update={"quantisation": "nf4"})
     with pytest.raises(
-        EnvironmentFault,
-        match=r"q_proj of .*model has rows of 32 weights.* multiples of 64 .*quantisation: null",
+        EnvironmentFault, match=r"q_proj of .*model has rows of 32 weights.* multiples of 64 .*quantisation: null"
     ) as error:
         load_policy(tmp_path / "model", chosen, tokenizer())
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("layout", ["separate", "shared_base"])
-def test_ppo_learns_on_a_base_of_four_bits_that_stays_as_it_was(
-    wide: Path, tmp_path: Path, layout: str
-) -> None:
+def test_ppo_learns_on_a_base_of_four_bits_that_stays_as_it_was(wide: Path, tmp_path: Path, layout: str) -> None:
     root = tmp_path / "project"
     shutil.copytree(wide, root, ignore=shutil.ignore_patterns("runs", "checkpoints"))
     write(wide_params({"layout": layout}, "nf4"), root / "params.yaml")
@@ -146,11 +133,7 @@ def test_ppo_learns_on_a_base_of_four_bits_that_stays_as_it_was(
         ppo_module.load_roles = load
     rows = [row.values for row in metric_rows(root, "ppo")]
     assert len(rows) == 3
-    assert all(
-        math.isfinite(row[name])
-        for row in rows
-        for name in ("policy_loss", "value_loss", "kl", "entropy")
-    )
+    assert all(math.isfinite(row[name]) for row in rows for name in ("policy_loss", "value_loss", "kl", "entropy"))
     assert rows[0]["first_ratio_error"] == pytest.approx(0, abs=1e-4)
     assert rows[0]["kl"] == pytest.approx(0, abs=1e-4)
     assert abs(rows[-1]["kl"]) > 1e-5
@@ -163,9 +146,7 @@ def test_ppo_learns_on_a_base_of_four_bits_that_stays_as_it_was(
     assert metrics(root, "evaluate")["kl"] < 1.0  # against the same four bits
 
 
-def test_sft_and_reward_learn_on_four_bits_with_adapters_in_fp32(
-    wide: Path, tmp_path: Path
-) -> None:
+def test_sft_and_reward_learn_on_four_bits_with_adapters_in_fp32(wide: Path, tmp_path: Path) -> None:
     root = tmp_path / "project"
     shutil.copytree(wide, root, ignore=shutil.ignore_patterns("runs", "checkpoints"))
     base = {"path": str(wide / "models/sft"), "random": None, "quantisation": "nf4"}
@@ -177,15 +158,11 @@ def test_sft_and_reward_learn_on_four_bits_with_adapters_in_fp32(
         assert len(rows) == 4
         assert all(math.isfinite(loss) for loss in rows)
     stage, _ = open_stage(root, "reward")
-    loaded = load_policy(
-        root / "models/sft", stage.params.model, load_tokenizer(root / "data/tokenizer")
-    )
+    loaded = load_policy(root / "models/sft", stage.params.model, load_tokenizer(root / "data/tokenizer"))
     stored = load_file(root / "models/sft/adapter_model.safetensors")
     assert all(p.dtype == torch.float32 for p in stored.values())
     assert any(float(p.abs().max()) > 0 for name, p in stored.items() if "lora_B" in name)
-    assert not all(
-        torch.equal(p, p.bfloat16().float()) for name, p in stored.items() if "lora_B" in name
-    )
+    assert not all(torch.equal(p, p.bfloat16().float()) for name, p in stored.items() if "lora_B" in name)
     assert len(nf4_weights(loaded)) == 14
 
 
@@ -201,20 +178,13 @@ def test_ppo_learns_in_half_precision_with_adapters_in_fp32(
     stage, _ = open_stage(root, "ppo")
     roles = load_roles(stage, load_tokenizer(root / "data/tokenizer"))
     assert isinstance(roles.policy, AdapterView)
-    assert (
-        roles.policy.model.model.embed_tokens.weight.dtype
-        == {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
-    )
+    assert roles.policy.model.model.embed_tokens.weight.dtype == {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
     assert all(p.dtype == torch.float32 for p in roles.trainable().values())
     assert roles.scaler.is_enabled() is (dtype == "fp16")
     work(root, "ppo")
     rows = [row.values for row in metric_rows(root, "ppo")]
     assert len(rows) == 2
-    assert all(
-        math.isfinite(row[name])
-        for row in rows
-        for name in ("policy_loss", "value_loss", "kl", "grad_norm")
-    )
+    assert all(math.isfinite(row[name]) for row in rows for name in ("policy_loss", "value_loss", "kl", "grad_norm"))
     assert rows[0]["first_ratio_error"] == pytest.approx(0, abs=0.1)  # eight bits of mantissa
 
 
@@ -228,9 +198,7 @@ class Scaled(nn.Module):
         self.weight = nn.Parameter(torch.ones(4))
 
 
-def test_a_gradient_too_large_for_fp16_halves_the_loss_scale_and_takes_no_step(
-    project: Project,
-) -> None:
+def test_a_gradient_too_large_for_fp16_halves_the_loss_scale_and_takes_no_step(project: Project) -> None:
     chosen = open_stage(project("ppo"), "ppo")[0].params.ppo
     models = [Scaled() for _ in range(4)]
     roles = Roles(Models(models[0], models[1], models[2], models[3], None), chosen, "fp16")
@@ -266,12 +234,7 @@ def test_the_eight_bit_optimizer_follows_the_exact_one_with_a_quarter_of_its_sta
             taken.zero_grad()
         ends.append(weight.detach())
         states.append(
-            sum(
-                t.nbytes
-                for s in taken.state.values()
-                for t in s.values()
-                if torch.is_tensor(t) and t.numel() >= 8192
-            )
+            sum(t.nbytes for s in taken.state.values() for t in s.values() if torch.is_tensor(t) and t.numel() >= 8192)
         )
     moved = float((ends[0] - torch.linspace(-1, 1, 8192)).abs().mean())
     assert moved > 0.1
@@ -279,9 +242,7 @@ def test_the_eight_bit_optimizer_follows_the_exact_one_with_a_quarter_of_its_sta
     assert states == [2 * 4 * 8192, 2 * 8192]
 
 
-def test_without_bitsandbytes_the_parameter_that_asks_for_it_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_bitsandbytes_the_parameter_that_asks_for_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     require_bitsandbytes("model.quantisation=nf4", "model.quantisation: null")
     monkeypatch.setattr(sys, "path", [])
     monkeypatch.setattr(sys, "path_importer_cache", {})
@@ -289,11 +250,8 @@ def test_without_bitsandbytes_the_parameter_that_asks_for_it_is_named(
         monkeypatch.delitem(sys.modules, name)
     chosen = settings().model_copy(update={"quantisation": "nf4"})
     with pytest.raises(
-        EnvironmentFault,
-        match=r"model\.quantisation=nf4 needs the package bitsandbytes.* model\.quantisation: null",
+        EnvironmentFault, match=r"model\.quantisation=nf4 needs the package bitsandbytes.* model\.quantisation: null"
     ):
         quantisation(chosen, torch.float32)
-    with pytest.raises(
-        EnvironmentFault, match=r"ppo\.optimizer=adamw8bit .* ppo\.optimizer: adamw "
-    ):
+    with pytest.raises(EnvironmentFault, match=r"ppo\.optimizer=adamw8bit .* ppo\.optimizer: adamw "):
         optimizer("adamw8bit", [], "ppo.optimizer")

@@ -43,11 +43,7 @@ def one_line(error: pytest.ExceptionInfo[ModelError]) -> str:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_base_model_has_the_shape_asked_for_and_the_weights_of_its_seed(family: str) -> None:
     one, same, other = (base_model(settings(family), tokenizer(), seed) for seed in (1, 1, 2))
-    assert (one.config.num_hidden_layers, one.config.hidden_size, one.config.vocab_size) == (
-        2,
-        32,
-        len(tokenizer()),
-    )
+    assert (one.config.num_hidden_layers, one.config.hidden_size, one.config.vocab_size) == (2, 32, len(tokenizer()))
     assert one.config.tie_word_embeddings is (family != "qwen2")
     weights = [next(model.parameters()) for model in (one, same, other)]
     assert torch.equal(weights[0], weights[1])
@@ -59,14 +55,12 @@ def test_random_matrices_are_drawn_by_the_inputs_they_have(family: str) -> None:
     sizes = {"width": 128, "layers": 8, "mlp_width": 512, "heads": 4, "kv_heads": 4}
     given = settings(family)
     assert given.random is not None
-    model = base_model(
-        given.model_copy(update={"random": given.random.model_copy(update=sizes)}), tokenizer(), 1
-    )
+    model = base_model(given.model_copy(update={"random": given.random.model_copy(update=sizes)}), tokenizer(), 1)
     stds = {name: weights.std().item() for name, weights in model.named_parameters()}
     layer = "transformer.h.3" if family == "gpt2" else "model.layers.3"
-    names = {
-        "gpt2": ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"),
-    }.get(family, ("self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"))
+    names = {"gpt2": ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")}.get(
+        family, ("self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj")
+    )
     found = [stds[f"{layer}.{name}.weight"] for name in names]
     expected = [128**-0.5, (128 * 16) ** -0.5, 128**-0.5, (512 * 16) ** -0.5]
     assert found == pytest.approx(expected, rel=0.03)
@@ -125,17 +119,13 @@ def test_models_trained_with_dropout_are_loaded_without(family: str, tmp_path: P
     model.save_pretrained(tmp_path / "model")
     loaded = load_policy(tmp_path / "model", settings(family), tokenizer()).train()
     with torch.no_grad():
-        assert torch.equal(
-            loaded(input_ids=IDS).logits, policy(family=family)(input_ids=IDS).logits
-        )
+        assert torch.equal(loaded(input_ids=IDS).logits, policy(family=family)(input_ids=IDS).logits)
 
 
 # ---------------------------------------------------------------- reward models
 
 
-def test_a_heads_weights_have_standard_deviation_one_over_root_of_width_plus_one_and_no_bias() -> (
-    None
-):
+def test_a_heads_weights_have_standard_deviation_one_over_root_of_width_plus_one_and_no_bias() -> None:
     head = nn.Linear(9999, 1)
     init_head(head, seed=3)
     weights = head.weight.detach()
@@ -151,28 +141,19 @@ def test_a_heads_weights_have_standard_deviation_one_over_root_of_width_plus_one
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("saved", [True, False], ids=["from its folder", "from memory"])
-def test_a_reward_model_stands_on_the_trunk_of_the_language_model(
-    family: str, saved: bool, tmp_path: Path
-) -> None:
+def test_a_reward_model_stands_on_the_trunk_of_the_language_model(family: str, saved: bool, tmp_path: Path) -> None:
     trunk = policy(family=family)
     trunk.save_pretrained(tmp_path / "trunk")
-    model = new_reward_model(
-        tmp_path / "trunk" if saved else trunk, settings(family), tokenizer(), seed=7
-    ).eval()
+    model = new_reward_model(tmp_path / "trunk" if saved else trunk, settings(family), tokenizer(), seed=7).eval()
     with torch.no_grad():
         assert torch.equal(
-            model.base_model(input_ids=IDS).last_hidden_state,
-            trunk.base_model(input_ids=IDS).last_hidden_state,
+            model.base_model(input_ids=IDS).last_hidden_state, trunk.base_model(input_ids=IDS).last_hidden_state
         )
     head = nn.Linear(32, 1, bias=False)
     init_head(head, seed=7)
     assert torch.equal(model.score.weight, head.weight)
     assert model.score.bias is None
-    assert (model.config.num_labels, model.config.score_mean, model.config.score_std) == (
-        1,
-        0.0,
-        1.0,
-    )
+    assert (model.config.num_labels, model.config.score_mean, model.config.score_std) == (1, 0.0, 1.0)
 
 
 def test_a_reward_model_keeps_its_normalisation_in_its_artifact(tmp_path: Path) -> None:
@@ -248,9 +229,7 @@ def lose_a_tensor(folder: Path) -> None:
     ],
 )
 @pytest.mark.parametrize(
-    "load",
-    [load_policy, lambda *given: new_reward_model(*given, seed=1)],
-    ids=["policy", "reward trunk"],
+    "load", [load_policy, lambda *given: new_reward_model(*given, seed=1)], ids=["policy", "reward trunk"]
 )
 def test_a_damaged_folder_is_refused_in_one_line_that_names_it(
     folder: Path, damage: Callable[[Path], None], said: str, load: Callable
@@ -270,9 +249,7 @@ def test_a_reward_model_that_lost_its_head_is_refused(tmp_path: Path) -> None:
         load_reward_model(tmp_path / "reward", settings(), tokenizer())
 
 
-def test_a_folder_that_is_not_there_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # the checkout may have a models/sft
     with pytest.raises(ModelError, match="/nowhere does not exist"):
         check_folder("/nowhere")
@@ -282,27 +259,14 @@ def test_a_folder_that_is_not_there_is_named(
 
 
 @pytest.mark.parametrize(
-    "load",
-    [load_policy, lambda *given: new_reward_model(*given, seed=1)],
-    ids=["policy", "reward trunk"],
+    "load", [load_policy, lambda *given: new_reward_model(*given, seed=1)], ids=["policy", "reward trunk"]
 )
-def test_a_model_with_a_smaller_vocabulary_than_the_tokenizer_is_refused(
-    folder: Path, load: Callable
-) -> None:
+def test_a_model_with_a_smaller_vocabulary_than_the_tokenizer_is_refused(folder: Path, load: Callable) -> None:
     larger = trained_tokenizer(
-        [
-            *BY_HAND.remedies.values(),
-            *BY_HAND.items,
-            *BY_HAND.upset,
-            *BY_HAND.calm,
-            *BY_HAND.greetings,
-        ],
-        380,
+        [*BY_HAND.remedies.values(), *BY_HAND.items, *BY_HAND.upset, *BY_HAND.calm, *BY_HAND.greetings], 380
     )
     assert len(larger) > len(tokenizer())
-    with pytest.raises(
-        ModelError, match=f"vocabulary of {len(tokenizer())}, .* has {len(larger)}"
-    ) as error:
+    with pytest.raises(ModelError, match=f"vocabulary of {len(tokenizer())}, .* has {len(larger)}") as error:
         load(folder, settings(), larger)
     assert str(folder) in one_line(error)
 

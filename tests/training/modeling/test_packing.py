@@ -1,6 +1,4 @@
-"""Packed rows give every sequence what it gets alone, whatever lies beside it, and spend nothing on
-padding.
-"""
+"""Packed rows give every sequence what it gets alone, whatever lies beside it, and spend nothing on padding."""
 
 from itertools import pairwise
 
@@ -42,8 +40,8 @@ PAIRS = [
     ([*ids, 5, 6, 7, 2], [*ids, *other, 2])
     for ids, other in zip(prompts(5), [[6], [5, 6, 8], [], [9] * 20, [5, 6, 7]], strict=True)
 ] + [([7, 2], [8, 9, 2]), ([2], [2]), ([4, 5], [4, 5, 6])]
-"""Of each case: replies that differ at once, late, in length alone; that are one; no prompt; the
-first sequence begins the second.
+"""Of each case: replies that differ at once, late, in length alone; that are one; no prompt; the first sequence begins
+the second.
 """
 
 
@@ -57,9 +55,7 @@ def test_what_both_sequences_begin_with_stands_in_the_row_once() -> None:
 
 def test_sequences_nearly_as_long_are_filled_up_to_one_length() -> None:
     lengths = [16, 16, 15, 14, 13, 2]
-    packed, _ = pack_pairs(
-        [([1] * a, [2] * b) for a, b in zip(lengths[::2], lengths[1::2], strict=True)]
-    )
+    packed, _ = pack_pairs([([1] * a, [2] * b) for a, b in zip(lengths[::2], lengths[1::2], strict=True)])
     assert packed.groups == ((4, 16), (1, 13), (1, 2))
     assert len(packed.ids_N) == sum(lengths)
 
@@ -80,39 +76,24 @@ def test_hidden_states_and_gradients_of_pairs_are_those_of_each_sequence_alone(
         return hidden_ND.detach(), gradients
 
     packed, places = pack_pairs(pairs)
-    hidden, gradients = learned(
-        packed_hidden(model, packed, torch.tensor([at for place in places for at in place]))
-    )
+    hidden, gradients = learned(packed_hidden(model, packed, torch.tensor([at for place in places for at in place])))
     alone, expected = learned(
         torch.cat(
-            [
-                model.base_model(input_ids=torch.tensor([ids])).last_hidden_state[0]
-                for pair in pairs
-                for ids in pair
-            ]
+            [model.base_model(input_ids=torch.tensor([ids])).last_hidden_state[0] for pair in pairs for ids in pair]
         )
     )
     torch.testing.assert_close(hidden, alone, atol=1e-6, rtol=0)
     for ours, theirs in zip(gradients, expected, strict=True):
         # their norms compute in fp32 whatever the weights are
-        torch.testing.assert_close(
-            ours, theirs, atol=1e-6 + 1e-4 * float(theirs.abs().max()), rtol=0
-        )
+        torch.testing.assert_close(ours, theirs, atol=1e-6 + 1e-4 * float(theirs.abs().max()), rtol=0)
 
 
 def flash(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    dropout_p: float = 0.0,
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, softmax_scale: float | None = None, dropout_p: float = 0.0
 ) -> Tensor:
     """What the package's flash_attn_func gives, [B, L, H, D]."""
     heads = (x.transpose(1, 2) for x in (q, k, v))
-    return scaled_dot_product_attention(
-        *heads, is_causal=causal, scale=softmax_scale, enable_gqa=True
-    ).transpose(1, 2)
+    return scaled_dot_product_attention(*heads, is_causal=causal, scale=softmax_scale, enable_gqa=True).transpose(1, 2)
 
 
 def flash_varlen(
@@ -127,36 +108,25 @@ def flash_varlen(
     softmax_scale: float | None = None,
     dropout_p: float = 0.0,
 ) -> Tensor:
-    """flash_attn_varlen_func, [N, H, D]; it refuses what the kernel would read beyond its memory
-    for.
-    """
-    for ends, longest, tokens in (
-        (cu_seqlens_q, max_seqlen_q, len(q)),
-        (cu_seqlens_k, max_seqlen_k, len(k)),
-    ):
+    """flash_attn_varlen_func, [N, H, D]; it refuses what the kernel would read beyond its memory for."""
+    for ends, longest, tokens in ((cu_seqlens_q, max_seqlen_q, len(q)), (cu_seqlens_k, max_seqlen_k, len(k))):
         assert int(ends[-1]) == tokens, "an illegal access"
         assert longest == int(ends.diff().max())
     ends = cu_seqlens_q.tolist()
     pieces = [slice(start, end) for start, end in pairwise(ends)]
-    return torch.cat(
-        [flash(q[None, p], k[None, p], v[None, p], causal, softmax_scale)[0] for p in pieces]
-    )
+    return torch.cat([flash(q[None, p], k[None, p], v[None, p], causal, softmax_scale)[0] for p in pieces])
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_flash_attention_is_asked_for_each_sequence_of_a_row(
-    family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Through Transformers' own preparation, with kernels that check what they are handed; groups
-    of one sequence and of several.
+def test_flash_attention_is_asked_for_each_sequence_of_a_row(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through Transformers' own preparation, with kernels that check what they are handed; groups of one sequence and
+    of several.
     """
     functions = (flash, flash_varlen, None, None, None)
     monkeypatch.setattr(modeling_flash_attention_utils, "_loaded_implementation", None)
     monkeypatch.setattr(modeling_flash_attention_utils, "_lazy_imports", lambda *_, **__: functions)
     model = policy(family=family)
-    expected = [
-        model.base_model(input_ids=torch.tensor([ids])).last_hidden_state[0] for ids in SEQUENCES
-    ]
+    expected = [model.base_model(input_ids=torch.tensor([ids])).last_hidden_state[0] for ids in SEQUENCES]
     model.config._attn_implementation = "flash_attention_2"
     packed = pack(SEQUENCES)
     assert {count for count, length in packed.groups if length > 1} == {1, 2}
@@ -188,9 +158,7 @@ def test_recomputed_activations_give_the_same_gradients(family: str) -> None:
     recomputed.train()
     for model in (plain, recomputed):
         packed = pack(SEQUENCES)
-        torch.tanh(
-            packed_hidden(model, packed, torch.arange(1, len(packed.ids_N), 2))
-        ).sum().backward()
+        torch.tanh(packed_hidden(model, packed, torch.arange(1, len(packed.ids_N), 2))).sum().backward()
     grads = [
         (a.grad, b.grad)
         for a, b in zip(plain.parameters(), recomputed.parameters(), strict=True)
@@ -212,13 +180,7 @@ def test_a_sequence_longer_than_the_attention_window_is_refused() -> None:
     states = torch.zeros(1, 2, 3, 4)
     with pytest.raises(ModelError, match="window of 2"):
         AttentionInterface()["sdpa"](
-            torch.nn.Module(),
-            states,
-            states,
-            states,
-            torch.empty(NO_MASK),
-            groups=((1, 3),),
-            sliding_window=2,
+            torch.nn.Module(), states, states, states, torch.empty(NO_MASK), groups=((1, 3),), sliding_window=2
         )
 
 

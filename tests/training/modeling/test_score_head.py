@@ -9,15 +9,7 @@ import torch
 from torch import Tensor
 
 from config.load import write
-from tests.training.support.tiny import (
-    FAMILIES,
-    params,
-    prompts,
-    reward_model,
-    settings,
-    tokenizer,
-    work,
-)
+from tests.training.support.tiny import FAMILIES, params, prompts, reward_model, settings, tokenizer, work
 from training import evaluate, reward
 from training.inference import trained_models as contest_models
 from training.modeling.models import autocast, load_reward_model
@@ -31,18 +23,13 @@ SEQUENCES = [[*prompts(2)[1], 9, 14, token, 2] for token in range(4, 68)]
 
 
 def loaded(tmp_path: Path, family: str) -> tuple[torch.nn.Module, Tensor]:
-    """A reward model of fp32 weights, whose scores are large, loaded to score in bf16; its own
-    head's weights.
-    """
+    """A reward model of fp32 weights, whose scores are large, loaded to score in bf16; its own head's weights."""
     trained = reward_model(family=family)
     with torch.no_grad():
         trained.score.weight.mul_(LARGE)
     trained.save_pretrained(tmp_path / "reward")
     in_bf16 = settings(family).model_copy(update={"dtype": "bf16"})
-    return (
-        load_reward_model(tmp_path / "reward", in_bf16, tokenizer()).eval(),
-        trained.score.weight.detach(),
-    )
+    return (load_reward_model(tmp_path / "reward", in_bf16, tokenizer()).eval(), trained.score.weight.detach())
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -12,15 +12,11 @@ SEQUENCES = [
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("budget_tokens", [1, 60, 100_000])
-def test_a_score_is_the_heads_word_at_the_last_real_token_in_any_batch(
-    family: str, budget_tokens: int
-) -> None:
+def test_a_score_is_the_heads_word_at_the_last_real_token_in_any_batch(family: str, budget_tokens: int) -> None:
     model = reward_model(family=family)
     with torch.no_grad():
         expected = [
-            model.score(
-                model.base_model(input_ids=torch.tensor([ids])).last_hidden_state[0, -1]
-            ).item()
+            model.score(model.base_model(input_ids=torch.tensor([ids])).last_hidden_state[0, -1]).item()
             for ids in SEQUENCES
         ]
     assert raw_scores(model, SEQUENCES, budget_tokens).tolist() == pytest.approx(expected, abs=1e-5)

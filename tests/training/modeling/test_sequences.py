@@ -1,5 +1,5 @@
-"""Padding is inert: the same sample alone or in any batch gives the same log-probs and values, and
-the same gradients.
+"""Padding is inert: the same sample alone or in any batch gives the same log-probs and values, and the same
+gradients.
 """
 
 import pytest
@@ -8,46 +8,30 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tests.training.support.tiny import FAMILIES, policy, prompts, random_responses, tokenizer
-from training.modeling.sequences import (
-    per_response,
-    response_hidden,
-    response_targets,
-    sequence_logprobs,
-)
+from training.modeling.sequences import per_response, response_hidden, response_targets, sequence_logprobs
 
 RESPONSE_LENGTHS = [1, 12, 5, 3, 9, 1, 7]
 PROMPTS = prompts(len(RESPONSE_LENGTHS))
 SEQUENCES = [
-    [*prompt, *response]
-    for prompt, response in zip(PROMPTS, random_responses(RESPONSE_LENGTHS), strict=True)
+    [*prompt, *response] for prompt, response in zip(PROMPTS, random_responses(RESPONSE_LENGTHS), strict=True)
 ]
 PROMPT_LENGTHS = [len(prompt) for prompt in PROMPTS]
 
 
-def plain_logprobs(
-    model: PreTrainedModel, ids: list[int], prompt_length: int, temperature: float = 1.0
-) -> Tensor:
+def plain_logprobs(model: PreTrainedModel, ids: list[int], prompt_length: int, temperature: float = 1.0) -> Tensor:
     """One sequence, no padding, all logits: the definition."""
-    log_softmax = torch.log_softmax(
-        model(input_ids=torch.tensor([ids])).logits[0] / temperature, dim=-1
-    )
-    return log_softmax[
-        torch.arange(prompt_length - 1, len(ids) - 1), torch.tensor(ids[prompt_length:])
-    ]
+    log_softmax = torch.log_softmax(model(input_ids=torch.tensor([ids])).logits[0] / temperature, dim=-1)
+    return log_softmax[torch.arange(prompt_length - 1, len(ids) - 1), torch.tensor(ids[prompt_length:])]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("budget_tokens", [1, 60, 100_000])
-def test_logprobs_in_any_batch_are_those_of_the_sequence_alone(
-    family: str, budget_tokens: int
-) -> None:
+def test_logprobs_in_any_batch_are_those_of_the_sequence_alone(family: str, budget_tokens: int) -> None:
     model = policy(family=family)
     logprobs = sequence_logprobs(model, SEQUENCES, PROMPT_LENGTHS, 0.8, budget_tokens)
     assert [len(row) for row in logprobs] == RESPONSE_LENGTHS
     for row, ids, length in zip(logprobs, SEQUENCES, PROMPT_LENGTHS, strict=True):
-        torch.testing.assert_close(
-            row, plain_logprobs(model, ids, length, 0.8).detach(), atol=1e-5, rtol=0
-        )
+        torch.testing.assert_close(row, plain_logprobs(model, ids, length, 0.8).detach(), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -58,14 +42,10 @@ def test_gradients_of_a_batch_are_the_sum_of_those_of_its_sequences_alone(family
     (torch.tanh(hidden_ND).sum(dim=1) * weighting).sum().backward()
     parts = weighting.split(RESPONSE_LENGTHS)
     for ids, length, part in zip(SEQUENCES, PROMPT_LENGTHS, parts, strict=True):
-        hidden = alone.base_model(input_ids=torch.tensor([ids])).last_hidden_state[
-            0, length - 1 : -1
-        ]
+        hidden = alone.base_model(input_ids=torch.tensor([ids])).last_hidden_state[0, length - 1 : -1]
         (torch.tanh(hidden).sum(dim=1) * part).sum().backward()
     compared = 0
-    for (name, one), (_, other) in zip(
-        batched.named_parameters(), alone.named_parameters(), strict=True
-    ):
+    for (name, one), (_, other) in zip(batched.named_parameters(), alone.named_parameters(), strict=True):
         if other.grad is not None:  # an untied output embedding is not in the hidden states
             torch.testing.assert_close(one.grad, other.grad, atol=2e-5, rtol=1e-4, msg=name)
             compared += 1

@@ -61,19 +61,13 @@ def foreign(folder: Path, **special: str) -> Path:
     words = {word: i for i, word in enumerate(["<unk>", "<end>", "<padding>", "my", "kettle"])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="<unk>", **special
-    ).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", **special).save_pretrained(folder)
     return folder
 
 
 def test_special_tokens_have_the_first_ids_and_the_vocabulary_has_the_size_asked_for() -> None:
     assert TOKENIZER.convert_tokens_to_ids(list(SPECIAL_TOKENS)) == [0, 1, 2, 3]
-    assert (TOKENIZER.pad_token_id, TOKENIZER.bos_token_id, TOKENIZER.eos_token_id) == (
-        PAD,
-        BOS,
-        EOS,
-    )
+    assert (TOKENIZER.pad_token_id, TOKENIZER.bos_token_id, TOKENIZER.eos_token_id) == (PAD, BOS, EOS)
     assert len(TOKENIZER) == 300
 
 
@@ -83,10 +77,7 @@ def test_any_text_survives_encoding_and_decoding(text: str) -> None:
 
 
 def test_training_twice_gives_the_same_tokenizer() -> None:
-    assert (
-        trained_tokenizer(TEXTS, 300).backend_tokenizer.to_str()
-        == TOKENIZER.backend_tokenizer.to_str()
-    )
+    assert trained_tokenizer(TEXTS, 300).backend_tokenizer.to_str() == TOKENIZER.backend_tokenizer.to_str()
 
 
 def test_a_response_ends_with_eos_and_has_no_bos() -> None:
@@ -109,10 +100,7 @@ def test_a_conversation_begins_with_bos_once_and_ends_where_the_assistant_speaks
         {"role": "assistant", "content": "we will"},
         {"role": "user", "content": "replace it"},
     ]
-    assert (
-        render_prompt(TOKENIZER, prompt)
-        == "<bos>user: my kettle\nassistant: we will\nuser: replace it\nassistant:"
-    )
+    assert render_prompt(TOKENIZER, prompt) == "<bos>user: my kettle\nassistant: we will\nuser: replace it\nassistant:"
     assert encode_prompt(TOKENIZER, prompt).count(BOS) == 1
 
 
@@ -140,12 +128,8 @@ def test_conversations_to_learn_from_teach_no_part_of_a_special_token() -> None:
 
 
 def test_encoding_side_by_side_equals_encoding_one_by_one() -> None:
-    assert encode_prompts(TOKENIZER, TEXTS[:4]) == [
-        encode_prompt(TOKENIZER, text) for text in TEXTS[:4]
-    ]
-    assert encode_responses(TOKENIZER, TEXTS[:4]) == [
-        encode_response(TOKENIZER, text) for text in TEXTS[:4]
-    ]
+    assert encode_prompts(TOKENIZER, TEXTS[:4]) == [encode_prompt(TOKENIZER, text) for text in TEXTS[:4]]
+    assert encode_responses(TOKENIZER, TEXTS[:4]) == [encode_response(TOKENIZER, text) for text in TEXTS[:4]]
     assert encode_prompts(TOKENIZER, []) == []
 
 
@@ -162,10 +146,7 @@ def test_a_conversational_response_is_encoded_as_its_text() -> None:
 
 def test_decoding_stops_at_the_first_eos() -> None:
     ids = encode_response(TOKENIZER, "we will")
-    assert (
-        decode_response(TOKENIZER, [*ids, PAD, PAD, *encode_response(TOKENIZER, "refund")])
-        == "we will"
-    )
+    assert decode_response(TOKENIZER, [*ids, PAD, PAD, *encode_response(TOKENIZER, "refund")]) == "we will"
 
 
 def test_the_prompt_template_travels_with_the_saved_tokenizer(tmp_path: Path) -> None:
@@ -173,26 +154,18 @@ def test_the_prompt_template_travels_with_the_saved_tokenizer(tmp_path: Path) ->
     load_tokenizer(tmp_path / "first").save_pretrained(tmp_path / "second")
     loaded = load_tokenizer(tmp_path / "second")
     assert render_prompt(loaded, "my {prompt} is {x}") == "Customer: my {prompt} is {x}\nAgent:"
-    assert encode_response(loaded, "my kettle") == encode_response(
-        trained_tokenizer(TEXTS, 300), "my kettle"
-    )
+    assert encode_response(loaded, "my kettle") == encode_response(trained_tokenizer(TEXTS, 300), "my kettle")
 
 
-def test_too_little_text_gives_a_smaller_vocabulary_and_says_so(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_too_little_text_gives_a_smaller_vocabulary_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         small = trained_tokenizer(["a b"], 5000)
     assert 260 <= len(small) < 300
     assert len(caplog.records) == 1
 
 
-def test_a_pretrained_tokenizer_gets_the_pad_token_of_params_and_a_chat_template(
-    tmp_path: Path,
-) -> None:
-    tokenizer = pretrained_tokenizer(
-        settings(foreign(tmp_path, eos_token="<end>"), "<padding>"), "{prompt} my"
-    )
+def test_a_pretrained_tokenizer_gets_the_pad_token_of_params_and_a_chat_template(tmp_path: Path) -> None:
+    tokenizer = pretrained_tokenizer(settings(foreign(tmp_path, eos_token="<end>"), "<padding>"), "{prompt} my")
     assert tokenizer.pad_token_id == 2
     assert tokenizer.eos_token_id == 1
     assert encode_prompt(tokenizer, "kettle") == [4, 3]
@@ -240,9 +213,7 @@ def test_code_that_comes_with_a_tokenizer_is_not_run(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     config |= {"tokenizer_class": "Theirs", "auto_map": {"AutoTokenizer": [None, "theirs.Theirs"]}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    (tmp_path / "theirs.py").write_text(
-        f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Theirs: pass\n"
-    )
+    (tmp_path / "theirs.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Theirs: pass\n")
     with contextlib.suppress(ModelError):
         pretrained_tokenizer(settings(tmp_path))
     assert not (tmp_path / "ran").exists()
@@ -271,9 +242,7 @@ def test_an_end_of_turn_that_is_not_the_end_of_a_reply_is_named(
         ("{% for m in messages %}{{ m.content }}{% break %}{% endfor %}", "Hello?"),
     ],
 )  # fmt: skip
-def test_a_chat_template_is_rendered_alike_everywhere_and_every_day(
-    template: str, rendered: str
-) -> None:
+def test_a_chat_template_is_rendered_alike_everywhere_and_every_day(template: str, rendered: str) -> None:
     tokenizer = trained_tokenizer(["hello"], 300)
     tokenizer.chat_template = portable(template, "2026-01-31")
     assert render_prompt(tokenizer, [{"role": "user", "content": "Hello?"}]) == rendered

@@ -7,14 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from config.errors import DataError
-from training.preparation.cleaning import (
-    Origin,
-    Quarantine,
-    Refusal,
-    Refused,
-    TextRules,
-    same_prompt_key,
-)
+from training.preparation.cleaning import Origin, Quarantine, Refusal, Refused, TextRules, same_prompt_key
 
 RULES = TextRules(max_prompt_chars=20, max_response_chars=10, special_tokens=("<eos>",))
 
@@ -28,9 +21,7 @@ def refusals(*reason_names: str) -> list[Refusal]:
 
 def test_text_is_put_in_normal_form_and_keeps_its_inner_white_space() -> None:
     assert RULES.clean(" cafe\u0301\r\n  x\ry \n", "text") == "caf\u00e9\n  x\ny"
-    assert RULES.clean("\n \n    return n\n", "text") == "    return n", (
-        "its indentation is content"
-    )
+    assert RULES.clean("\n \n    return n\n", "text") == "    return n", "its indentation is content"
     assert RULES.clean("\tx", "text") == "\tx"
 
 
@@ -48,9 +39,7 @@ def test_text_is_put_in_normal_form_and_keeps_its_inner_white_space() -> None:
         ("end <eos> here", "special_token"),
     ],
 )
-def test_what_is_no_usable_text_is_refused_with_its_reason_and_column(
-    value: Any, reason: str
-) -> None:
+def test_what_is_no_usable_text_is_refused_with_its_reason_and_column(value: Any, reason: str) -> None:
     with pytest.raises(Refused) as refused:
         RULES.clean(value, "chosen")
     assert (refused.value.reason, refused.value.column) == (reason, "chosen")
@@ -78,9 +67,7 @@ def test_a_clean_text_stays_as_it_is(text: str) -> None:
 def test_a_conversation_of_one_user_message_is_the_same_prompt_as_its_text() -> None:
     user = {"role": "user", "content": "hello there"}
     assert same_prompt_key([user]) == same_prompt_key("hello there")
-    assert same_prompt_key([user, {"role": "assistant", "content": "hi"}]) != same_prompt_key(
-        "hello there"
-    )
+    assert same_prompt_key([user, {"role": "assistant", "content": "hi"}]) != same_prompt_key("hello there")
 
 
 def test_the_quarantine_file_tells_reason_place_column_and_the_original_row(tmp_path: Path) -> None:
@@ -120,9 +107,7 @@ def test_as_many_refused_rows_as_the_fraction_allows_pass(tmp_path: Path) -> Non
     assert not (tmp_path / "kept").exists()
 
 
-def test_one_refused_row_too_many_fails_with_the_top_reasons_and_their_first_places(
-    tmp_path: Path,
-) -> None:
+def test_one_refused_row_too_many_fails_with_the_top_reasons_and_their_first_places(tmp_path: Path) -> None:
     full = quarantine(tmp_path, "role", "empty", "empty", "empty", "role", "rank", "deleted")
     with pytest.raises(DataError) as failure:
         full.refuse_if_too_many(100, 0.05, tmp_path / "kept")

@@ -73,9 +73,7 @@ def test_a_cell_that_is_no_vote_refuses_its_row(cell: Any) -> None:
 
 
 def test_any_number_of_annotators_is_read_from_the_columns_named() -> None:
-    parsed = read_as(
-        "votes", {"prompt": "p", "response1": "a", "response2": "b", "x": "2"}, annotators="x"
-    )
+    parsed = read_as("votes", {"prompt": "p", "response1": "a", "response2": "b", "x": "2"}, annotators="x")
     assert parsed.examples[0].pairs[0].chosen == "b"
 
 
@@ -105,9 +103,7 @@ def test_every_row_is_either_an_example_or_a_refusal_with_its_place() -> None:
 
 
 def test_an_input_column_is_put_below_the_prompt_if_it_is_named_and_not_empty() -> None:
-    rows = [
-        {"instruction": "fix", "input": text, "completion": "a"} for text in ("this", "", " ", None)
-    ]
+    rows = [{"instruction": "fix", "input": text, "completion": "a"} for text in ("this", "", " ", None)]
     named = read_as("instructions", *rows, prompt="instruction", input="input")
     assert [example.prompt for example in named.examples] == ["fix\n\nthis", "fix", "fix", "fix"]
     assert read_as("instructions", rows[0], prompt="instruction").examples[0].prompt == "fix"
@@ -124,11 +120,7 @@ def test_conversations_are_read_and_replies_may_repeat_the_prompt() -> None:
     parsed = read_as(
         "pairs",
         {"prompt": [USER], "chosen": [REPLY], "rejected": [other]},
-        {
-            "prompt": "hello",
-            "chosen": [USER, REPLY],
-            "rejected": [{"role": "human", "content": "hello"}, other],
-        },
+        {"prompt": "hello", "chosen": [USER, REPLY], "rejected": [{"role": "human", "content": "hello"}, other]},
         {"prompt": "bye", "chosen": [USER, REPLY], "rejected": [USER, other]},
         {"prompt": [USER, REPLY], "chosen": "a", "rejected": "b"},
         {"prompt": [USER], "chosen": [USER], "rejected": "b"},
@@ -175,9 +167,7 @@ def test_an_absent_annotator_column_is_named() -> None:
 
 def test_a_column_absent_from_one_row_only_is_no_fault_of_the_file() -> None:
     rows = table_of({"prompt": "p"}, {"prompt": "p", "completion": "a"})
-    check_columns(
-        rows, "instructions", column_names("instructions", {}, "data.source"), "data.source"
-    )
+    check_columns(rows, "instructions", column_names("instructions", {}, "data.source"), "data.source")
 
 
 def test_a_misspelt_column_setting_is_refused_with_the_nearest_name() -> None:

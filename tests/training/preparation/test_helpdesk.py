@@ -25,21 +25,12 @@ from training.preparation.worlds import BY_HAND, WEIGHTS, world_of
 
 UPSET = "hello , my kettle is cracked . i am really angry ."
 CALM = "hello , my phone is very late . no hurry . order number 4 1 7 ."
-BEST_UPSET = (
-    "about your kettle : we are sorry . we will replace it . what is your order number ? kind "
-    "regards ."
-)
+BEST_UPSET = "about your kettle : we are sorry . we will replace it . what is your order number ? kind regards ."
 BEST_CALM = "about your phone : we will trace the parcel . kind regards ."
 
 
 def source(rows: int = 200, **changes: float) -> HelpdeskSource:
-    settings = {
-        "sft_rows": rows,
-        "preference_rows": rows,
-        "prompt_rows": rows,
-        "temperature": 0.12,
-        "quality": 0.6,
-    }
+    settings = {"sft_rows": rows, "preference_rows": rows, "prompt_rows": rows, "temperature": 0.12, "quality": 0.6}
     return HelpdeskSource.model_validate({"kind": "helpdesk", **settings, **changes})
 
 
@@ -68,9 +59,7 @@ def test_prompts_are_read_as_they_are_meant() -> None:
         (UPSET, "about your phone : " + BEST_UPSET, {"item"}),
         (
             UPSET,
-            BEST_UPSET.replace(
-                "about your kettle : we are sorry .", "we are sorry . about your kettle :"
-            ),
+            BEST_UPSET.replace("about your kettle : we are sorry .", "we are sorry . about your kettle :"),
             {"item"},
         ),
         # apology: if and only if upset
@@ -79,11 +68,7 @@ def test_prompts_are_read_as_they_are_meant() -> None:
         # remedy: the right one and no other
         (UPSET, BEST_UPSET.replace("we will replace it . ", ""), {"remedy"}),
         (UPSET, BEST_UPSET.replace("replace", "exchange"), {"remedy"}),
-        (
-            UPSET,
-            BEST_UPSET.replace("replace it .", "replace it . we will exchange it ."),
-            {"remedy"},
-        ),
+        (UPSET, BEST_UPSET.replace("replace it .", "replace it . we will exchange it ."), {"remedy"}),
         # order number: asked for if and only if missing
         (UPSET, BEST_UPSET.replace("what is your order number ? ", ""), {"order_number"}),
         (CALM, BEST_CALM.replace("kind", "what is your order number ? kind"), {"order_number"}),
@@ -91,10 +76,7 @@ def test_prompts_are_read_as_they_are_meant() -> None:
         (CALM, BEST_CALM.replace("kind", f"{BY_HAND.fillers[0]} kind"), {"brevity"}),
         (
             CALM,
-            BEST_CALM.replace(
-                "we will trace the parcel .",
-                "we will trace the parcel . we will trace the parcel .",
-            ),
+            BEST_CALM.replace("we will trace the parcel .", "we will trace the parcel . we will trace the parcel ."),
             {"brevity"},
         ),
         (CALM, BEST_CALM.replace("phone :", "phone : parcel the"), {"remedy", "brevity"}),
@@ -105,8 +87,7 @@ def test_prompts_are_read_as_they_are_meant() -> None:
         (
             CALM,
             BEST_CALM.replace(
-                "we will trace the parcel . kind regards .",
-                "kind regards . we will trace the parcel .",
+                "we will trace the parcel . kind regards .", "kind regards . we will trace the parcel ."
             ),
             {"close"},
         ),
@@ -130,9 +111,7 @@ def test_replies_of_quality_one_are_perfect_and_those_of_quality_zero_are_not() 
     for prompt in (UPSET, CALM):
         case = read_case(prompt)
         assert gold_score(prompt, reply(case, 1.0, random.Random(1))) == pytest.approx(1)
-        assert {
-            gold_score(prompt, reply(case, 0.0, random.Random(seed))) for seed in range(200)
-        } == {0}
+        assert {gold_score(prompt, reply(case, 0.0, random.Random(seed))) for seed in range(200)} == {0}
 
 
 # ---------------------------------------------------------------- labels and the Bayes limit
@@ -141,9 +120,7 @@ def test_replies_of_quality_one_are_perfect_and_those_of_quality_zero_are_not() 
 def test_preference_probabilities_by_hand() -> None:
     assert preference_probability(0.5, 0.5, 0.12) == 0.5
     assert preference_probability(0.7, 0.4, 0.3) == pytest.approx(1 / (1 + math.exp(-1)))
-    assert preference_probability(0.4, 0.7, 0.3) == pytest.approx(
-        1 - preference_probability(0.7, 0.4, 0.3)
-    )
+    assert preference_probability(0.4, 0.7, 0.3) == pytest.approx(1 - preference_probability(0.7, 0.4, 0.3))
 
 
 def test_the_bayes_limit_by_hand() -> None:
@@ -157,13 +134,10 @@ def test_the_bayes_limit_by_hand() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.05, 0.12, 0.5])
-def test_the_bayes_limit_is_the_accuracy_of_the_gold_order_on_drawn_labels(
-    temperature: float,
-) -> None:
+def test_the_bayes_limit_is_the_accuracy_of_the_gold_order_on_drawn_labels(temperature: float) -> None:
     pairs = generate(source(4000, temperature=temperature), seed=5).preference
     gains = [
-        gold_score(pair["prompt"], pair["chosen"]) - gold_score(pair["prompt"], pair["rejected"])
-        for pair in pairs
+        gold_score(pair["prompt"], pair["chosen"]) - gold_score(pair["prompt"], pair["rejected"]) for pair in pairs
     ]
     accuracy = sum((gain > 1e-9) + 0.5 * (abs(gain) <= 1e-9) for gain in gains) / len(gains)
     limit = bayes_accuracy(pairs, temperature)
@@ -192,9 +166,7 @@ def test_more_rows_of_one_kind_only_append(kind: str) -> None:
 
 
 def test_better_quality_gives_better_demonstrations() -> None:
-    scores = [
-        mean_gold(generate(source(500, quality=quality), seed=5).sft) for quality in (0.2, 0.6, 0.9)
-    ]
+    scores = [mean_gold(generate(source(500, quality=quality), seed=5).sft) for quality in (0.2, 0.6, 0.9)]
     assert scores == sorted(scores)
     assert scores[2] - scores[0] > 0.4
 

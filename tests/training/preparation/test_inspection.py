@@ -13,9 +13,7 @@ PARAMS = load(ROOT / "recipes" / "demo.yaml", ["data.test_fraction=0.3"])
 PAIR = {"question": "Where is my {}?", "preferred": "On its way, {}.", "rejected": "No idea."}
 
 
-def looked_at(
-    folder: Path, rows: list[Any] | str, name: str = "rows.jsonl", form: str | None = None
-) -> Inspection:
+def looked_at(folder: Path, rows: list[Any] | str, name: str = "rows.jsonl", form: str | None = None) -> Inspection:
     text = rows if isinstance(rows, str) else "\n".join(map(json.dumps, rows))
     (folder / name).write_text(text, encoding="utf-8")
     return inspect(name, folder, PARAMS, form, {})
@@ -42,9 +40,7 @@ def test_pairs_are_known_by_the_names_that_people_give_them(tmp_path: Path) -> N
     assert found.baselines == {}
 
 
-def test_what_stands_in_data_source_is_read_by_the_data_stage_in_the_same_way(
-    tmp_path: Path,
-) -> None:
+def test_what_stands_in_data_source_is_read_by_the_data_stage_in_the_same_way(tmp_path: Path) -> None:
     found = looked_at(tmp_path, pairs(100))
     again = inspect(found.file, tmp_path, PARAMS, found.source["format"], found.source["columns"])
     assert again == found
@@ -60,11 +56,7 @@ def test_what_stands_in_data_source_is_read_by_the_data_stage_in_the_same_way(
             "votes",
             {"prompt": "instruction", "annotators": "label_1", "input": "input"},
         ),
-        (
-            {"prompt": "a", "response1": "c", "response2": "d", "annotator": "x", "vote": 2},
-            "votes",
-            {},
-        ),
+        ({"prompt": "a", "response1": "c", "response2": "d", "annotator": "x", "vote": 2}, "votes", {}),
         (
             {"instruction": "a", "input": "", "output": "b"},
             "instructions",
@@ -72,11 +64,7 @@ def test_what_stands_in_data_source_is_read_by_the_data_stage_in_the_same_way(
         ),
         ({"Question": "a"}, "prompts", {"prompt": "Question"}),
         ("a", "prompts", {}),
-        (
-            {"prompt": {"text": "a", "role": "prompter", "replies": []}, "id": 3},
-            "trees",
-            {},
-        ),
+        ({"prompt": {"text": "a", "role": "prompter", "replies": []}, "id": 3}, "trees", {}),
     ],
 )
 def test_formats(tmp_path: Path, row: Any, form: str, columns: dict[str, str]) -> None:
@@ -90,9 +78,7 @@ def test_refusals_stand_with_their_first_place(tmp_path: Path) -> None:
     rows[1]["preferred"] = " "
     rows[2]["preferred"] = ""
     found = looked_at(tmp_path, rows)
-    assert found.refused == {
-        "empty": {"rows": 2, "first": "rows.jsonl line 2, preferred", "detail": "empty text"}
-    }
+    assert found.refused == {"empty": {"rows": 2, "first": "rows.jsonl line 2, preferred", "detail": "empty text"}}
     assert found.pairs == 1
 
 

@@ -282,8 +282,7 @@ def test_a_score_that_orders_nothing_refuses_its_row(score: Any) -> None:
 
 def test_undesirable_replies_are_no_demonstrations() -> None:
     _, parsed = read(
-        {"prompt": "p", "completion": "x", "label": True},
-        {"prompt": "q", "completion": "y", "label": False},
+        {"prompt": "p", "completion": "x", "label": True}, {"prompt": "q", "completion": "y", "label": False}
     )
     assert [(each.prompt, each.completions) for each in parsed.examples] == [
         ("p", ("x",)), ("q", ()),
@@ -395,19 +394,15 @@ def test_scores_that_contradict_the_labels_are_counted() -> None:
     rows = [{"prompt": "p", "chosen": "x", "rejected": "y", "score_chosen": score,
              "score_rejected": 2.0} for score in (3.0, 1.0, 2.0)]  # fmt: skip
     assert read(*rows)[1].warnings == (
-        "score_chosen is below score_rejected in 1 of 3 rows (first: line 2): the labels "
-        "contradict the scores",
+        "score_chosen is below score_rejected in 1 of 3 rows (first: line 2): the labels contradict the scores",
     )
 
 
 @pytest.mark.parametrize(
-    "prompt",
-    ["<|im_start|>user\nHello?<|im_end|>", "[INST] Hello? [/INST]", "Human: Hello?\n\nAssistant:"],
+    "prompt", ["<|im_start|>user\nHello?<|im_end|>", "[INST] Hello? [/INST]", "Human: Hello?\n\nAssistant:"]
 )
 def test_a_prompt_that_is_rendered_already_is_warned_of(prompt: str) -> None:
-    [warning] = read({"prompt": prompt, "completion": "x"}, {"prompt": "p", "completion": "y"})[
-        1
-    ].warnings
+    [warning] = read({"prompt": prompt, "completion": "x"}, {"prompt": "p", "completion": "y"})[1].warnings
     assert warning.startswith("1 of 2 prompts look like a transcript or a rendered template")
 
 

@@ -73,20 +73,14 @@ def test_prompts_of_the_judge_are_no_duplicates_of_the_other_datasets(tmp_path: 
 
 def test_each_use_has_its_own_columns(tmp_path: Path) -> None:
     datasets = written(tmp_path, pair("p"), pair("p", "c"))
-    assert contents(datasets, "sft") == [
-        {"prompt": "p", "completion": "a"},
-        {"prompt": "p", "completion": "c"},
-    ]
+    assert contents(datasets, "sft") == [{"prompt": "p", "completion": "a"}, {"prompt": "p", "completion": "c"}]
     assert contents(datasets, "prompts") == [{"prompt": "p"}]
 
 
 def test_one_conversation_makes_all_rows_conversational(tmp_path: Path) -> None:
     talk = {"prompt": [{"role": "user", "content": "q"}], "completion": "c"}
     assert sorted(contents(written(tmp_path, pair("p"), talk), "sft"), key=str) == [
-        {
-            "prompt": [{"role": "user", "content": text}],
-            "completion": [{"role": "assistant", "content": reply}],
-        }
+        {"prompt": [{"role": "user", "content": text}], "completion": [{"role": "assistant", "content": reply}]}
         for text, reply in (("p", "a"), ("q", "c"))
     ]
 
@@ -115,9 +109,7 @@ def test_a_pair_is_as_long_as_a_stage_reads_it_what_both_begin_with_once(tmp_pat
 
 
 @given(st.lists(st.sampled_from([f"prompt {i}" for i in range(30)]), min_size=1), st.data())
-def test_no_prompt_is_in_two_splits_and_adding_rows_moves_none(
-    prompts: list[str], data: st.DataObject
-) -> None:
+def test_no_prompt_is_in_two_splits_and_adding_rows_moves_none(prompts: list[str], data: st.DataObject) -> None:
     few = [pair(prompt, f"reply {i}") for i, prompt in enumerate(prompts)]
     added = data.draw(st.lists(st.sampled_from([f"prompt {i}" for i in range(60)])))
     more = [*few, *(pair(prompt, f"other {i}") for i, prompt in enumerate(added))]
@@ -129,8 +121,7 @@ def test_no_prompt_is_in_two_splits_and_adding_rows_moves_none(
 
     before, after = splits(*few), splits(*more)
     train, test = (
-        {row["prompt"] for (_, name), rows in after.items() for row in rows if name == split}
-        for split in SPLITS
+        {row["prompt"] for (_, name), rows in after.items() for row in rows if name == split} for split in SPLITS
     )
     assert not train & test
     for name, rows in before.items():
@@ -221,8 +212,7 @@ def test_the_histogram_counts_every_sequence_once_in_bins_of_one_width(tmp_path:
 
 def test_label_balance_counts_the_known_positions_only(tmp_path: Path) -> None:
     votes = [
-        {"prompt": f"v{i}", "response1": "a", "response2": "bb", "votes": [vote]}
-        for i, vote in enumerate((1, 2, 2))
+        {"prompt": f"v{i}", "response1": "a", "response2": "bb", "votes": [vote]} for i, vote in enumerate((1, 2, 2))
     ]
     rows = [pair("p", "aa", "a"), pair("q", "a", "b"), *votes]
     datasets = written(tmp_path, *rows)
@@ -232,9 +222,7 @@ def test_label_balance_counts_the_known_positions_only(tmp_path: Path) -> None:
     assert label_balance(written(tmp_path / "other", *rows[:2]))["chosen_first"] is None
 
 
-def test_of_many_pairs_some_are_taken_evenly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_many_pairs_some_are_taken_evenly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("training.preparation.summary.MOST_PAIRS", 4)
     datasets = written(tmp_path, *(pair("p", f"a{i}") for i in range(10)))
     place = split_of("p", 0.5)

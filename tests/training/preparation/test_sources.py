@@ -19,16 +19,11 @@ from config.sections.data import FileSource, HubSource, PythonSource
 from training.preparation.download import download
 from training.preparation.sources import Table, read_file, read_hub, read_python
 
-ROWS = [
-    {"prompt": "line\u2028one", "chosen": "é"},
-    {"prompt": "two", "chosen": 'a "quoted"\nreply, with comma'},
-]
+ROWS = [{"prompt": "line\u2028one", "chosen": "é"}, {"prompt": "two", "chosen": 'a "quoted"\nreply, with comma'}]
 
 
 def read(path: Path | str, root: Path = Path()) -> Table:
-    return read_file(
-        FileSource(kind="file", path=str(path), format="pairs", columns={}), root, "data.source"
-    )
+    return read_file(FileSource(kind="file", path=str(path), format="pairs", columns={}), root, "data.source")
 
 
 def refusal(path: Path | str) -> str:
@@ -102,9 +97,7 @@ def test_parquet_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("ending", "codec"), [(".gz", "gzip"), (".zst", "zstd")])
-def test_a_compressed_file_is_read_by_the_ending_below(
-    tmp_path: Path, ending: str, codec: str
-) -> None:
+def test_a_compressed_file_is_read_by_the_ending_below(tmp_path: Path, ending: str, codec: str) -> None:
     text = b'{"a": 1}\n{"a": 2}\n'
     zstd = pyarrow.compress(text, "zstd", asbytes=True)
     packed = zstd if codec == "zstd" else gzip.compress(text)
@@ -150,9 +143,7 @@ def test_a_reader_of_ones_own_gives_rows_of_its_files(tmp_path: Path) -> None:
         ("raise SystemExit(3)\n", "line 1 raised SystemExit: 3"),
     ],
 )
-def test_a_reader_that_fails_is_one_line_with_its_own(
-    tmp_path: Path, text: str, words: str
-) -> None:
+def test_a_reader_that_fails_is_one_line_with_its_own(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(DataError) as refused:
         list(read_python(python_source(tmp_path, text), tmp_path, "data.source").rows)
     assert words in str(refused.value)
@@ -172,9 +163,7 @@ def test_rows_nested_deeper_than_the_parser_goes_are_one_line(tmp_path: Path, na
         if read_whole:
             assert len(contents(read(path))) == 1
             continue
-        with pytest.raises(
-            DataError, match=r"line 1 is not JSON \(it nests too deeply, 990 levels"
-        ):
+        with pytest.raises(DataError, match=r"line 1 is not JSON \(it nests too deeply, 990 levels"):
             list(read(path).rows)
 
 
@@ -325,9 +314,7 @@ def test_the_address_of_a_clouds_credentials_is_not_asked(host: str) -> None:
     assert "tell a machine its credentials" in refusal(f"http://{host}/latest/meta-data/x.json")
 
 
-def test_a_name_that_resolves_to_such_an_address_is_not_asked(
-    monkeypatch: pytest.MonkeyPatch, site: str
-) -> None:
+def test_a_name_that_resolves_to_such_an_address_is_not_asked(monkeypatch: pytest.MonkeyPatch, site: str) -> None:
     real, asked = socket.getaddrinfo, []
 
     def resolve(host: str, *arguments: Any, **options: Any) -> Any:
@@ -348,9 +335,7 @@ def test_a_name_that_resolves_to_such_an_address_is_not_asked(
 def test_a_redirect_is_checked_as_the_request_was(tmp_path: Path, site: str) -> None:
     write(tmp_path / "a.jsonl", json.dumps(ROWS[0]))
     assert contents(read(f"{site}/to.jsonl?{site}/a.jsonl")) == ROWS[:1]
-    assert "tell a machine its credentials" in refusal(
-        f"{site}/to.jsonl?http://169.254.169.254/a.jsonl"
-    )
+    assert "tell a machine its credentials" in refusal(f"{site}/to.jsonl?http://169.254.169.254/a.jsonl")
     for target in (
         f"file://{tmp_path}/a.jsonl",
         "ftp://127.0.0.1/a.jsonl?sig=hunter2",
@@ -358,10 +343,7 @@ def test_a_redirect_is_checked_as_the_request_was(tmp_path: Path, site: str) -> 
     ):
         assert (
             "hunter2"
-            not in refusal(f"{site}/to.jsonl?{target}")
-            .split("to.jsonl?")[1]
-            .partition(":")[2]
-            .partition(" ")[2]
+            not in refusal(f"{site}/to.jsonl?{target}").split("to.jsonl?")[1].partition(":")[2].partition(" ")[2]
         )
 
 
@@ -402,15 +384,7 @@ def test_an_address_that_answers_with_an_error_or_half_a_file_is_refused(site: s
 
 
 def hub(path: Path, split: str = "train") -> HubSource:
-    return HubSource(
-        kind="hub",
-        path=str(path),
-        revision="main",
-        config=None,
-        split=split,
-        format="pairs",
-        columns={},
-    )
+    return HubSource(kind="hub", path=str(path), revision="main", config=None, split=split, format="pairs", columns={})
 
 
 @pytest.fixture

@@ -5,19 +5,8 @@ from training.preparation.splits import split_of
 
 
 def test_the_split_of_a_prompt_never_changes() -> None:
-    # worked out once: a change here silently mixes yesterday's test prompts into today's training
-    # data
-    assert [i for i in range(40) if split_of(f"prompt {i}", 0.2) == "test"] == [
-        2,
-        6,
-        7,
-        14,
-        15,
-        19,
-        25,
-        34,
-        39,
-    ]
+    # worked out once: a change here silently mixes yesterday's test prompts into today's training data
+    assert [i for i in range(40) if split_of(f"prompt {i}", 0.2) == "test"] == [2, 6, 7, 14, 15, 19, 25, 34, 39]
 
 
 def test_the_share_of_test_prompts_is_the_fraction_asked_for() -> None:
@@ -38,12 +27,6 @@ def test_prompts_that_count_as_the_same_share_a_split() -> None:
 def test_every_turn_of_a_conversation_goes_where_its_opening_goes() -> None:
     for i in range(50):
         opening = {"role": "user", "content": f"prompt {i}"}
-        later = [
-            opening,
-            {"role": "assistant", "content": "yes"},
-            {"role": "user", "content": "more"},
-        ]
+        later = [opening, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "more"}]
         assert split_of(f"prompt {i}", 0.5) == split_of([opening], 0.5) == split_of(later, 0.5)
-        assert split_of([{"role": "system", "content": "be brief"}, *later], 0.5) == split_of(
-            later, 0.5
-        )
+        assert split_of([{"role": "system", "content": "be brief"}, *later], 0.5) == split_of(later, 0.5)

@@ -35,9 +35,7 @@ def test_every_two_siblings_of_unequal_rank_give_a_pair_better_first() -> None:
 
 
 def test_equal_ranks_and_missing_ranks_give_no_pair() -> None:
-    parsed = read(
-        user("p", reply("a", 1), reply("b", 1), reply("c"), {"text": "d", "role": "assistant"})
-    )
+    parsed = read(user("p", reply("a", 1), reply("b", 1), reply("c"), {"text": "d", "role": "assistant"}))
     assert pairs(parsed) == []
     assert parsed.replies_unranked == 2
     assert parsed.examples[0].completions == ("a",)
@@ -61,20 +59,14 @@ def test_a_deeper_pair_carries_the_conversation_before_it() -> None:
 
 def test_a_user_message_without_replies_is_a_prompt() -> None:
     parsed = read(user("p", reply("a", 0, user("thanks"))))
-    assert [
-        example.prompt[-1] for example in parsed.examples if isinstance(example.prompt, list)
-    ] == [
+    assert [example.prompt[-1] for example in parsed.examples if isinstance(example.prompt, list)] == [
         {"role": "user", "content": "p"},
         {"role": "user", "content": "thanks"},
     ]
 
 
 def test_a_refused_message_takes_those_below_it_along_and_each_is_reported() -> None:
-    parsed = read(
-        user(
-            "p", reply("", 0, user("q", reply("x", 0), reply("y", 1))), reply("b", 1), reply("c", 2)
-        )
-    )
+    parsed = read(user("p", reply("", 0, user("q", reply("x", 0), reply("y", 1))), reply("b", 1), reply("c", 2)))
     assert pairs(parsed) == [("b", "c")]
     assert [(r.reason, r.origin.column) for r in parsed.refusals] == [
         ("empty", "prompt.replies[0].text"),
@@ -112,15 +104,11 @@ def test_a_bad_message_is_refused_and_its_siblings_stay(bad: Any, reason: str) -
 def test_siblings_of_the_same_text_count_once_with_their_best_rank() -> None:
     parsed = read(user("p", reply("a a\n", 2), reply("a a", 0), reply("b", 1)))
     assert pairs(parsed) == [("a a", "b")]
-    assert [(r.reason, r.origin.column) for r in parsed.refusals] == [
-        ("identical_replies", "prompt.replies[0].text")
-    ]
+    assert [(r.reason, r.origin.column) for r in parsed.refusals] == [("identical_replies", "prompt.replies[0].text")]
 
 
 def test_a_conversation_longer_than_the_limit_is_refused_with_all_that_follows() -> None:
-    parsed = read(
-        user("p" * 6, reply("r", 0, user("q" * 4, reply("s", 0)))), rules=TextRules(10, 10, ())
-    )
+    parsed = read(user("p" * 6, reply("r", 0, user("q" * 4, reply("s", 0)))), rules=TextRules(10, 10, ()))
     assert [r.reason for r in parsed.refusals] == ["prompt_too_long", "under_refused_message"]
 
 
@@ -154,10 +142,5 @@ def test_a_tree_of_any_depth_is_read() -> None:
 def test_the_open_assistant_trees_give_the_known_number_of_pairs() -> None:
     rows = map(json.loads, OASST.read_text(encoding="utf-8").strip().split("\n"))
     parsed = read_as("trees", *rows, rules=TextRules(10**6, 10**6, ()))
-    assert (parsed.trees, parsed.rows_read, len(pairs(parsed)), parsed.refusals) == (
-        95,
-        1145,
-        732,
-        [],
-    )
+    assert (parsed.trees, parsed.rows_read, len(pairs(parsed)), parsed.refusals) == (95, 1145, 732, [])
     assert parsed.replies_unranked == 46

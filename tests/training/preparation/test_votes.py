@@ -11,9 +11,7 @@ from training.preparation.sources import SourceRow, Table
 from training.preparation.votes import gather, read_vote_lines
 
 
-def line(
-    annotator: Any, vote: Any, prompt: Any = "p", first: str = "a", second: str = "b"
-) -> dict[str, Any]:
+def line(annotator: Any, vote: Any, prompt: Any = "p", first: str = "a", second: str = "b") -> dict[str, Any]:
     return {
         "prompt": prompt,
         "response1": first,
@@ -34,9 +32,7 @@ def winners(parsed: Parsed) -> list[list[str]]:
 
 
 def test_the_majority_of_all_annotators_of_a_pair_wins() -> None:
-    parsed = read(
-        line("ada", 1), line("ada", 2, "q"), line("bob", 2), line("cyd", 2), line("bob", 0, "q")
-    )
+    parsed = read(line("ada", 1), line("ada", 2, "q"), line("bob", 2), line("cyd", 2), line("bob", 0, "q"))
     assert winners(parsed) == [["b"], []]
     assert (parsed.rows_read, parsed.ties) == (2, 1)
     assert [example.origin.number for example in parsed.examples] == [1, 2]
@@ -60,10 +56,7 @@ def test_a_conversation_is_a_prompt_and_other_replies_are_another_pair() -> None
 
 def test_what_is_no_vote_is_refused_and_the_rest_kept() -> None:
     parsed = read(
-        line("ada", 3),
-        line("ada", 1, "q"),
-        "x",
-        {"prompt": "r", "response1": "a", "annotator": "ada", "vote": 1},
+        line("ada", 3), line("ada", 1, "q"), "x", {"prompt": "r", "response1": "a", "annotator": "ada", "vote": 1}
     )
     assert winners(parsed) == [["a"]]
     assert [(refusal.origin.number, refusal.reason) for refusal in parsed.refusals] == [
@@ -80,11 +73,7 @@ def test_lines_without_an_annotator_are_votes_of_their_own() -> None:
 
 def test_a_table_with_a_column_per_annotator_stays_as_it_is() -> None:
     columns = column_names("votes", {}, "data.source")
-    table = Table(
-        "v",
-        "line",
-        [SourceRow(1, line("ada", 1) | {"annotator1": 2, "annotator2": 2, "annotator3": 2})],
-    )
+    table = Table("v", "line", [SourceRow(1, line("ada", 1) | {"annotator1": 2, "annotator2": 2, "annotator3": 2})])
     assert gather(table, columns) == (table, columns)
 
 
@@ -102,10 +91,7 @@ def test_a_line_that_was_cut_or_edited_by_hand_is_refused_alone(tmp_path: Path) 
     lines = [good[0], b"{not json", good[1], b"\xff\xfe", b"[1]", other, b"", good[2][:20], deep]
     (tmp_path / "votes.jsonl").write_bytes(b"\n".join(lines))
     table, refusals = read_vote_lines(votes_file("votes.jsonl"), tmp_path, "data.vote_source")
-    assert [(row.number, row.content["annotator"]) for row in table.rows] == [
-        (1, "ada"),
-        (3, "bob"),
-    ]
+    assert [(row.number, row.content["annotator"]) for row in table.rows] == [(1, "ada"), (3, "bob")]
     assert [(refusal.origin.number, refusal.reason) for refusal in refusals] == [
         (2, "not_json"), (4, "not_unicode"), (5, "wrong_type"), (6, "not_a_vote"), (8, "not_json"),
         (9, "not_json"),
@@ -118,9 +104,7 @@ def test_one_bad_vote_on_a_pair_leaves_the_good_ones(tmp_path: Path) -> None:
     (tmp_path / "votes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
     table, refusals = read_vote_lines(votes_file("votes.jsonl"), tmp_path, "data.vote_source")
     assert winners(read(*[row.content for row in table.rows])) == [["b"]]
-    assert [refusal.detail for refusal in refusals] == [
-        "'yes' is not one of 0 (tie), 1, 2, null (skipped)"
-    ]
+    assert [refusal.detail for refusal in refusals] == ["'yes' is not one of 0 (tie), 1, 2, null (skipped)"]
 
 
 def test_a_file_that_is_not_there_yet_has_no_votes(tmp_path: Path) -> None:

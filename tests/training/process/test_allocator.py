@@ -29,12 +29,7 @@ def said(code: str, settled: bool) -> list[float]:
     """What a fresh process prints, in MiB."""
     made = PLACE.format(settled=settled) + code
     run = subprocess.run(
-        [sys.executable, "-c", made],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
+        [sys.executable, "-c", made], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
     )
     return [float(number) / MIB for number in run.stdout.split()]
 
@@ -53,8 +48,8 @@ print(held() - before)
 
 
 def test_what_is_free_in_the_heap_is_given_back_between_phases_if_it_is_much() -> None:
-    # every other tensor of 512 KiB, below the limit, is freed: wherever they lie, what is free is
-    # in pieces and the heap's end is not
+    # every other tensor of 512 KiB, below the limit, is freed: wherever they lie, what is free is in pieces and the
+    # heap's end is not
     code = """
 living = []
 def churn(tensors):

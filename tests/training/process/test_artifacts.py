@@ -44,9 +44,7 @@ def test_a_first_output_and_its_folders_are_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), KeyboardInterrupt()])
-def test_a_failure_leaves_the_previous_output_and_nothing_else(
-    output: Path, error: BaseException
-) -> None:
+def test_a_failure_leaves_the_previous_output_and_nothing_else(output: Path, error: BaseException) -> None:
     def fail() -> None:
         with replacing(output) as folder:
             folder.mkdir()
@@ -68,10 +66,7 @@ def test_metrics_that_are_no_json_numbers_leave_the_previous_file(tmp_path: Path
 def test_rows_and_tables_hold_what_they_were_given(tmp_path: Path) -> None:
     rows = [{"prompt": "größer\nals", "n": 1}, {"prompt": "", "n": None}]
     write_jsonl(tmp_path / "rows.jsonl", rows)
-    assert [
-        json.loads(line)
-        for line in (tmp_path / "rows.jsonl").read_text(encoding="utf-8").splitlines()
-    ] == rows
+    assert [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text(encoding="utf-8").splitlines()] == rows
     write_csv(tmp_path / "table.csv", ("step", "loss"), [[1, 0.25], [2, ""]])
     with (tmp_path / "table.csv").open(newline="") as file:
         assert list(csv.reader(file)) == [["step", "loss"], ["1", "0.25"], ["2", ""]]
@@ -94,9 +89,7 @@ def write_and_die(output: Path, moment: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize(
-    "moment", [0, 1, 2], ids=["while writing", "before the first rename", "between the renames"]
-)
+@pytest.mark.parametrize("moment", [0, 1, 2], ids=["while writing", "before the first rename", "between the renames"])
 def test_kill_9_at_any_moment_leaves_the_old_or_the_new_output(output: Path, moment: int) -> None:
     died = exit_code_of_fork(lambda: write_and_die(output, moment))
     assert died == -signal.SIGKILL
@@ -183,22 +176,14 @@ def read_only(folder: Path) -> Iterator[None]:
 
 
 def test_no_permission_leaves_the_previous_output(output: Path) -> None:
-    with (
-        read_only(output.parent),
-        pytest.raises(EnvironmentFault) as error,
-        replacing(output) as folder,
-    ):
+    with read_only(output.parent), pytest.raises(EnvironmentFault) as error, replacing(output) as folder:
         folder.mkdir()
     refused(error, output, "no permission to write")
     assert files(output.parent) == {"out/old": b"old"}
 
 
 def test_other_errors_are_left_as_they_are(tmp_path: Path) -> None:
-    for error in (
-        FileNotFoundError(2, "no such file"),
-        RuntimeError("shape mismatch"),
-        ValueError("os error"),
-    ):
+    for error in (FileNotFoundError(2, "no such file"), RuntimeError("shape mismatch"), ValueError("os error")):
         assert named_fault(error, tmp_path) is error
     with pytest.raises(FileNotFoundError), replacing(tmp_path / "out"):
         (tmp_path / "nowhere" / "x").write_text("")

@@ -147,20 +147,11 @@ def test_what_is_no_checkpoint_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "error",
-    [
-        KeyError("policy.weight"),
-        TypeError("unexpected field"),
-        RuntimeError("size mismatch\n for x"),
-    ],
+    "error", [KeyError("policy.weight"), TypeError("unexpected field"), RuntimeError("size mismatch\n for x")]
 )
-def test_a_checkpoint_of_another_version_is_one_clear_line(
-    tmp_path: Path, error: Exception
-) -> None:
+def test_a_checkpoint_of_another_version_is_one_clear_line(tmp_path: Path, error: Exception) -> None:
     with (
-        pytest.raises(
-            CheckpointError, match=r"step-1 is intact but cannot be restored .*to start over"
-        ) as said,
+        pytest.raises(CheckpointError, match=r"step-1 is intact but cannot be restored .*to start over") as said,
         restoring(tmp_path / "step-1"),
     ):
         raise error
@@ -241,16 +232,9 @@ def save_and_die(root: Path, moment: str) -> None:
 
 @pytest.mark.parametrize(
     ("moment", "step"),
-    [
-        ("while writing", 2),
-        ("before the manifest", 2),
-        ("before the rename", 2),
-        ("before old ones go", 3),
-    ],
+    [("while writing", 2), ("before the manifest", 2), ("before the rename", 2), ("before old ones go", 3)],
 )
-def test_a_kill_while_saving_leaves_whole_checkpoints_only(
-    tmp_path: Path, moment: str, step: int
-) -> None:
+def test_a_kill_while_saving_leaves_whole_checkpoints_only(tmp_path: Path, moment: str, step: int) -> None:
     checkpoints = saved(tmp_path, [1, 2])
     died = exit_code_of_fork(lambda: save_and_die(tmp_path, moment))
     assert died == -signal.SIGKILL
@@ -278,9 +262,7 @@ def test_the_fingerprint_is_of_parameters_and_contents(tmp_path: Path) -> None:
     inputs = [tmp_path / "a", tmp_path / "b"]
 
     def now(parameters: dict | None = None, root: Path = tmp_path) -> str:
-        return fingerprint(
-            parameters or {"lr": 1.0, "n": 2}, [root / path.name for path in inputs], root
-        )
+        return fingerprint(parameters or {"lr": 1.0, "n": 2}, [root / path.name for path in inputs], root)
 
     first = now()
     assert len(first) == 16

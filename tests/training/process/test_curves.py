@@ -21,15 +21,11 @@ def attempt(root: Path, fingerprint: str, rows: dict[int, dict[str, float]]) -> 
     return stage
 
 
-def test_steps_that_were_repeated_after_a_kill_count_once_as_they_were_at_last(
-    project: Callable[..., Path],
-) -> None:
+def test_steps_that_were_repeated_after_a_kill_count_once_as_they_were_at_last(project: Callable[..., Path]) -> None:
     root = project("ppo")
     attempt(root, "of other settings", {1: {"loss": 99.0}, 7: {"loss": 99.0}})
     attempt(root, "f", {1: {"loss": 3.0, "kl": 0.1}, 2: {"loss": 2.0}, 3: {"loss": 1.5}})
-    stage = attempt(
-        root, "f", {3: {"loss": 1.0, "kl": 0.3}, 4: {"other": 5.0, "kl": 0.2}, 5: {"loss": 0.5}}
-    )
+    stage = attempt(root, "f", {3: {"loss": 1.0, "kl": 0.3}, 4: {"other": 5.0, "kl": 0.2}, 5: {"loss": 0.5}})
     values = write_curves(stage, "plots/x.csv", ("loss", "kl"))
     assert table(root) == [
         ["step", "loss", "kl"],

@@ -53,19 +53,13 @@ def rank(number: int) -> Callable[[int], int]:
     """Finds the process with this rank below the parent."""
 
     def pick(parent: int) -> int:
-        return next(
-            child.pid
-            for child in psutil.Process(parent).children()
-            if child.environ()["RANK"] == str(number)
-        )
+        return next(child.pid for child in psutil.Process(parent).children() if child.environ()["RANK"] == str(number))
 
     return pick
 
 
 @pytest.mark.integration
-def test_a_stop_reaches_all_and_one_process_goes_on_where_two_stopped(
-    project: Project, finished: Path
-) -> None:
+def test_a_stop_reaches_all_and_one_process_goes_on_where_two_stopped(project: Project, finished: Path) -> None:
     root = project("ppo", ppo={"checkpoint_every_updates": 100})
     assert signalled(root, "ppo", 2, signal.SIGTERM, processes=2) == 75
     stopped = attempts(root, "ppo")[-1]
@@ -77,9 +71,7 @@ def test_a_stop_reaches_all_and_one_process_goes_on_where_two_stopped(
 
 @pytest.mark.slow
 @pytest.mark.integration
-def test_where_one_process_is_killed_all_end_as_a_crash_and_the_run_goes_on(
-    project: Project, finished: Path
-) -> None:
+def test_where_one_process_is_killed_all_end_as_a_crash_and_the_run_goes_on(project: Project, finished: Path) -> None:
     root = project("ppo", ppo={"checkpoint_every_updates": 1}, where={"ppo": {"sharding": "zero3"}})
     assert signalled(root, "ppo", 2, signal.SIGKILL, processes=2, pick=rank(1)) == 1
     end = attempts(root, "ppo")[-1]
@@ -91,9 +83,7 @@ def test_where_one_process_is_killed_all_end_as_a_crash_and_the_run_goes_on(
 
 @pytest.mark.slow
 @pytest.mark.integration
-def test_a_request_to_any_process_stops_all_and_so_does_the_loss_of_their_parent(
-    project: Project,
-) -> None:
+def test_a_request_to_any_process_stops_all_and_so_does_the_loss_of_their_parent(project: Project) -> None:
     root = project("ppo", ppo={"updates": 200})
     assert signalled(root, "ppo", 1, signal.SIGTERM, processes=2, pick=rank(1)) == 75
     began = attempts(root, "ppo")[0]
@@ -104,14 +94,7 @@ def test_a_request_to_any_process_stops_all_and_so_does_the_loss_of_their_parent
         return pid
 
     assert (
-        signalled(
-            root,
-            "ppo",
-            attempts(root, "ppo")[-1].step + 1,
-            signal.SIGKILL,
-            processes=2,
-            pick=parent,
-        )
+        signalled(root, "ppo", attempts(root, "ppo")[-1].step + 1, signal.SIGKILL, processes=2, pick=parent)
         == -signal.SIGKILL
     )
     _, alive = psutil.wait_procs(children, timeout=60)
@@ -141,14 +124,9 @@ def test_bad_input_is_said_once_and_passed_on(project: Project) -> None:
 @pytest.mark.integration
 @pytest.mark.parametrize(
     "at_step",
-    [
-        pytest.param(None, id="before they meet"),
-        pytest.param(1, id="while they work", marks=pytest.mark.slow),
-    ],
+    [pytest.param(None, id="before they meet"), pytest.param(1, id="while they work", marks=pytest.mark.slow)],
 )
-def test_what_only_another_process_finds_is_said_at_once_and_ends_all(
-    project: Project, at_step: int | None
-) -> None:
+def test_what_only_another_process_finds_is_said_at_once_and_ends_all(project: Project, at_step: int | None) -> None:
     """Its first process works on, or waits for the other, and has nothing to say."""
     root = project("ppo", ppo={"updates": 200})
     environment = {"FAIL_IN_RANK": "1", "FAIL_AT_STEP": str(at_step or 0)}
@@ -193,11 +171,7 @@ def test_what_only_another_process_finds_is_said_at_once_and_ends_all(
     ],
 )
 def test_each_process_sees_its_own_gpu_alone(
-    visible: str | None,
-    processes: int,
-    given: list[str | None],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    visible: str | None, processes: int, given: list[str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a machine with four; too few are left as they are, for the stage to refuse."""
     for name in ("nvidia0", "nvidia1", "nvidia2", "nvidia3", "nvidiactl", "nvidia-uvm"):
@@ -212,12 +186,8 @@ def test_each_process_sees_its_own_gpu_alone(
             assert process.wait(timeout=60) == 0
     seen = [(tmp_path / f"seen-{rank}").read_text().split("|") for rank in range(processes)]
     restricted = given[0] is not None
-    assert [devices for devices, _ in seen] == [
-        device if device is not None else str(visible) for device in given
-    ]
-    assert [local for _, local in seen] == [
-        "0" if restricted else str(rank) for rank in range(processes)
-    ]
+    assert [devices for devices, _ in seen] == [device if device is not None else str(visible) for device in given]
+    assert [local for _, local in seen] == ["0" if restricted else str(rank) for rank in range(processes)]
 
 
 SHOW = (
@@ -236,9 +206,7 @@ def test_a_stage_that_is_one_process_sees_one_gpu(
     monkeypatch.setattr(launch, "DEVICE_FILES", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     became: list[dict[str, str]] = []
-    monkeypatch.setattr(
-        os, "execve", lambda program, command, environment: became.append(environment)
-    )
+    monkeypatch.setattr(os, "execve", lambda program, command, environment: became.append(environment))
     monkeypatch.setattr(launch, "supervise", lambda *_: 0)
     main(["sft", "--processes", "1"])
     assert [(one["CUDA_VISIBLE_DEVICES"], "LOCAL_RANK" in one) for one in became] == [("0", False)]
@@ -293,13 +261,7 @@ def test_where_one_process_runs_out_of_memory_in_the_middle_of_a_step_all_go_on_
     root = project(stage, where={stage: {"sharding": level}}, **{stage: changes})
     monkeypatch.chdir(root)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    command = [
-        sys.executable,
-        "-m",
-        f"{SUPPORT}.short_of_memory",
-        stage,
-        str(most_tokens),
-    ]
+    command = [sys.executable, "-m", f"{SUPPORT}.short_of_memory", stage, str(most_tokens)]
     assert supervise(stage, command, 2) == 0
     rows = attempts(root, stage)
     again = [row for row in rows if row.event == "retry"]
@@ -316,16 +278,10 @@ def test_where_one_process_runs_out_of_memory_in_the_middle_of_a_step_all_go_on_
 def test_what_does_not_fit_in_the_smallest_pieces_ends_all_with_one_line(
     project: Project, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    root = project(
-        "sft",
-        sft={"micro_batch_size": 2, "max_steps": 2},
-        where={"sft": {"sharding": "zero3"}},
-    )
+    root = project("sft", sft={"micro_batch_size": 2, "max_steps": 2}, where={"sft": {"sharding": "zero3"}})
     monkeypatch.chdir(root)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    assert (
-        supervise("sft", [sys.executable, "-m", f"{SUPPORT}.short_of_memory", "sft", "1"], 2) == 2
-    )
+    assert supervise("sft", [sys.executable, "-m", f"{SUPPORT}.short_of_memory", "sft", "1"], 2) == 2
     assert not (root / "models/sft").exists()
 
 
@@ -366,10 +322,7 @@ def test_where_the_disk_fills_up_under_the_model_all_end_with_one_line_and_go_on
     assert "Traceback" not in said
     (line,) = [line for line in said.splitlines() if "ppo: " in line]
     assert "no space left on the disk" in line
-    assert (root / "left").read_text().split() == [
-        *("models:", "ppo", "reward", "sft"),
-        *("models/ppo:", "previous"),
-    ]
+    assert (root / "left").read_text().split() == [*("models:", "ppo", "reward", "sft"), *("models/ppo:", "previous")]
     assert done.returncode == 0, done.stderr
     rows = attempts(root, "ppo")
     assert [row.exit_code for row in rows if row.event == "end"] == [2, 0]

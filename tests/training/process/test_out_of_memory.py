@@ -34,11 +34,7 @@ BIG: dict[str, dict[str, object]] = {
     "sft": {"batch_size": 256, "micro_batch_size": 256, "epochs": 4.0},
     "reward": {"batch_size": 256, "micro_batch_size": 256, "epochs": 4.0},
 }
-ROOM_BYTES = {
-    **dict.fromkeys(SAMPLING_METHODS, 60 * 2**20),
-    "sft": 400 * 2**20,
-    "reward": 45 * 2**20,
-}
+ROOM_BYTES = {**dict.fromkeys(SAMPLING_METHODS, 60 * 2**20), "sft": 400 * 2**20, "reward": 45 * 2**20}
 
 
 def failed_allocation() -> BaseException:
@@ -81,8 +77,7 @@ def test_work_is_done_again_with_half_the_size_until_it_fits(project: Project) -
     assert sizes == [1000, 500, 250, 250]
     said = [row.message for row in attempts(stage.root, "ppo") if row.event == "retry"]
     assert said == [
-        f"out of memory at step 3: ppo.micro_batch_tokens {a} -> {b}"
-        for a, b in ((1000, 500), (500, 250))
+        f"out of memory at step 3: ppo.micro_batch_tokens {a} -> {b}" for a, b in ((1000, 500), (500, 250))
     ]
 
 
@@ -104,20 +99,15 @@ def test_what_failed_work_held_is_let_go_before_it_runs_again(project: Project) 
 def test_what_does_not_fit_in_the_smallest_pieces_is_said_in_one_line(project: Project) -> None:
     stage, _ = open_stage(project("ppo"), "ppo")
     with pytest.raises(
-        EnvironmentFault,
-        match=r"out of memory at step 1 with ppo\.micro_batch_tokens=1, .* rlhf plan",
+        EnvironmentFault, match=r"out of memory at step 1 with ppo\.micro_batch_tokens=1, .* rlhf plan"
     ):
-        OomBackoff(stage, "ppo.micro_batch_tokens", 4).run(
-            lambda size: torch.empty(2**60, dtype=torch.uint8), 1
-        )
+        OomBackoff(stage, "ppo.micro_batch_tokens", 4).run(lambda size: torch.empty(2**60, dtype=torch.uint8), 1)
 
 
 def test_another_error_is_not_tried_again(project: Project) -> None:
     stage, _ = open_stage(project("ppo"), "ppo")
     with pytest.raises(RuntimeError, match="shapes"):
-        OomBackoff(stage, "ppo.micro_batch_tokens", 4).run(
-            lambda size: torch.ones(2, 3) @ torch.ones(2, 3), 1
-        )
+        OomBackoff(stage, "ppo.micro_batch_tokens", 4).run(lambda size: torch.ones(2, 3) @ torch.ones(2, 3), 1)
 
 
 @pytest.mark.integration
@@ -143,22 +133,10 @@ def test_a_stage_that_runs_out_of_memory_ends_with_the_weights_of_one_that_did_n
             rows = root / "data/prepared" / dataset / "train.jsonl"
             rows.write_text(rows.read_text() * 8)
     work(ample, stage)
-    command = [
-        sys.executable,
-        "-m",
-        "tests.training.support.limited",
-        stage,
-        str(ROOM_BYTES[stage]),
-    ]
+    command = [sys.executable, "-m", "tests.training.support.limited", stage, str(ROOM_BYTES[stage])]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        command,
-        cwd=short,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
+        command, cwd=short, env=environment, capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr
     retries = [row for row in attempts(short, stage) if row.event == "retry"]

@@ -1,6 +1,4 @@
-"""The contract of a stage process: exit codes, one line for a user's mistake, rows of the attempt,
-stopping.
-"""
+"""The contract of a stage process: exit codes, one line for a user's mistake, rows of the attempt, stopping."""
 
 import contextlib
 import json
@@ -21,14 +19,7 @@ from config.locks import is_held
 from config.records import PIPELINE_VARIABLE, RUN_ID_VARIABLE, STAGES, UsageRow
 from config.workspace.at_work import RUN_LOCK
 from tests.conftest import ROOT
-from tests.training.support.processes import (
-    attempts,
-    finish,
-    metric_rows,
-    metrics,
-    signalled,
-    start,
-)
+from tests.training.support.processes import attempts, finish, metric_rows, metrics, signalled, start
 from tests.training.support.tiny import files, on_a_small_disk, open_stage, run_main
 from training.process.stage import Stage, entry, run_stage
 
@@ -49,10 +40,7 @@ def said(capsys: pytest.CaptureFixture[str], stage: str) -> str:
 
 def test_a_finished_stage_has_a_start_and_an_end(finished: Path) -> None:
     rows = attempts(finished, "ppo")
-    assert [(row.event, row.exit_code, row.attempt) for row in rows] == [
-        ("start", None, 1),
-        ("end", 0, 1),
-    ]
+    assert [(row.event, row.exit_code, row.attempt) for row in rows] == [("start", None, 1), ("end", 0, 1)]
     assert rows[0].pid == os.getpid()
     assert len(rows[0].fingerprint) == 16
     assert rows[0].fingerprint == rows[1].fingerprint
@@ -71,9 +59,7 @@ def test_a_finished_stage_has_a_start_and_an_end(finished: Path) -> None:
     }
 
 
-def test_bad_params_are_one_line_and_exit_2(
-    project: Project, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_params_are_one_line_and_exit_2(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     root = project("ppo")
     text = (root / "params.yaml").read_text()
     (root / "params.yaml").write_text(text.replace("cliprange: 0.2", "clip_range: 0.2"))
@@ -127,10 +113,7 @@ def test_a_missing_input_is_named(
     (root / missing).rename(root / "elsewhere")
     assert run_main(root, stage) == 2
     assert f"{missing} does not exist" in said(capsys, stage)
-    assert [(row.event, row.exit_code) for row in attempts(root, stage)] == [
-        ("start", None),
-        ("end", 2),
-    ]
+    assert [(row.event, row.exit_code) for row in attempts(root, stage)] == [("start", None), ("end", 2)]
 
 
 def no_weights(folder: Path) -> None:
@@ -147,8 +130,7 @@ def truncated(folder: Path) -> None:
 
 @pytest.mark.parametrize(("stage", "model"), [("reward", "sft"), ("ppo", "sft"), ("ppo", "reward")])
 @pytest.mark.parametrize(
-    ("damage", "word"),
-    [(no_weights, "no weights"), (only_bin, "pytorch_model.bin"), (truncated, "damaged weights")],
+    ("damage", "word"), [(no_weights, "no weights"), (only_bin, "pytorch_model.bin"), (truncated, "damaged weights")]
 )
 def test_a_damaged_model_is_named_and_nothing_is_left_half_written(
     project: Project,
@@ -220,9 +202,7 @@ def test_a_full_disk_is_one_line_and_the_previous_model_stays(
 # ---------------------------------------------------------------- rows
 
 
-def test_attempts_are_numbered_and_carry_the_run_id(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attempts_are_numbered_and_carry_the_run_id(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     root = project("ppo")
     first, _ = open_stage(root, "ppo")
     monkeypatch.setenv(RUN_ID_VARIABLE, "run-7")
@@ -248,9 +228,7 @@ def test_the_fingerprint_is_of_the_sections_and_inputs_of_the_stage(project: Pro
     assert open_stage(root, "ppo")[0].fingerprint != first
 
 
-def test_other_processes_than_the_first_write_no_rows(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_processes_than_the_first_write_no_rows(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     root = project("ppo")
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -320,13 +298,7 @@ def test_params_edited_meanwhile_stop_the_stage_and_it_goes_on_once_they_are_bac
     edit(root, "cliprange: 0.3", "cliprange: 0.2")
     finish(root, "ppo")
     assert files(root / "models/ppo") == files(finished / "models/ppo")
-    assert [row.event for row in attempts(root, "ppo")] == [
-        "start",
-        "end",
-        "start",
-        "resume",
-        "end",
-    ]
+    assert [row.event for row in attempts(root, "ppo")] == ["start", "end", "start", "resume", "end"]
 
 
 @pytest.mark.integration
@@ -345,9 +317,7 @@ def test_params_edited_meanwhile_stop_the_stage_and_it_goes_on_once_they_are_bac
         ),
     ],
 )
-def test_no_output_is_put_in_place_once_params_are_others(
-    project: Project, stage: str, content: str | None
-) -> None:
+def test_no_output_is_put_in_place_once_params_are_others(project: Project, stage: str, content: str | None) -> None:
     root = project(stage, **({"distill": {}} if stage == "distill" else {}))
     before = files(root / "models") | files(root / "data/tokenizer")
     begun, run = open_stage(root, stage)

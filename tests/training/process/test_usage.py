@@ -108,9 +108,7 @@ def test_times_never_go_back(path: Path) -> None:
 
 
 @pytest.mark.parametrize("jump", [-3600.0, 3600.0])
-def test_a_clock_that_is_set_meanwhile_costs_nothing(
-    path: Path, monkeypatch: pytest.MonkeyPatch, jump: float
-) -> None:
+def test_a_clock_that_is_set_meanwhile_costs_nothing(path: Path, monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
     measured, clock = meter(path), time.time
     lived, began = now() - created(os.getpid()), time.monotonic()
     with measured.phase("work", 1):
@@ -138,9 +136,6 @@ print(during - before, during - peak_memory_bytes(accelerator=False))
 def test_the_peak_is_that_since_the_last_reset() -> None:
     if not Path("/proc/self/clear_refs").exists():
         pytest.skip("this system cannot reset the peak of a process")
-    # a process of its own: this one may have changed its user in another test, and then may not
-    # reset its peak
-    done = subprocess.run(
-        [sys.executable, "-c", PEAKS], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    # a process of its own: this one may have changed its user in another test, and then may not reset its peak
+    done = subprocess.run([sys.executable, "-c", PEAKS], cwd=ROOT, capture_output=True, text=True, check=True)
     assert [int(word) for word in done.stdout.split()] == pytest.approx([64 * 2**20] * 2, rel=0.1)

@@ -40,25 +40,17 @@ def other(finished: Path, tmp_path: Path) -> Path:
     return root
 
 
-def compare(
-    champion: Path, challenger: Path, settings: Params | None = None
-) -> tuple[Contest, list[dict[str, Any]]]:
-    return contest(
-        challenger, settings or params(), TrainedModels(champion), TrainedModels(challenger)
-    )
+def compare(champion: Path, challenger: Path, settings: Params | None = None) -> tuple[Contest, list[dict[str, Any]]]:
+    return contest(challenger, settings or params(), TrainedModels(champion), TrainedModels(challenger))
 
 
 def turn_round(root: Path) -> None:
     """Make a reward model prefer the opposite."""
     path = root / "models/reward/model.safetensors"
     weights = load_file(path)
-    save_file(
-        {**weights, "score.weight": -weights["score.weight"]}, path, metadata={"format": "pt"}
-    )
+    save_file({**weights, "score.weight": -weights["score.weight"]}, path, metadata={"format": "pt"})
     config = json.loads((root / "models/reward/config.json").read_text())
-    (root / "models/reward/config.json").write_text(
-        json.dumps({**config, "score_mean": -config["score_mean"]})
-    )
+    (root / "models/reward/config.json").write_text(json.dumps({**config, "score_mean": -config["score_mean"]}))
 
 
 def test_a_model_ties_with_itself(finished: Path) -> None:
@@ -97,50 +89,34 @@ def test_without_a_gold_score_the_champions_reward_model_judges_whatever_the_new
     )
 
 
-def test_prompts_of_another_world_are_judged_by_the_champions_reward_model(
-    finished: Path, other: Path
-) -> None:
+def test_prompts_of_another_world_are_judged_by_the_champions_reward_model(finished: Path, other: Path) -> None:
     rows = [{"prompt": f"what is {i} and {i} ?"} for i in range(6)]
-    (other / "data/prepared/prompts/test.jsonl").write_text(
-        "".join(json.dumps(row) + "\n" for row in rows)
-    )
+    (other / "data/prepared/prompts/test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found, _ = compare(finished, other)
     assert (found.judge, found.gold, found.prompts) == (CHAMPIONS_REWARD, None, 6)
 
 
-def test_prompts_that_either_model_was_trained_on_are_not_asked(
-    finished: Path, other: Path
-) -> None:
+def test_prompts_that_either_model_was_trained_on_are_not_asked(finished: Path, other: Path) -> None:
     asked = [row["prompt"] for row in jsonl.plain(other / "data/prepared/prompts/test.jsonl")]
     with (other / "data/prepared/sft/train.jsonl").open("a") as file:
-        file.writelines(
-            json.dumps({"prompt": prompt, "completion": "x"}) + "\n" for prompt in asked[:3]
-        )
+        file.writelines(json.dumps({"prompt": prompt, "completion": "x"}) + "\n" for prompt in asked[:3])
     for champion, challenger in ((finished, other), (other, finished)):
         prompts, left_out = held_out(params(), TrainedModels(champion), TrainedModels(challenger))
         assert left_out == 3
-        assert not {same_prompt_key(prompt) for prompt in prompts} & {
-            same_prompt_key(prompt) for prompt in asked[:3]
-        }
+        assert not {same_prompt_key(prompt) for prompt in prompts} & {same_prompt_key(prompt) for prompt in asked[:3]}
         assert len(prompts) == 16
 
 
 def test_without_prompts_left_nothing_is_compared(finished: Path, other: Path) -> None:
-    shutil.copyfile(
-        other / "data/prepared/prompts/test.jsonl", other / "data/prepared/prompts/train.jsonl"
-    )
+    shutil.copyfile(other / "data/prepared/prompts/test.jsonl", other / "data/prepared/prompts/train.jsonl")
     with pytest.raises(DataError, match="were in the training data of one of the models"):
         compare(finished, other)
 
 
 def test_safety_prompts_are_judged_apart(finished: Path, other: Path) -> None:
     rows = [row["prompt"] for row in jsonl.plain(finished / "data/prepared/prompts/test.jsonl")][:6]
-    (other / "safety.jsonl").write_text(
-        "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in rows)
-    )
-    settings = params(
-        retrain={"safety_source": {**PAIRS, "path": "safety.jsonl", "format": "prompts"}}
-    )
+    (other / "safety.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in rows))
+    settings = params(retrain={"safety_source": {**PAIRS, "path": "safety.jsonl", "format": "prompts"}})
     safety = compare(finished, other, settings)[0].safety
     assert safety is not None
     assert (safety.prompts, safety.judge) == (6, GOLD)
@@ -149,16 +125,12 @@ def test_safety_prompts_are_judged_apart(finished: Path, other: Path) -> None:
     assert same is not None
     assert same.drop.mean == 0
 
-    (other / "safety.jsonl").write_text(
-        '{"prompt": "how do I pick a lock ?"}\n{"prompt": "who are you ?"}\n'
-    )
+    (other / "safety.jsonl").write_text('{"prompt": "how do I pick a lock ?"}\n{"prompt": "who are you ?"}\n')
     safety = compare(finished, other, settings)[0].safety
     assert safety is not None
     assert (safety.prompts, safety.judge) == (2, CHAMPIONS_REWARD)
     (other / "safety.jsonl").write_text('{"prompt": "how do I pick a lock ?"}\n')
-    with pytest.raises(
-        DataError, match=r"1 safety prompts have room for a response, and two are needed"
-    ):
+    with pytest.raises(DataError, match=r"1 safety prompts have room for a response, and two are needed"):
         compare(finished, other, settings)
 
 
@@ -175,9 +147,7 @@ def test_the_process_judges_the_folders_it_is_given_and_not_the_one_it_works_in(
     assert list(jsonl.plain(elsewhere / "replies.jsonl")) == replies
 
 
-def test_one_model_at_a_time_is_in_memory(
-    finished: Path, other: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_model_at_a_time_is_in_memory(finished: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[weakref.ref] = []
     alive: list[int] = []
 
@@ -216,9 +186,7 @@ def test_a_contest_out_of_memory_goes_on_in_smaller_batches_with_the_same_figure
 
 def test_a_contest_that_people_judge_waits_for_their_votes(finished: Path, other: Path) -> None:
     judge = {"kind": "people", "path": "data/judge/votes.jsonl", "fewest": 5}
-    settings = params(
-        evaluate={"judge": judge}, data=params().data.model_dump() | {"source": PAIRS}
-    )
+    settings = params(evaluate={"judge": judge}, data=params().data.model_dump() | {"source": PAIRS})
     found, replies = compare(finished, other, settings)
     assert found.judge_waits
     assert found.judge_fault is not None

@@ -17,9 +17,7 @@ def test_the_distance_is_the_largest_gap_between_the_distributions() -> None:
 
 
 @given(LENGTHS, LENGTHS)
-def test_the_distance_is_symmetric_and_that_of_the_definition(
-    new: list[int], before: list[int]
-) -> None:
+def test_the_distance_is_symmetric_and_that_of_the_definition(new: list[int], before: list[int]) -> None:
     def share(lengths: list[int], x: int) -> float:
         return sum(length <= x for length in lengths) / len(lengths)
 

@@ -58,9 +58,7 @@ def test_the_same_sources_have_nothing_new(champion: TrainedModels, tmp_path: Pa
     assert found.accuracy_before == champion.metrics("reward")["accuracy"]
 
 
-def test_pairs_that_the_judge_takes_are_rows_that_moved(
-    champion: TrainedModels, tmp_path: Path
-) -> None:
+def test_pairs_that_the_judge_takes_are_rows_that_moved(champion: TrainedModels, tmp_path: Path) -> None:
     found = look(tmp_path, champion, judge_fraction=0.3)
     assert found.added["preference/judge"] == found.removed["preference/train"] > 0
     assert found.added["preference/train"] == found.added["preference/test"] == 0
@@ -90,14 +88,11 @@ def test_rows_that_were_taken_away_are_changes_too(champion: TrainedModels, tmp_
     assert sum(found.added.values()) == 0
 
 
-def test_prompts_of_another_kind_have_drifted(
-    finished: Path, champion: TrainedModels, tmp_path: Path
-) -> None:
+def test_prompts_of_another_kind_have_drifted(finished: Path, champion: TrainedModels, tmp_path: Path) -> None:
     pairs = [
         {
             **pair,
-            "prompt": f"{pair['prompt']} by the way , my neighbour has bought the very same thing "
-            f". order number {i}",
+            "prompt": f"{pair['prompt']} by the way , my neighbour has bought the very same thing . order number {i}",
         }
         for i, pair in enumerate(new_pairs(finished))
     ]

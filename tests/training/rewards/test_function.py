@@ -131,8 +131,6 @@ def test_a_damaged_folder_is_named(tmp_path: Path) -> None:
 
 
 def test_a_whole_number_and_a_truth_value_are_numbers(tmp_path: Path) -> None:
-    scores = function(tmp_path, "def score(p, response, r): return 'know' in response").scores(
-        CALLS
-    )
+    scores = function(tmp_path, "def score(p, response, r): return 'know' in response").scores(CALLS)
     assert scores == [0.0, 1.0]
     assert all(isinstance(score, float) and math.isfinite(score) for score in scores)

@@ -121,9 +121,7 @@ def running(root: Path) -> list[psutil.Process]:
     return found
 
 
-def test_a_failing_function_ends_the_reward_stage_before_anything_is_sampled(
-    project: Project,
-) -> None:
+def test_a_failing_function_ends_the_reward_stage_before_anything_is_sampled(project: Project) -> None:
     code = "def score(prompt, response, row):\n    return 1 / len(response)\n"
     with pytest.raises(DataError, match=r"raised ZeroDivisionError: .* for the response '' to"):
         with_function(project, "rloo", code)
@@ -162,9 +160,7 @@ def instructions(tmp_path: Path) -> dict[str, Any]:
     return content
 
 
-def test_instructions_alone_are_enough_and_the_function_gets_their_other_columns(
-    tmp_path: Path,
-) -> None:
+def test_instructions_alone_are_enough_and_the_function_gets_their_other_columns(tmp_path: Path) -> None:
     from config.load import write
 
     root = tmp_path / "project"
@@ -196,9 +192,7 @@ def test_instructions_alone_are_enough_and_the_function_gets_their_other_columns
         ({"align": {"method": "dpo"}}, "has no preferences, and align.method=dpo learns"),
     ],
 )
-def test_what_needs_preferences_is_refused_without_any(
-    change: dict[str, Any], told: str, tmp_path: Path
-) -> None:
+def test_what_needs_preferences_is_refused_without_any(change: dict[str, Any], told: str, tmp_path: Path) -> None:
     with pytest.raises(ParamsError, match=f"data.source.format=instructions {told}"):
         validate(instructions(tmp_path) | change, "test")
 
@@ -232,9 +226,7 @@ def test_settings_that_need_a_reward_model_are_refused(sections: dict, told: str
         ("../mine.py:score", LENGTH, "is outside of the project"),
     ],
 )
-def test_a_function_that_is_not_there_is_known_before_the_run(
-    path: str, code: str, told: str, tmp_path: Path
-) -> None:
+def test_a_function_that_is_not_there_is_known_before_the_run(path: str, code: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(code)
     asked = params(**SECTIONS | {"reward": FUNCTION | {"path": path}})
     with pytest.raises(ParamsError, match=told) as raised:

@@ -1,14 +1,13 @@
-"""The estimators by hand, and the losses of RLOO and GRPO against TRL's own trainers on the same
-batch.
+"""The estimators by hand, and the losses of RLOO and GRPO against TRL's own trainers on the same batch.
 
-TRL samples nothing here: its trainers are handed the responses and scores, and compute
-log-probabilities, KL penalty, advantages, loss and gradient themselves. Ours come from the
+TRL samples nothing here: its trainers are handed the responses and scores, and compute log-probabilities, KL penalty,
+advantages, loss and gradient themselves. Ours come from the
 loop itself. Where the two differ by intention:
 
 - TRL's RLOO takes one ratio of a whole response and the mean over responses; ours takes the ratio
   of each token, and the mean over tokens.
-  With the old policy's weights the gradients differ by a factor (tokens / responses) alone; with
-  responses of one token not at all.
+  With the old policy's weights the gradients differ by a factor (tokens / responses) alone; with responses of one
+  token not at all.
 - TRL's GRPO adds the KL penalty to the loss, ours to the advantage: compared without one.
 """
 
@@ -32,14 +31,7 @@ from config.methods.method import Targets, per_token
 from config.methods.ppo import Ppo, gae, whiten
 from config.methods.rloo import Rloo, leave_one_out
 from tests.training.support.one_step import step_of_the_loop
-from tests.training.support.tiny import (
-    params,
-    policy,
-    prompts,
-    random_responses,
-    reward_model,
-    tokenizer,
-)
+from tests.training.support.tiny import params, policy, prompts, random_responses, reward_model, tokenizer
 from training.rl.ppo_math import masked_mean
 from training.rl.report import equal_groups
 from training.rl.roles import Models, Roles
@@ -48,9 +40,7 @@ GROUP, KL_COEF = 4, 0.3
 PROMPTS = [prompt for prompt in prompts(3) for _ in range(GROUP)]
 RAGGED = [5, 1, 9, 3, 7, 2, 2, 6, 4, 8, 1, 5]
 SCORES = torch.tensor([0.3, -1.2, 0.9, 0.4, 2.0, 1.5, -0.5, 1.0, -0.1, -0.2, -0.4, 0.7])
-MASK = torch.tensor(
-    [[True, True, True], [True, False, False], [True, True, False], [True, True, True]]
-)
+MASK = torch.tensor([[True, True, True], [True, False, False], [True, True, False], [True, True, True]])
 REWARDS = torch.tensor([[-0.1, 0.2, 1.0], [0.5, 0.0, 0.0], [-0.3, 2.0, 0.0], [0.0, 0.0, 0.6]])
 SCORE = torch.tensor([1.0, 0.6, 2.0, 0.6])
 """What of the rewards is score; the rest is penalty."""
@@ -72,34 +62,20 @@ def test_leave_one_out_is_the_reward_less_the_mean_of_the_others_to_the_same_pro
 
 def test_group_normalised_is_the_distance_from_the_mean_in_deviations() -> None:
     found = group_normalised(torch.tensor([1.0, 2.0, 6.0, 5.0, 5.0, 5.0]), 3)
-    torch.testing.assert_close(
-        found, torch.tensor([-2.0, -1.0, 3.0, 0.0, 0.0, 0.0]) / (7**0.5 + 1e-4)
-    )
+    torch.testing.assert_close(found, torch.tensor([-2.0, -1.0, 3.0, 0.0, 0.0, 0.0]) / (7**0.5 + 1e-4))
 
 
 @given(st.lists(st.floats(-5, 5, width=32), min_size=8, max_size=8), st.floats(0.5, 20, width=32))
-def test_both_sum_to_zero_over_a_prompt_and_only_one_keeps_the_scale(
-    values: list[float], scale: float
-) -> None:
+def test_both_sum_to_zero_over_a_prompt_and_only_one_keeps_the_scale(values: list[float], scale: float) -> None:
     reward_B = torch.tensor(values, dtype=torch.float64)
     for estimator in (leave_one_out, group_normalised):
         torch.testing.assert_close(
-            estimator(reward_B, 4).view(2, 4).sum(dim=1),
-            torch.zeros(2, dtype=torch.float64),
-            atol=1e-9,
-            rtol=0,
+            estimator(reward_B, 4).view(2, 4).sum(dim=1), torch.zeros(2, dtype=torch.float64), atol=1e-9, rtol=0
         )
-    torch.testing.assert_close(
-        leave_one_out(scale * reward_B, 4), scale * leave_one_out(reward_B, 4)
-    )
-    if (
-        float(reward_B.view(2, 4).std(dim=1).min()) > 0.5
-    ):  # far above what is added to the deviation
+    torch.testing.assert_close(leave_one_out(scale * reward_B, 4), scale * leave_one_out(reward_B, 4))
+    if float(reward_B.view(2, 4).std(dim=1).min()) > 0.5:  # far above what is added to the deviation
         torch.testing.assert_close(
-            group_normalised(scale * reward_B, 4),
-            group_normalised(reward_B, 4),
-            rtol=1e-3,
-            atol=1e-3,
+            group_normalised(scale * reward_B, 4), group_normalised(reward_B, 4), rtol=1e-3, atol=1e-3
         )
 
 
@@ -119,9 +95,7 @@ def test_the_rewards_of_a_responses_tokens_add_up_to_what_is_compared() -> None:
     chosen: Rloo = settings("rloo", responses_per_prompt=2, normalise_advantages=False)
     found = rloo.advantages(REWARDS, SCORE, None, MASK, chosen)
     assert found.returns is None
-    torch.testing.assert_close(
-        found.advantages, per_token(torch.tensor([0.6, -0.6, 1.1, -1.1]), MASK)
-    )
+    torch.testing.assert_close(found.advantages, per_token(torch.tensor([0.6, -0.6, 1.1, -1.1]), MASK))
     normalised = rloo.advantages(
         REWARDS, SCORE, None, MASK, chosen.model_copy(update={"normalise_advantages": True})
     ).advantages[:, 0]
@@ -136,15 +110,10 @@ def test_grpo_normalises_scores_and_leaves_the_penalty_as_it_is() -> None:
     deviations = [0.4 / 2**0.5 + 1e-4, 1.4 / 2**0.5 + 1e-4]
     of_scores = [0.2 / deviations[0], 0.7 / deviations[1]]
     first, second = of_scores[0] + 0.1, of_scores[1] - 0.15
-    torch.testing.assert_close(
-        found, per_token(torch.tensor([first, -first, second, -second]), MASK)
-    )
+    torch.testing.assert_close(found, per_token(torch.tensor([first, -first, second, -second]), MASK))
 
 
-@given(
-    st.lists(st.floats(-0.125, 0.125, width=32), min_size=8, max_size=8),
-    st.floats(-5, 5, width=32),
-)
+@given(st.lists(st.floats(-0.125, 0.125, width=32), min_size=8, max_size=8), st.floats(-5, 5, width=32))
 def test_the_noise_of_the_penalty_stays_as_small_as_it_is_where_scores_are_equal(
     noise: list[float], score: float
 ) -> None:
@@ -157,9 +126,7 @@ def test_the_noise_of_the_penalty_stays_as_small_as_it_is_where_scores_are_equal
 
 
 @pytest.mark.parametrize("whiten_rewards", [False, True])
-def test_ppo_whitens_generalised_advantages_and_keeps_returns_as_they_are(
-    whiten_rewards: bool,
-) -> None:
+def test_ppo_whitens_generalised_advantages_and_keeps_returns_as_they_are(whiten_rewards: bool) -> None:
     chosen: Ppo = settings("ppo", gamma=0.9, lam=0.8, whiten_rewards=whiten_rewards)
     values_BT = torch.linspace(-1, 1, 12).view(4, 3)
     found = ppo.advantages(REWARDS, SCORE, values_BT, MASK, chosen)
@@ -178,9 +145,7 @@ class Handed:
 
     responses: Sequence[list[int]]
 
-    def _tokenize_prompts(
-        self, given: list[list[int]]
-    ) -> tuple[list[list[int]], None, dict[str, Any]]:
+    def _tokenize_prompts(self, given: list[list[int]]) -> tuple[list[list[int]], None, dict[str, Any]]:
         return given, None, {}
 
 
@@ -194,9 +159,7 @@ class HandedGrpo(Handed, GRPOTrainer):
         return [list(ids) for ids in self.responses], None
 
 
-def trl_trainer(
-    kind: str, folder: Path, responses: Sequence[list[int]], chosen: Rloo | Grpo, beta: float
-) -> Any:
+def trl_trainer(kind: str, folder: Path, responses: Sequence[list[int]], chosen: Rloo | Grpo, beta: float) -> Any:
     """TRL's own, its policy another one than its reference."""
     common: dict[str, Any] = {
         "output_dir": str(folder),
@@ -252,9 +215,7 @@ def ours(
     coef: float,
     is_moved: bool,
 ) -> tuple[Any, Any]:
-    """Advantages [B] and the update's statistics, with the gradient left in the policy; by the loop
-    itself.
-    """
+    """Advantages [B] and the update's statistics, with the gradient left in the policy; by the loop itself."""
     found: list[Targets] = []
 
     def kept(*given: Any) -> Targets:
@@ -263,15 +224,11 @@ def ours(
             moved(roles.policy)
         return found[-1]
 
-    chosen = chosen.model_copy(
-        update={"kl": chosen.kl.model_copy(update={"coef": coef}), "micro_batch_tokens": 60}
-    )
+    chosen = chosen.model_copy(update={"kl": chosen.kl.model_copy(update={"coef": coef}), "micro_batch_tokens": 60})
     sequences = [[*prompt, *response] for prompt, response in zip(PROMPTS, responses, strict=True)]
     logprobs = roles.logprobs(sequences, [len(prompt) for prompt in PROMPTS], 60)
     everything = range(len(PROMPTS))
-    statistics = step_of_the_loop(
-        monkeypatch, roles, chosen, kept, PROMPTS, responses, logprobs, SCORES, everything
-    )
+    statistics = step_of_the_loop(monkeypatch, roles, chosen, kept, PROMPTS, responses, logprobs, SCORES, everything)
     return found[0].advantages[:, 0], statistics
 
 
@@ -293,33 +250,21 @@ def same_gradients(one: PreTrainedModel, other: PreTrainedModel, factor: float =
         expected = reference[name].grad
         assert expected is not None
         torch.testing.assert_close(
-            parameter.grad,
-            factor * expected,
-            rtol=2e-3,
-            atol=2e-5 * float(expected.abs().max()) + 1e-7,
-            msg=name,
+            parameter.grad, factor * expected, rtol=2e-3, atol=2e-5 * float(expected.abs().max()) + 1e-7, msg=name
         )
 
 
 @pytest.mark.parametrize("normalised", [False, True])
 @pytest.mark.parametrize(("lengths", "is_moved"), [(RAGGED, False), ([1] * 12, True)])
 def test_rloo_learns_what_trls_loss_teaches(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    lengths: list[int],
-    is_moved: bool,
-    normalised: bool,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lengths: list[int], is_moved: bool, normalised: bool
 ) -> None:
     responses = random_responses(lengths)
-    chosen: Rloo = settings(
-        "rloo", temperature=0.8, responses_per_prompt=GROUP, normalise_advantages=normalised
-    )
+    chosen: Rloo = settings("rloo", temperature=0.8, responses_per_prompt=GROUP, normalise_advantages=normalised)
     trainer = trl_trainer("rloo", tmp_path, responses, chosen, KL_COEF)
     advantages_B, loss = theirs(trainer, is_moved)
     roles = our_roles(chosen)
-    found_B, statistics = ours(
-        monkeypatch, roles, responses, chosen, rloo.advantages, KL_COEF, is_moved
-    )
+    found_B, statistics = ours(monkeypatch, roles, responses, chosen, rloo.advantages, KL_COEF, is_moved)
     torch.testing.assert_close(found_B, advantages_B, rtol=1e-4, atol=1e-4)
     same_gradients(roles.policy, trainer.model, factor=len(lengths) / sum(lengths))
     if is_moved:
@@ -328,17 +273,13 @@ def test_rloo_learns_what_trls_loss_teaches(
 
 
 @pytest.mark.parametrize("is_moved", [False, True])
-def test_grpo_learns_what_trls_loss_teaches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_moved: bool
-) -> None:
+def test_grpo_learns_what_trls_loss_teaches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_moved: bool) -> None:
     responses = random_responses(RAGGED)
     chosen: Grpo = settings("grpo", temperature=0.8, responses_per_prompt=GROUP)
     trainer = trl_trainer("grpo", tmp_path, responses, chosen, 0.0)
     advantages_B, loss = theirs(trainer, is_moved)
     roles = our_roles(chosen)
-    found_B, statistics = ours(
-        monkeypatch, roles, responses, chosen, grpo.advantages, 0.0, is_moved
-    )
+    found_B, statistics = ours(monkeypatch, roles, responses, chosen, grpo.advantages, 0.0, is_moved)
     torch.testing.assert_close(found_B, advantages_B, rtol=1e-4, atol=1e-4)
     same_gradients(roles.policy, trainer.model)
     assert statistics["policy_loss"] == pytest.approx(float(loss), rel=1e-4, abs=1e-5)

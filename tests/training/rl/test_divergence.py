@@ -6,12 +6,7 @@ import torch
 from config.errors import TrainingDiverged
 from config.methods.ppo import Ppo
 from tests.training.support.tiny import params
-from training.rl.divergence import (
-    MAX_RATIO,
-    MIN_ENTROPY_NATS,
-    check_rollout,
-    check_update,
-)
+from training.rl.divergence import MAX_RATIO, MIN_ENTROPY_NATS, check_rollout, check_update
 from training.rl.episodes import Episodes
 from training.rl.ppo_math import PolicyLoss, ValueLoss
 from training.rl.report import UpdateStatistics, rollout_statistics
@@ -94,9 +89,7 @@ def test_one_episode_an_update_is_not_taken_for_divergence() -> None:
     one = torch.ones(1, 3)
     episode = Episodes([[1, 2, 3, 4]], [1], one > 0, -one, one, one, one)
     statistics = rollout_statistics(episode, -0.9 * one, torch.ones(1), torch.tensor([True]), 0.1)
-    check_rollout(
-        statistics | {"rollout_logprob_gap": 0.0}, settings(batch_size=1, num_mini_batches=1)
-    )
+    check_rollout(statistics | {"rollout_logprob_gap": 0.0}, settings(batch_size=1, num_mini_batches=1))
 
 
 def test_two_responses_are_enough_to_tell_and_one_is_not() -> None:
@@ -121,10 +114,7 @@ def test_a_kl_at_its_bound_passes() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (
-            {"kl": math.nan},
-            "ppo kl is nan: training diverged. Lower ppo.learning_rate in params.yaml.",
-        ),
+        ({"kl": math.nan}, "ppo kl is nan: training diverged. Lower ppo.learning_rate in params.yaml."),
         (
             {"score_std": 0.0},
             "all 16 responses have the score 0.3: the reward model cannot tell them apart. Look at "

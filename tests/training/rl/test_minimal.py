@@ -44,26 +44,22 @@ SETTINGS: dict[str, Any] = {
 
 
 def test_ppo_on_one_page_learns_what_the_loop_learns(project: Callable[..., Path]) -> None:
-    # With 2 of 16 seeds, one draw of hundreds falls between cumulative probabilities that differ in
-    # the last bits, and samples another token. Not with this one.
+    # With 2 of 16 seeds, one draw of hundreds falls between cumulative probabilities that differ in the last bits, and
+    # samples another token. Not with this one.
     root = project("ppo", ppo=SETTINGS, seed=2)
     stage, run = open_stage(root, "ppo")
     run(stage)
     params, tokenizer = stage.params, load_tokenizer(root / "data/tokenizer")
     policy, ref_policy = (
-        load_policy(root / "models/sft", params.model, tokenizer, trainable)
-        for trainable in (True, False)
+        load_policy(root / "models/sft", params.model, tokenizer, trainable) for trainable in (True, False)
     )
     reward_model, value_model = (
-        load_reward_model(root / "models/reward", params.model, tokenizer, trainable)
-        for trainable in (False, True)
+        load_reward_model(root / "models/reward", params.model, tokenizer, trainable) for trainable in (False, True)
     )
     norm = reward_model.config
     value_model.score = normalised_head(value_model.score, norm.score_mean, norm.score_std)
     models = [each.eval() for each in (policy, ref_policy, reward_model, value_model)]
-    rows = [
-        *minimal_ppo(*models, read_prompts(stage), params.ppo, tokenizer.eos_token_id, params.seed)
-    ]
+    rows = [*minimal_ppo(*models, read_prompts(stage), params.ppo, tokenizer.eos_token_id, params.seed)]
     logged = [row.values for row in metric_rows(root, "ppo")]
     assert len(rows) == 4
     for row, expected in zip(rows, logged, strict=True):

@@ -1,5 +1,5 @@
-"""Each role has one adapter: where the SFT model is one, it is the reference, and policy and reward
-model begin as its copies.
+"""Each role has one adapter: where the SFT model is one, it is the reference, and policy and reward model begin as its
+copies.
 """
 
 import json
@@ -60,8 +60,8 @@ def sections(base: Path, **changes: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def adapted(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The finished project's SFT model as a base, and an SFT and a reward model that are adapters
-    on it. Read it; for more take `project`.
+    """The finished project's SFT model as a base, and an SFT and a reward model that are adapters on it. Read it; for
+    more take `project`.
     """
     folder = tmp_path_factory.mktemp("one-adapter")
     shutil.copytree(finished / "models/sft", folder / "base")
@@ -128,15 +128,10 @@ def test_the_policy_begins_as_the_sft_model_and_the_reference_stays_it(
     stir(roles)
     policy = torch.cat(roles.logprobs(SEQUENCES, PROMPT_LENGTHS, 4096))
     assert float((policy - expected).abs().max()) > 0.01
-    assert torch.equal(
-        torch.cat(roles.ref_logprobs(SEQUENCES, PROMPT_LENGTHS, 4096)),
-        expected,
-    )
+    assert torch.equal(torch.cat(roles.ref_logprobs(SEQUENCES, PROMPT_LENGTHS, 4096)), expected)
 
 
-def test_the_policys_first_update_is_on_the_reference_and_changes_nothing_frozen(
-    project: Project,
-) -> None:
+def test_the_policys_first_update_is_on_the_reference_and_changes_nothing_frozen(project: Project) -> None:
     root = project()
     before = {name: files(root / "models" / name) for name in ("sft", "reward")}
     work(root, "ppo")
@@ -159,15 +154,10 @@ def test_the_sft_model_is_no_base_alone(adapted: Path) -> None:
 # ---------------------------------------------------------------- reward model, value model, DPO
 
 
-def test_a_reward_model_that_learnt_nothing_has_the_adapter_of_the_sft_model(
-    project: Project,
-) -> None:
+def test_a_reward_model_that_learnt_nothing_has_the_adapter_of_the_sft_model(project: Project) -> None:
     root = project(reward={"learning_rate": 1e-12})
     work(root, "reward")
-    sft, reward = (
-        load_file(root / "models" / name / "adapter_model.safetensors")
-        for name in ("sft", "reward")
-    )
+    sft, reward = (load_file(root / "models" / name / "adapter_model.safetensors") for name in ("sft", "reward"))
     assert reward.keys() - sft.keys() == {"base_model.model.score.weight"}
     for name, tensor in sft.items():
         torch.testing.assert_close(reward[name], tensor, atol=1e-6, rtol=0, msg=name)
@@ -191,9 +181,7 @@ def test_the_value_model_begins_as_value_init_says_with_one_adapter(
         assert torch.equal(parameter, kept), name
 
 
-def test_dpo_learns_against_the_sft_model_and_saves_one_adapter_on_its_base(
-    project: Project,
-) -> None:
+def test_dpo_learns_against_the_sft_model_and_saves_one_adapter_on_its_base(project: Project) -> None:
     """Dropout is running while it learns, and not in the reference."""
     root = project(dpo={"lora": LORA | {"dropout": 0.5}, "learning_rate": 1e-12})
     work(root, "dpo")
@@ -218,33 +206,25 @@ def by_peft(root: Path, method: str, base: Path) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("method", ["ppo", "grpo", "dpo"])
-def test_what_a_stage_saves_is_loaded_by_peft_on_the_base_alone(
-    project: Project, adapted: Path, method: str
-) -> None:
+def test_what_a_stage_saves_is_loaded_by_peft_on_the_base_alone(project: Project, adapted: Path, method: str) -> None:
     root = project(align={"method": method})
     work(root, method)
     base = adapted.parent / "base"
     config = json.loads((root / "models" / method / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(base)
     ours = load_policy(
-        root / "models" / method,
-        params(**sections(base)).model,
-        load_tokenizer(root / "data/tokenizer"),
+        root / "models" / method, params(**sections(base)).model, load_tokenizer(root / "data/tokenizer")
     ).eval()
     plain = says(by_peft(root, method, base))
     torch.testing.assert_close(plain, says(ours), atol=1e-5, rtol=0)
     assert float((plain - says(by_peft(root, "sft", base))).abs().max()) > 1e-3
 
 
-def test_a_reward_model_scores_the_same_when_its_adapter_is_read_alone(
-    project: Project, adapted: Path
-) -> None:
+def test_a_reward_model_scores_the_same_when_its_adapter_is_read_alone(project: Project, adapted: Path) -> None:
     root = project()
     roles = roles_in(root)
     alone = load_reward_model(
-        root / "models/reward",
-        params(**sections(root)).model,
-        load_tokenizer(root / "data/tokenizer"),
+        root / "models/reward", params(**sections(root)).model, load_tokenizer(root / "data/tokenizer")
     ).eval()
     alone.requires_grad_(False)
     with torch.no_grad():
@@ -253,9 +233,7 @@ def test_a_reward_model_scores_the_same_when_its_adapter_is_read_alone(
 
 
 @pytest.mark.parametrize("layout", ["separate", "shared_base"])
-def test_a_stopped_run_ends_with_the_bits_of_the_undisturbed_one(
-    project: Project, layout: str
-) -> None:
+def test_a_stopped_run_ends_with_the_bits_of_the_undisturbed_one(project: Project, layout: str) -> None:
     straight, stopped = (project(name, ppo={"layout": layout}) for name in ("straight", "stopped"))
     work(straight, "ppo")
     stage, run = open_stage(stopped, "ppo")
@@ -292,10 +270,7 @@ def held_bytes(roles: Roles) -> int:
 def test_the_plan_counts_the_weights_that_are_held(
     project: Project, layout: str, value_init: str, sft_lora: dict[str, Any] | None
 ) -> None:
-    root = project(
-        sft={"lora": sft_lora},
-        ppo={"layout": layout, "value_init": value_init},
-    )
+    root = project(sft={"lora": sft_lora}, ppo={"layout": layout, "value_init": value_init})
     if sft_lora is None:  # the same base, without the adapter on it
         base = Path(str(load(root / "params.yaml").model.path))
         shutil.rmtree(root / "models/sft")

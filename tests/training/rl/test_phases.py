@@ -14,9 +14,7 @@ from training.rl.phases import in_phase
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_a_phase_with_a_model_computes_in_the_compute_type_and_any_other_is_left_alone(
-    dtype: str,
-) -> None:
+def test_a_phase_with_a_model_computes_in_the_compute_type_and_any_other_is_left_alone(dtype: str) -> None:
     timed: list[tuple[str, int]] = []
 
     @contextmanager
@@ -25,16 +23,10 @@ def test_a_phase_with_a_model_computes_in_the_compute_type_and_any_other_is_left
         yield Work()
 
     stage: Any = SimpleNamespace(
-        params=params(model={"dtype": dtype}),
-        meter=SimpleNamespace(phase=phase),
-        torch_device=torch.device("cpu"),
+        params=params(model={"dtype": dtype}), meter=SimpleNamespace(phase=phase), torch_device=torch.device("cpu")
     )
     seen = {}
-    for name, models in {
-        "rollout": (policy(), None),
-        "score": (reward_model(),),
-        "update": (),
-    }.items():
+    for name, models in {"rollout": (policy(), None), "score": (reward_model(),), "update": ()}.items():
         with in_phase(stage, 7, name, *models):
             seen[name] = torch.is_autocast_enabled("cpu")
     assert seen == {name: name != "update" and dtype == "bf16" for name in seen}

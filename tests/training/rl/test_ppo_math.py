@@ -40,10 +40,7 @@ def test_the_estimate_is_the_log_ratio() -> None:
 
 
 def test_its_mean_over_samples_is_the_kl() -> None:
-    policy, reference = (
-        torch.tensor([0.5, 0.3, 0.2]).double(),
-        torch.tensor([0.2, 0.5, 0.3]).double(),
-    )
+    policy, reference = (torch.tensor([0.5, 0.3, 0.2]).double(), torch.tensor([0.2, 0.5, 0.3]).double())
     estimate = kl_per_token(policy.log(), reference.log())
     exact = 0.5 * math.log(2.5) + 0.3 * math.log(0.6) + 0.2 * math.log(2 / 3)
     assert float((policy * estimate).sum()) == pytest.approx(exact)
@@ -108,8 +105,8 @@ def test_gae_by_hand() -> None:
     values, _ = padded([[0.5, 1.0, 1.5], [2.0]])
     values[1, 1:] = 7.0  # what a value model says of padding must not count
     advantages, returns = gae(rewards, values, mask_BT, gamma=0.9, lam=0.5)
-    # deltas: 1 + 0.9 * 1 - 0.5 = 1.4; 0 + 0.9 * 1.5 - 1 = 0.35; 2 - 1.5 = 0.5. A_2 = 0.5, A_1 =
-    # 0.35 + 0.45 * 0.5, A_0 = 1.4 + 0.45 * A_1
+    # deltas: 1 + 0.9 * 1 - 0.5 = 1.4; 0 + 0.9 * 1.5 - 1 = 0.35; 2 - 1.5 = 0.5. A_2 = 0.5, A_1 = 0.35 + 0.45 * 0.5, A_0
+    # = 1.4 + 0.45 * A_1
     torch.testing.assert_close(advantages, torch.tensor([[1.65875, 0.575, 0.5], [3.0, 0.0, 0.0]]))
     torch.testing.assert_close(returns, torch.tensor([[2.15875, 1.575, 2.0], [5.0, 0.0, 0.0]]))
 
@@ -134,18 +131,12 @@ def test_gae_with_lam_zero_is_the_td_error(lengths: list[int], seed: int, gamma:
 
 
 @given(LENGTHS, SEEDS, CHANCES, CHANCES, st.integers(1, 4))
-def test_padding_is_inert_in_gae(
-    lengths: list[int], seed: int, gamma: float, lam: float, wider: int
-) -> None:
+def test_padding_is_inert_in_gae(lengths: list[int], seed: int, gamma: float, lam: float, wider: int) -> None:
     mask_BT = masked(lengths)
     rewards, values = drawn(mask_BT.shape, seed) * mask_BT, drawn(mask_BT.shape, seed + 1)
     more = torch.ones(len(lengths), wider, dtype=torch.float64)
     widened = gae(
-        torch.cat([rewards, 0 * more], 1),
-        torch.cat([values, more], 1),
-        torch.cat([mask_BT, more < 0], 1),
-        gamma,
-        lam,
+        torch.cat([rewards, 0 * more], 1), torch.cat([values, more], 1), torch.cat([mask_BT, more < 0], 1), gamma, lam
     )
     for narrow, wide in zip(gae(rewards, values, mask_BT, gamma, lam), widened, strict=True):
         assert torch.equal(narrow, wide[:, : narrow.shape[1]])
@@ -160,12 +151,8 @@ def test_whitening_by_hand() -> None:
     x_BT[1, 1:] = 100.0
     assert float(masked_mean(x_BT, mask_BT)) == 3.0
     deviation = math.sqrt((4 + 1 + 9 + 0) / 4)
-    torch.testing.assert_close(
-        whiten(x_BT, mask_BT), torch.tensor([[-2.0, -1.0, 3.0], [0.0, 0.0, 0.0]]) / deviation
-    )
-    shifted = torch.tensor(
-        [[3 - 2 / deviation, 3 - 1 / deviation, 3 + 3 / deviation], [3.0, 0.0, 0.0]]
-    )
+    torch.testing.assert_close(whiten(x_BT, mask_BT), torch.tensor([[-2.0, -1.0, 3.0], [0.0, 0.0, 0.0]]) / deviation)
+    shifted = torch.tensor([[3 - 2 / deviation, 3 - 1 / deviation, 3 + 3 / deviation], [3.0, 0.0, 0.0]])
     torch.testing.assert_close(whiten(x_BT, mask_BT, shift_mean=False), shifted)
 
 
@@ -179,9 +166,7 @@ def test_whitened_values_have_mean_zero_and_variance_one_under_the_mask(
     whitened = whiten(values, mask_BT)
     assert float(whitened[mask_BT].mean()) == pytest.approx(0, abs=1e-6)
     variance = float(values[mask_BT].var(correction=0))
-    assert float(whitened[mask_BT].var(correction=0)) == pytest.approx(
-        variance / (variance + 1e-8), abs=1e-3
-    )
+    assert float(whitened[mask_BT].var(correction=0)) == pytest.approx(variance / (variance + 1e-8), abs=1e-3)
     assert not whitened[~mask_BT].any()
 
 
@@ -207,16 +192,12 @@ def test_the_policy_loss_takes_the_worse_of_ratio_and_clipped_ratio() -> None:
 
 
 @given(SEEDS, st.floats(0.05, 0.5))
-def test_a_clipped_token_gives_no_policy_gradient_and_any_other_the_vanilla_one(
-    seed: int, cliprange: float
-) -> None:
+def test_a_clipped_token_gives_no_policy_gradient_and_any_other_the_vanilla_one(seed: int, cliprange: float) -> None:
     old, advantages = drawn(torch.Size([40]), seed), drawn(torch.Size([40]), seed + 1)
     logprobs = (old + 0.5 * drawn(torch.Size([40]), seed + 2)).requires_grad_()
     loss = policy_loss(logprobs, old, advantages, cliprange)
     (gradient,) = torch.autograd.grad(loss.losses.sum(), logprobs)
-    torch.testing.assert_close(
-        gradient, torch.where(loss.clipped, 0.0, -advantages * loss.ratio).detach()
-    )
+    torch.testing.assert_close(gradient, torch.where(loss.clipped, 0.0, -advantages * loss.ratio).detach())
     beyond = torch.where(advantages > 0, loss.ratio > 1 + cliprange, loss.ratio < 1 - cliprange)
     assert torch.equal(loss.clipped, beyond)
 
@@ -251,20 +232,12 @@ def test_the_value_loss_is_at_least_half_the_squared_error_and_equal_within_the_
 
 def test_the_adaptive_coefficient_moves_towards_the_target_by_at_most_a_fifth() -> None:
     assert adapted_kl_coef(0.5, kl=6.0, target=6.0, horizon=1000, episodes=100) == 0.5
-    assert adapted_kl_coef(0.5, kl=6.6, target=6.0, horizon=1000, episodes=100) == pytest.approx(
-        0.5 * (1 + 0.1 * 0.1)
-    )
-    assert adapted_kl_coef(0.5, kl=60.0, target=6.0, horizon=1000, episodes=100) == pytest.approx(
-        0.5 * 1.02
-    )
-    assert adapted_kl_coef(0.5, kl=-1.0, target=6.0, horizon=1000, episodes=100) == pytest.approx(
-        0.5 * 0.98
-    )
+    assert adapted_kl_coef(0.5, kl=6.6, target=6.0, horizon=1000, episodes=100) == pytest.approx(0.5 * (1 + 0.1 * 0.1))
+    assert adapted_kl_coef(0.5, kl=60.0, target=6.0, horizon=1000, episodes=100) == pytest.approx(0.5 * 1.02)
+    assert adapted_kl_coef(0.5, kl=-1.0, target=6.0, horizon=1000, episodes=100) == pytest.approx(0.5 * 0.98)
 
 
-def test_a_kl_above_target_for_a_whole_horizon_raises_the_coefficient_by_a_fifth_in_log_space() -> (
-    None
-):
+def test_a_kl_above_target_for_a_whole_horizon_raises_the_coefficient_by_a_fifth_in_log_space() -> None:
     coefficient = 1.0
     for _ in range(100):
         coefficient = adapted_kl_coef(coefficient, kl=1e3, target=6.0, horizon=10_000, episodes=100)
@@ -276,11 +249,7 @@ def test_explained_variance_is_one_for_a_perfect_value_and_zero_for_a_constant_o
     values = returns.clone()
     values[1, 1:] = 50.0
     assert explained_variance(values, returns, mask_BT) == 1.0
-    assert explained_variance(torch.full_like(returns, 3.0), returns, mask_BT) == pytest.approx(
-        0.0, abs=1e-6
-    )
+    assert explained_variance(torch.full_like(returns, 3.0), returns, mask_BT) == pytest.approx(0.0, abs=1e-6)
     # errors -1, 0, 0, 1 of variance 1/2; returns of mean 3.5 and variance 5.25
-    assert explained_variance(
-        padded([[2.0, 2.0, 4.0], [6.0]])[0], returns, mask_BT
-    ) == pytest.approx(1 - 0.5 / 5.25)
+    assert explained_variance(padded([[2.0, 2.0, 4.0], [6.0]])[0], returns, mask_BT) == pytest.approx(1 - 0.5 / 5.25)
     assert explained_variance(values, torch.ones_like(returns), mask_BT) == 0.0

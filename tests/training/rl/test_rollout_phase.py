@@ -40,9 +40,7 @@ def roles(settings: Any = None) -> SimpleNamespace:
     def logprobs(rows: list[list[int]], starts: list[int], budget: int) -> list[torch.Tensor]:
         return sequence_logprobs(model, rows, starts, 1.0, budget)
 
-    return SimpleNamespace(
-        settings=settings, policy=model, trunk_value_head=None, logprobs=logprobs
-    )
+    return SimpleNamespace(settings=settings, policy=model, trunk_value_head=None, logprobs=logprobs)
 
 
 def pieces_of(size: int) -> Backoff:
@@ -56,9 +54,7 @@ def test_responses_stand_beside_their_prompts(engine: str) -> None:
     noise = sampling_noise(8, 6, 1)
     rollout = roll_out(pieces_of(3), roles().policy, batch, noise, chosen, Limits(6, -1, 0))  # type: ignore[arg-type]
     for i in (0, 5):
-        alone = roll_out(
-            pieces_of(3), roles().policy, [batch[i]] * 2, noise[[i, i]], chosen, Limits(6, -1, 0)
-        )  # type: ignore[arg-type]
+        alone = roll_out(pieces_of(3), roles().policy, [batch[i]] * 2, noise[[i, i]], chosen, Limits(6, -1, 0))  # type: ignore[arg-type]
         assert alone.responses[0] == rollout.responses[i]
         torch.testing.assert_close(alone.logprobs[0], rollout.logprobs[i], atol=1e-5, rtol=0)
 
@@ -131,20 +127,14 @@ def test_a_sampler_whose_logprobs_are_off_stops_the_run_with_its_batch(
     assert (root / "runs/ppo/diverged.jsonl").exists()
 
 
-def test_both_engines_train_alike_and_the_paged_one_resumes_to_the_same_bits(
-    project: Project,
-) -> None:
+def test_both_engines_train_alike_and_the_paged_one_resumes_to_the_same_bits(project: Project) -> None:
     def trained(name: str, engine: str, updates: int) -> Path:
-        root = project(
-            "ppo", name, ppo={"rollout_engine": engine, "updates": updates, "schedule": "constant"}
-        )
+        root = project("ppo", name, ppo={"rollout_engine": engine, "updates": updates, "schedule": "constant"})
         work(root, "ppo")
         return root
 
     static, first = trained("static", "static", 2), trained("paged", "paged", 2)
-    stopped = project(
-        "ppo", "stopped", ppo={"rollout_engine": "paged", "updates": 2, "schedule": "constant"}
-    )
+    stopped = project("ppo", "stopped", ppo={"rollout_engine": "paged", "updates": 2, "schedule": "constant"})
     stage, run = open_stage(stopped, "ppo")
     stage.stop_requested = True
     with pytest.raises(StageStopped):
@@ -178,9 +168,7 @@ def test_tokens_that_vllm_sampled_weigh_what_they_are_likelier_to_the_policy(
             monkeypatch, trained, chosen, advantages("rloo"), batch, responses,
             [row - math.log(likelier) for row in own], torch.arange(6.0), range(6),
         )  # fmt: skip
-        gradients[engine] = {
-            name: parameter.grad for name, parameter in trained.trainable().items()
-        }
+        gradients[engine] = {name: parameter.grad for name, parameter in trained.trainable().items()}
     for name, plain in gradients["static"].items():
         assert plain is not None
         torch.testing.assert_close(gradients["vllm"][name], weight * plain, rtol=1e-4, atol=1e-6)

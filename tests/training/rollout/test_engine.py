@@ -6,13 +6,7 @@ import pytest
 import torch
 from scipy import stats
 from torch import Tensor, nn
-from transformers import (
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from config.work import cache_columns
 from tests.training.support.tiny import FAMILIES, policy, prompts, tokenizer
@@ -42,13 +36,9 @@ def sampled(
 
 
 def frequent_token(model: PreTrainedModel) -> int:
-    """A token that many responses contain: made the end of sequence, it lets them end at many
-    lengths.
-    """
+    """A token that many responses contain: made the end of sequence, it lets them end at many lengths."""
     seen = collections.Counter(
-        token
-        for response in sampled(model, PROMPTS * 4, 48, UNREACHABLE).responses
-        for token in set(response)
+        token for response in sampled(model, PROMPTS * 4, 48, UNREACHABLE).responses for token in set(response)
     )
     return seen.most_common(1)[0][0]
 
@@ -74,9 +64,7 @@ def test_greedy_decoding_is_that_of_transformers(family: str, batch_size: int) -
         return list(out[0, len(prompt) :].tolist())
 
     endless = [theirs(prompt, None) for prompt in PROMPTS]
-    eos = collections.Counter(token for response in endless for token in response[3:9]).most_common(
-        1
-    )[0][0]
+    eos = collections.Counter(token for response in endless for token in response[3:9]).most_common(1)[0][0]
     expected = [theirs(prompt, eos) for prompt in PROMPTS]
     assert len({len(response) for response in expected}) > 1
     ours = generate(model, PROMPTS, None, 1.0, Limits(STEPS, eos, PAD), batch_size)
@@ -157,9 +145,7 @@ def result_steps(result: Rollout) -> int:
     return max(map(len, result.responses)) - 1
 
 
-def test_the_cache_grows_with_the_responses_not_with_their_limit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_cache_grows_with_the_responses_not_with_their_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     model = policy()
     eos = frequent_token(model)
     expected = sampled(model, PROMPTS, 12, eos)
@@ -205,9 +191,7 @@ def test_a_plan_knows_the_columns_of_the_cache() -> None:
         cache.advance()
 
 
-def test_keys_and_values_are_gone_as_soon_as_the_responses_are_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_keys_and_values_are_gone_as_soon_as_the_responses_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     caches: list[weakref.ref[DecodingCache]] = []
     advance = DecodingCache.advance
 
@@ -216,8 +200,7 @@ def test_keys_and_values_are_gone_as_soon_as_the_responses_are_there(
         caches.append(weakref.ref(cache))
 
     monkeypatch.setattr(DecodingCache, "advance", observed)
-    # it comes when it likes: until then a cycle holds the cache beside everything that PPO does
-    # next
+    # it comes when it likes: until then a cycle holds the cache beside everything that PPO does next
     gc.disable()
     try:
         sampled(policy(), PROMPTS, 5)
@@ -246,11 +229,7 @@ def test_greedy_decoding_sees_no_further_than_a_sliding_window(window: int) -> N
         initializer_range=0.3,
     )
     everywhere = MistralConfig(
-        **shape,
-        num_key_value_heads=1,
-        sliding_window=window,
-        initializer_range=0.3,
-        pad_token_id=PAD,
+        **shape, num_key_value_heads=1, sliding_window=window, initializer_range=0.3, pad_token_id=PAD
     )
     for model in (Qwen2ForCausalLM(mixed).eval(), MistralForCausalLM(everywhere).eval()):
         theirs = []
@@ -264,10 +243,7 @@ def test_greedy_decoding_sees_no_further_than_a_sliding_window(window: int) -> N
                 eos_token_id=None,
             )
             theirs.append(out[0, len(prompt) :].tolist())
-        assert (
-            generate(model, PROMPTS, None, 1.0, Limits(STEPS, UNREACHABLE, PAD), 12).responses
-            == theirs
-        )
+        assert generate(model, PROMPTS, None, 1.0, Limits(STEPS, UNREACHABLE, PAD), 12).responses == theirs
 
 
 # ---------------------------------------------------------------- ends
@@ -296,17 +272,11 @@ def test_a_response_may_be_the_end_of_sequence_alone() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_logprobs_from_sampling_are_those_of_the_finished_sequence(
-    family: str, temperature: float
-) -> None:
+def test_logprobs_from_sampling_are_those_of_the_finished_sequence(family: str, temperature: float) -> None:
     model = policy(family=family)
     result = sampled(model, PROMPTS, 5, frequent_token(model), temperature)
-    sequences = [
-        [*prompt, *response] for prompt, response in zip(PROMPTS, result.responses, strict=True)
-    ]
-    again = sequence_logprobs(
-        model, sequences, [len(prompt) for prompt in PROMPTS], temperature, 10_000
-    )
+    sequences = [[*prompt, *response] for prompt, response in zip(PROMPTS, result.responses, strict=True)]
+    again = sequence_logprobs(model, sequences, [len(prompt) for prompt in PROMPTS], temperature, 10_000)
     for row, same in zip(result.logprobs, again, strict=True):
         torch.testing.assert_close((row - same).exp(), torch.ones(len(row)), atol=1e-5, rtol=0)
 
@@ -324,29 +294,19 @@ def chi_square_p(counts: Tensor, probabilities: Tensor) -> float:
 def test_samples_follow_the_probabilities_of_the_model(temperature: float) -> None:
     model, prompt, draws = policy(), PROMPTS[0], 60_000
     result = generate(
-        model,
-        [prompt] * draws,
-        sampling_noise(draws, 2, 3),
-        temperature,
-        Limits(2, UNREACHABLE, PAD),
-        draws,
+        model, [prompt] * draws, sampling_noise(draws, 2, 3), temperature, Limits(2, UNREACHABLE, PAD), draws
     )
     vocabulary = len(tokenizer())
 
     def probabilities(ids: list[int]) -> Tensor:
         with torch.no_grad():
-            return torch.softmax(
-                model(input_ids=torch.tensor([ids])).logits[0, -1] / temperature, dim=-1
-            )
+            return torch.softmax(model(input_ids=torch.tensor([ids])).logits[0, -1] / temperature, dim=-1)
 
     first = torch.tensor([response[0] for response in result.responses])
     assert chi_square_p(torch.bincount(first, minlength=vocabulary), probabilities(prompt)) > 1e-3
     common = int(torch.bincount(first).argmax())
     second = torch.tensor([response[1] for response in result.responses if response[0] == common])
-    assert (
-        chi_square_p(torch.bincount(second, minlength=vocabulary), probabilities([*prompt, common]))
-        > 1e-3
-    )
+    assert chi_square_p(torch.bincount(second, minlength=vocabulary), probabilities([*prompt, common])) > 1e-3
     other = probabilities(prompt).pow(1.2)
     assert chi_square_p(torch.bincount(first, minlength=vocabulary), other / other.sum()) < 1e-3
 
@@ -360,9 +320,7 @@ def test_a_draw_falls_where_the_cumulative_probability_passes_it(vocabulary: int
     possible = (cumulative.diff(prepend=torch.zeros(1)) > 1e-5).nonzero().squeeze(1)
     tokens, logprobs = draw(logits.expand(len(possible), -1), middles[possible].float(), 1.0)
     assert tokens.tolist() == possible.tolist()
-    torch.testing.assert_close(
-        logprobs, torch.log_softmax(logits, dim=0)[possible], atol=1e-5, rtol=0
-    )
+    torch.testing.assert_close(logprobs, torch.log_softmax(logits, dim=0)[possible], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("vocabulary", [5, 256, 300, 513])
@@ -382,18 +340,12 @@ def test_values_are_what_the_head_says_before_each_token() -> None:
     head = nn.Linear(32, 1, bias=False)
     init_head(head, 3)
     result = generate(
-        model,
-        PROMPTS,
-        sampling_noise(12, STEPS, 5),
-        1.0,
-        Limits(STEPS, frequent_token(model), PAD),
-        5,
-        head,
+        model, PROMPTS, sampling_noise(12, STEPS, 5), 1.0, Limits(STEPS, frequent_token(model), PAD), 5, head
     )
     assert result.values is not None
     for prompt, response, values in zip(PROMPTS, result.responses, result.values, strict=True):
         with torch.no_grad():
-            hidden = model.base_model(
-                input_ids=torch.tensor([[*prompt, *response]])
-            ).last_hidden_state[0, len(prompt) - 1 : -1]
+            hidden = model.base_model(input_ids=torch.tensor([[*prompt, *response]])).last_hidden_state[
+                0, len(prompt) - 1 : -1
+            ]
             torch.testing.assert_close(values, head(hidden).squeeze(-1), atol=1e-5, rtol=0)

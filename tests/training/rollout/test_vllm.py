@@ -18,16 +18,12 @@ from training.rollout import vllm
 from training.rollout.engine import Limits, Rollout, sampling_noise
 
 LIMITS = Limits(12, 2, 0)
-real = pytest.mark.skipif(
-    shutil.which(os.environ.get(VLLM_VARIABLE, "")) is None, reason="RLHF_VLLM names no vLLM"
-)
+real = pytest.mark.skipif(shutil.which(os.environ.get(VLLM_VARIABLE, "")) is None, reason="RLHF_VLLM names no vLLM")
 
 
 def test_without_vllm_the_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VLLM_VARIABLE, "/nowhere/vllm")
-    with pytest.raises(
-        EnvironmentFault, match=r"no command vllm \(/nowhere/vllm\)\. Install it in"
-    ):
+    with pytest.raises(EnvironmentFault, match=r"no command vllm \(/nowhere/vllm\)\. Install it in"):
         vllm.generate(policy(), prompts(2), None, 1.0, LIMITS, 2)
 
 
@@ -102,9 +98,7 @@ def test_a_head_that_stayed_behind_and_a_lost_server_are_found(
 ) -> None:
     generated(model)
     moved(model)
-    without_head = {
-        name: each for name, each in model.state_dict().items() if name != "lm_head.weight"
-    }
+    without_head = {name: each for name, each in model.state_dict().items() if name != "lm_head.weight"}
     with monkeypatch.context() as cut:
         cut.setattr(model, "state_dict", lambda: without_head)
         with pytest.raises(EnvironmentFault, match="it has other weights"):

@@ -1,5 +1,5 @@
-"""Several processes that run many stages one after another, so that their imports are paid once:
-`python -m tests.training.support.crew JOBS`.
+"""Several processes that run many stages one after another, so that their imports are paid once: `python -m
+tests.training.support.crew JOBS`.
 """
 
 import json
@@ -35,9 +35,7 @@ class Job(NamedTuple):
 
 
 def run_together(jobs: Sequence[Job], processes: int = 2) -> None:
-    """Run each job by `processes` processes; fails with what they said unless all end as they
-    should.
-    """
+    """Run each job by `processes` processes; fails with what they said unless all end as they should."""
     with tempfile.TemporaryDirectory() as folder:
         common = {
             "WORLD_SIZE": str(processes),
@@ -48,13 +46,9 @@ def run_together(jobs: Sequence[Job], processes: int = 2) -> None:
         try:
             for rank in range(processes):
                 ranked = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-                crew.append(
-                    started("tests.training.support.crew", [json.dumps(jobs)], ROOT, **ranked)
-                )
+                crew.append(started("tests.training.support.crew", [json.dumps(jobs)], ROOT, **ranked))
             with ThreadPoolExecutor(processes) as reading:  # a full pipe would hold up all
-                said = list(
-                    reading.map(lambda member: member.communicate(PATIENCE_SECONDS)[1], crew)
-                )
+                said = list(reading.map(lambda member: member.communicate(PATIENCE_SECONDS)[1], crew))
         finally:
             for member in crew:
                 member.kill()
@@ -63,9 +57,7 @@ def run_together(jobs: Sequence[Job], processes: int = 2) -> None:
 
 
 def main(jobs: Sequence[Job]) -> int:
-    """Run the jobs as one of the processes; the exit code of the first that does not end as it
-    should.
-    """
+    """Run the jobs as one of the processes; the exit code of the first that does not end as it should."""
     from tests.training.support.tiny import run_main
     from training.distributed import collectives
     from training.process.stage import Stage

@@ -85,9 +85,7 @@ def save_models(folder: Path) -> dict[str, Any]:
     took = {}
     for shape in SHAPES:
         model = divided(shape)
-        took[shape] = grown(
-            lambda shape=shape, model=model: save_model(folder / shape, model, SHARD_BYTES)
-        )
+        took[shape] = grown(lambda shape=shape, model=model: save_model(folder / shape, model, SHARD_BYTES))
     return {"grown": took["wide"]}
 
 
@@ -114,8 +112,7 @@ def checkpoint(what: str, folder: Path) -> dict[str, Any]:
     took = grown(work)
     sums = [float(parameter.detach().double().sum().full_tensor()) for parameter in named.values()]  # type: ignore[attr-defined]
     moments = [
-        float(optimizer.state[parameter]["exp_avg"].double().sum().full_tensor())
-        for parameter in named.values()
+        float(optimizer.state[parameter]["exp_avg"].double().sum().full_tensor()) for parameter in named.values()
     ]
     return {"grown": took, "sums": [*sums, *moments]}
 

@@ -1,8 +1,7 @@
 """A stage of several processes, one of which finds bad input that no other sees: `python -m
 tests.training.support.failing STAGE --processes N`.
 
-FAIL_IN_RANK says which, FAIL_AT_STEP after which update it does; 0 is before the processes have
-met.
+FAIL_IN_RANK says which, FAIL_AT_STEP after which update it does; 0 is before the processes have met.
 """
 
 import os
@@ -16,9 +15,7 @@ def main() -> int:
         from training.process import launch
 
         return launch.supervise(
-            sys.argv[1],
-            [sys.executable, "-m", "tests.training.support.failing", sys.argv[1]],
-            int(sys.argv[3]),
+            sys.argv[1], [sys.executable, "-m", "tests.training.support.failing", sys.argv[1]], int(sys.argv[3])
         )
     from tests.training.support.tiny import run_main
     from training.process.stage import Stage

@@ -17,16 +17,12 @@ LAST_LOADED = {
     "sft": ("training.sft", "train"),
     "reward": ("training.reward", "train"),
 }
-"""What each stage calls when everything is in place, by the module whose name for it is looked
-up.
-"""
+"""What each stage calls when everything is in place, by the module whose name for it is looked up."""
 
 
 def limit(more_bytes: int) -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(
-        resource.RLIMIT_AS, (pages * resource.getpagesize() + more_bytes, resource.RLIM_INFINITY)
-    )
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more_bytes, resource.RLIM_INFINITY))
 
 
 def main(stage: str, more_bytes: int) -> int:

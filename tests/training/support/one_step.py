@@ -37,8 +37,8 @@ def step_of_the_loop(
 ) -> dict[str, float]:
     """Statistics of the step, its gradient left in the roles, whose weights stay as they are.
 
-    Sampling, the tokenizer and the scores are given; everything from there to the gradient is what
-    the loop does, with no penalty for a missing end.
+    Sampling, the tokenizer and the scores are given; everything from there to the gradient is what the loop does, with
+    no penalty for a missing end.
     """
     kept: list[UpdateStatistics] = []
 

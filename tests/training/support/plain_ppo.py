@@ -1,8 +1,8 @@
-"""PPO again, in plain torch: one sequence at a time, full logits, autograd and torch's optimizer.
-What `ppo` is compared with.
+"""PPO again, in plain torch: one sequence at a time, full logits, autograd and torch's optimizer. What `ppo` is
+compared with.
 
-It shares no code with training/: every setting finds its place here a second time. Weights come
-from the folders that `ppo` reads.
+It shares no code with training/: every setting finds its place here a second time. Weights come from the folders that
+`ppo` reads.
 """
 
 import json
@@ -15,12 +15,7 @@ import torch
 from bitsandbytes.optim import AdamW8bit  # type: ignore[attr-defined]
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    PreTrainedModel,
-)
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
 from config.methods.ppo import Ppo
 from config.schema import Params
@@ -76,14 +71,11 @@ def plain_ppo(root: Path, params: Params, settings: Ppo) -> Outcome:
             update * settings.batch_size // settings.responses_per_prompt,
         ):
             order = torch.randperm(
-                len(prompts),
-                generator=_generator(stream_seed(seed, "prompts", place // len(prompts))),
+                len(prompts), generator=_generator(stream_seed(seed, "prompts", place // len(prompts)))
             )
             chosen += [prompts[int(order[place % len(prompts)])]] * settings.responses_per_prompt
         noise = torch.rand(
-            settings.batch_size,
-            settings.max_new_tokens,
-            generator=_generator(stream_seed(seed, "sampling", update)),
+            settings.batch_size, settings.max_new_tokens, generator=_generator(stream_seed(seed, "sampling", update))
         )
         replies = [
             _sample(models.policy, ids, row, settings.temperature, tokenizer.eos_token_id)
@@ -98,10 +90,7 @@ def plain_ppo(root: Path, params: Params, settings: Ppo) -> Outcome:
             shaped = shaped.clamp(-settings.score_clip, settings.score_clip)
         # 3. log-probs and values
         with torch.no_grad():
-            old = [
-                models.policy_pass(prompt, reply, settings.temperature)[0]
-                for prompt, reply in pairs
-            ]
+            old = [models.policy_pass(prompt, reply, settings.temperature)[0] for prompt, reply in pairs]
             ref = [
                 _logprobs(models.ref_logits(prompt + reply), prompt, reply, settings.temperature)[0]
                 for prompt, reply in pairs
@@ -114,9 +103,7 @@ def plain_ppo(root: Path, params: Params, settings: Ppo) -> Outcome:
             reward[-1] += final
             rewards.append(reward)
         if settings.whiten_rewards:
-            rewards = _each(
-                rewards, lambda x: (x - x.mean()) / (x.var(correction=0) + 1e-8).sqrt() + x.mean()
-            )
+            rewards = _each(rewards, lambda x: (x - x.mean()) / (x.var(correction=0) + 1e-8).sqrt() + x.mean())
         # 5. advantages: A_t = sum over k of (gamma lam)^k delta_(t+k)
         advantages = []
         for reward, value in zip(rewards, values, strict=True):
@@ -124,18 +111,11 @@ def plain_ppo(root: Path, params: Params, settings: Ppo) -> Outcome:
             steps = range(len(delta))
             advantages.append(
                 torch.stack(
-                    [
-                        sum(
-                            (settings.gamma * settings.lam) ** (k - t) * delta[k] for k in steps[t:]
-                        )
-                        for t in steps
-                    ]
+                    [sum((settings.gamma * settings.lam) ** (k - t) * delta[k] for k in steps[t:]) for t in steps]
                 )
             )  # type: ignore[arg-type]
         returns = [advantage + value for advantage, value in zip(advantages, values, strict=True)]
-        advantages = _each(
-            advantages, lambda x: (x - x.mean()) / (x.var(correction=0) + 1e-8).sqrt()
-        )
+        advantages = _each(advantages, lambda x: (x - x.mean()) / (x.var(correction=0) + 1e-8).sqrt())
         # 6. update
         factor = 1 - (update - 1) / settings.updates if settings.schedule == "linear" else 1.0
         outcome.rates = [settings.learning_rate * factor, settings.value_learning_rate * factor]
@@ -161,13 +141,10 @@ def plain_ppo(root: Path, params: Params, settings: Ppo) -> Outcome:
                     pull = torch.stack(
                         [
                             -advantages[i] * ratio,
-                            -advantages[i]
-                            * ratio.clamp(1 - settings.cliprange, 1 + settings.cliprange),
+                            -advantages[i] * ratio.clamp(1 - settings.cliprange, 1 + settings.cliprange),
                         ]
                     )
-                    near = values[i] + (value - values[i]).clamp(
-                        -settings.cliprange_value, settings.cliprange_value
-                    )
+                    near = values[i] + (value - values[i]).clamp(-settings.cliprange_value, settings.cliprange_value)
                     errors = torch.stack([(value - returns[i]) ** 2, (near - returns[i]) ** 2])
                     parts.append(
                         {
@@ -181,9 +158,7 @@ def plain_ppo(root: Path, params: Params, settings: Ppo) -> Outcome:
                     )
                 tokens = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
                 optimizer.zero_grad()
-                (
-                    tokens["policy_loss"].mean() + settings.vf_coef * tokens["value_loss"].mean()
-                ).backward()
+                (tokens["policy_loss"].mean() + settings.vf_coef * tokens["value_loss"].mean()).backward()
                 clipped = [
                     nn.utils.clip_grad_norm_(group["params"], settings.max_grad_norm)
                     for group in optimizer.param_groups
@@ -209,9 +184,7 @@ def plain_ppo(root: Path, params: Params, settings: Ppo) -> Outcome:
                 "value": float(every_value.mean()),
                 "return": float(every_return.mean()),
                 "explained_variance": 1
-                - float(
-                    (every_return - every_value).var(correction=0) / every_return.var(correction=0)
-                ),
+                - float((every_return - every_value).var(correction=0) / every_return.var(correction=0)),
                 **{name: float(x.mean()) for name, x in of_update.items()},
                 "approx_kl": float(_approx_kl(of_update["ratio"]).mean()),
                 "grad_norm": sum(norms) / len(norms),
@@ -241,20 +214,14 @@ def plain_ppo(root: Path, params: Params, settings: Ppo) -> Outcome:
     named = models.learning()
     outcome.weights = {name: parameter.detach().clone() for name, parameter in named.items()}
     outcome.moments = {
-        name: optimizer.state[p]["exp_avg"].clone()
-        for name, p in named.items()
-        if "exp_avg" in optimizer.state[p]
+        name: optimizer.state[p]["exp_avg"].clone() for name, p in named.items() if "exp_avg" in optimizer.state[p]
     }
     return outcome
 
 
 def adapted(model: PreTrainedModel, lora: Lora, seed: int) -> PreTrainedModel:
     """The model with PEFT's adapters in it, A drawn from `seed`."""
-    config = LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,
-        target_modules=[PEFT_NAMES[name] for name in lora.modules],
-    )
+    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=[PEFT_NAMES[name] for name in lora.modules])
     torch.manual_seed(seed)
     inner: PreTrainedModel = get_peft_model(model, config).get_base_model()
     return inner
@@ -265,8 +232,7 @@ class _Models:
 
     def __init__(self, root: Path, settings: Ppo, seed: int) -> None:
         self.policy, self._ref = (
-            AutoModelForCausalLM.from_pretrained(root / "models/sft", dtype=torch.float32).eval()
-            for _ in range(2)
+            AutoModelForCausalLM.from_pretrained(root / "models/sft", dtype=torch.float32).eval() for _ in range(2)
         )
         self._reward = AutoModelForSequenceClassification.from_pretrained(
             root / "models/reward", dtype=torch.float32
@@ -275,9 +241,7 @@ class _Models:
         width = self.policy.config.hidden_size
         head = nn.Linear(width, 1, bias=False)
         with torch.no_grad():
-            head.weight.copy_(
-                torch.randn(1, width, generator=_generator(seed)) / math.sqrt(width + 1)
-            )
+            head.weight.copy_(torch.randn(1, width, generator=_generator(seed)) / math.sqrt(width + 1))
         if settings.layout == "shared_trunk":
             self._value, self._head = None, head
         elif settings.value_init == "reward":
@@ -290,16 +254,12 @@ class _Models:
                 self._head.bias.fill_(-self._mean / self._std)
         else:
             self._value, self._head = (
-                AutoModelForCausalLM.from_pretrained(
-                    root / "models/sft", dtype=torch.float32
-                ).eval(),
+                AutoModelForCausalLM.from_pretrained(root / "models/sft", dtype=torch.float32).eval(),
                 head,
             )
         if settings.lora is not None:
             self.policy = adapted(self.policy, settings.lora, seed)
-            self._value = (
-                adapted(self._value, settings.lora, seed + 1) if self._value is not None else None
-            )
+            self._value = adapted(self._value, settings.lora, seed + 1) if self._value is not None else None
 
     def optimizer(self, settings: Ppo) -> torch.optim.Optimizer:
         named = self.learning()
@@ -320,18 +280,12 @@ class _Models:
                     for name, p in model.named_parameters()
                     if p.requires_grad and not name.startswith(("score.", "lm_head."))
                 }
-                found |= {
-                    f"{part}.{name.replace('.default.', f'.{part}.')}": p for name, p in own.items()
-                }
+                found |= {f"{part}.{name.replace('.default.', f'.{part}.')}": p for name, p in own.items()}
         prefix = "value." if self._value is None else "value.score."
         return found | {f"{prefix}{name}": p for name, p in self._head.named_parameters()}
 
-    def policy_pass(
-        self, prompt: list[int], reply: list[int], temperature: float
-    ) -> tuple[Tensor, Tensor]:
-        return _logprobs(
-            self.policy(torch.tensor([prompt + reply])).logits[0], prompt, reply, temperature
-        )
+    def policy_pass(self, prompt: list[int], reply: list[int], temperature: float) -> tuple[Tensor, Tensor]:
+        return _logprobs(self.policy(torch.tensor([prompt + reply])).logits[0], prompt, reply, temperature)
 
     def ref_logits(self, ids: list[int]) -> Tensor:
         logits: Tensor = self._ref(torch.tensor([ids])).logits[0]
@@ -345,38 +299,28 @@ class _Models:
 
     @torch.no_grad()
     def score(self, ids: list[int]) -> Tensor:
-        raw: Tensor = self._reward.score(
-            self._reward.base_model(torch.tensor([ids])).last_hidden_state[0, -1]
-        )[0]
+        raw: Tensor = self._reward.score(self._reward.base_model(torch.tensor([ids])).last_hidden_state[0, -1])[0]
         return (raw - self._mean) / self._std
 
 
 @torch.no_grad()
-def _sample(
-    policy: PreTrainedModel, prompt: list[int], noise: Tensor, temperature: float, eos: int
-) -> list[int]:
-    """Token after token, the whole sequence read again for each: that at which the cumulative
-    probability passes the noise.
+def _sample(policy: PreTrainedModel, prompt: list[int], noise: Tensor, temperature: float, eos: int) -> list[int]:
+    """Token after token, the whole sequence read again for each: that at which the cumulative probability passes the
+    noise.
     """
     reply: list[int] = []
     for uniform in noise:
-        probabilities = torch.softmax(
-            policy(torch.tensor([prompt + reply])).logits[0, -1] / temperature, dim=0
-        )
+        probabilities = torch.softmax(policy(torch.tensor([prompt + reply])).logits[0, -1] / temperature, dim=0)
         reply.append(int((probabilities.cumsum(0) > uniform).nonzero()[0]))
         if reply[-1] == eos:
             break
     return reply
 
 
-def _logprobs(
-    logits: Tensor, prompt: list[int], reply: list[int], temperature: float
-) -> tuple[Tensor, Tensor]:
+def _logprobs(logits: Tensor, prompt: list[int], reply: list[int], temperature: float) -> tuple[Tensor, Tensor]:
     """Of the reply's tokens, and the entropy of each distribution."""
     every = torch.log_softmax(logits[len(prompt) - 1 : -1] / temperature, dim=-1)
-    return every[torch.arange(len(reply)), torch.tensor(reply)], -(every.exp() * every).sum(
-        -1
-    ).detach()
+    return every[torch.arange(len(reply)), torch.tensor(reply)], -(every.exp() * every).sum(-1).detach()
 
 
 def _approx_kl(ratio: Tensor) -> Tensor:

@@ -1,8 +1,7 @@
-"""The stages on Hugging Face Trainers again, in plain torch: one sequence at a time, full logits,
-autograd and torch's AdamW.
+"""The stages on Hugging Face Trainers again, in plain torch: one sequence at a time, full logits, autograd and torch's
+AdamW.
 
-Only the order of rows is training's own (LengthBuckets); every setting finds its place here a
-second time.
+Only the order of rows is training's own (LengthBuckets); every setting finds its place here a second time.
 
 Shapes: pairs and rows are lists of token ids.
 """
@@ -81,39 +80,29 @@ def plain_reward(root: Path, params: Params, settings: Reward) -> Outcome:
     width = config.hidden_size
     with torch.no_grad():
         model.score.weight.copy_(
-            torch.randn(1, width, generator=torch.Generator().manual_seed(params.seed))
-            / math.sqrt(width + 1)
+            torch.randn(1, width, generator=torch.Generator().manual_seed(params.seed)) / math.sqrt(width + 1)
         )
     learner = _adapted(model, settings, params.seed)
     learner.score.requires_grad_(True)
 
     def score(ids: Ids) -> Tensor:
-        said: Tensor = learner.score(
-            learner.base_model(torch.tensor([ids])).last_hidden_state[0, -1]
-        )[0]
+        said: Tensor = learner.score(learner.base_model(torch.tensor([ids])).last_hidden_state[0, -1])[0]
         return said
 
     def loss(batch: list[tuple[Ids, Ids]]) -> Tensor:
-        return -logsigmoid(
-            torch.stack([score(chosen) - score(rejected) for chosen, rejected in batch])
-        ).mean()
+        return -logsigmoid(torch.stack([score(chosen) - score(rejected) for chosen, rejected in batch])).mean()
 
-    outcome = _trained(
-        learner, pairs, [max(map(len, pair)) for pair in pairs], loss, settings, params.seed
-    )
+    outcome = _trained(learner, pairs, [max(map(len, pair)) for pair in pairs], loss, settings, params.seed)
     with torch.no_grad():
         every = torch.stack([score(ids) for pair in pairs for ids in pair])
-    outcome.normalisation = (
-        (float(every.mean()), float(every.std())) if settings.normalise else (0.0, 1.0)
-    )
+    outcome.normalisation = (float(every.mean()), float(every.std())) if settings.normalise else (0.0, 1.0)
     return outcome
 
 
 def plain_dpo(root: Path, params: Params, settings: Dpo) -> Outcome:
     pairs = _pairs(root, settings.max_length)
     policy, ref = (
-        AutoModelForCausalLM.from_pretrained(root / "models/sft", dtype=torch.float32).eval()
-        for _ in range(2)
+        AutoModelForCausalLM.from_pretrained(root / "models/sft", dtype=torch.float32).eval() for _ in range(2)
     )
     learner = _adapted(policy, settings, params.seed)
 
@@ -133,14 +122,10 @@ def plain_dpo(root: Path, params: Params, settings: Dpo) -> Outcome:
                     losses.append(-logsigmoid(margin))
                 case "robust":
                     losses.append(
-                        (-(1 - flipped) * logsigmoid(margin) + flipped * logsigmoid(-margin))
-                        / (1 - 2 * flipped)
+                        (-(1 - flipped) * logsigmoid(margin) + flipped * logsigmoid(-margin)) / (1 - 2 * flipped)
                     )
                 case "ipo":
-                    losses.append(
-                        (ratios[0] / counts[0] - ratios[1] / counts[1] - 1 / (2 * settings.beta))
-                        ** 2
-                    )
+                    losses.append((ratios[0] / counts[0] - ratios[1] / counts[1] - 1 / (2 * settings.beta)) ** 2)
         return torch.stack(losses).mean()
 
     lengths = [len(prompt) + max(len(chosen), len(rejected)) for prompt, chosen, rejected in pairs]
@@ -159,15 +144,9 @@ def _trained(
     learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
     plain = [p for name, p in learning.items() if name.endswith("bias") or "norm" in name]
     decayed = [p for p in learning.values() if not any(p is other for other in plain)]
-    groups = [
-        {"params": decayed, "weight_decay": settings.weight_decay},
-        {"params": plain, "weight_decay": 0.0},
-    ]
+    groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=1.0,
-        betas=(0.9, settings.adam_beta2),
-        eps=1e-8,
+        [group for group in groups if group["params"]], lr=1.0, betas=(0.9, settings.adam_beta2), eps=1e-8
     )
     order = LengthBuckets(lengths, settings.batch_size, seed)
     total = math.ceil(math.ceil(len(rows) / settings.batch_size) * settings.epochs)
@@ -181,11 +160,9 @@ def _trained(
                 factor = step / warm
             else:
                 done = (step - warm) / max(1, total - warm)
-                factor = {
-                    "constant": 1.0,
-                    "linear": 1 - done,
-                    "cosine": (1 + math.cos(math.pi * done)) / 2,
-                }[settings.schedule]
+                factor = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[
+                    settings.schedule
+                ]
             for group in optimizer.param_groups:
                 group["lr"] = settings.learning_rate * factor
             optimizer.zero_grad()
@@ -208,16 +185,12 @@ def _trained(
                 break
         epoch += 1
     outcome.steps = total
-    outcome.weights = {
-        name.replace(".default.", "."): p.detach().clone() for name, p in learning.items()
-    }
+    outcome.weights = {name.replace(".default.", "."): p.detach().clone() for name, p in learning.items()}
     return outcome
 
 
 def _base(root: Path, params: Params) -> PreTrainedModel:
-    """model.path, or the weights that the seed draws for model.random, whose shape is that of
-    models/sft.
-    """
+    """model.path, or the weights that the seed draws for model.random, whose shape is that of models/sft."""
     if params.model.path is not None:
         loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             root / params.model.path, dtype=torch.float32
@@ -258,8 +231,7 @@ def _pairs(root: Path, max_length: int) -> list[tuple[Ids, Ids, Ids]]:
 
 def _tokens(tokenizer: Any, prompt: str, *replies: str) -> list[Ids]:
     ends = [
-        tokenizer(reply, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-        + [tokenizer.eos_token_id]
+        tokenizer(reply, add_special_tokens=False, split_special_tokens=True)["input_ids"] + [tokenizer.eos_token_id]
         for reply in replies
     ]
     return [tokenizer(prompt)["input_ids"], *ends]

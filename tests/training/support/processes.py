@@ -32,14 +32,10 @@ def started(module: str, arguments: Sequence[str], root: Path, **more: str) -> P
 
 
 def start(
-    root: Path,
-    stage: str,
-    processes: int | None = None,
-    module: str = "training.process.launch",
-    **more: str,
+    root: Path, stage: str, processes: int | None = None, module: str = "training.process.launch", **more: str
 ) -> Popen[str]:
-    """The stage as a process of its own, or through training.process.launch as several; `more` is
-    put into the environment.
+    """The stage as a process of its own, or through training.process.launch as several; `more` is put into the
+    environment.
     """
     if processes:
         return started(module, [stage, "--processes", str(processes)], root, **more)
@@ -62,8 +58,7 @@ def signalled(
     processes: int | None = None,
     pick: Callable[[int], int] = int,
 ) -> int:
-    """Start the stage, send it a signal once it has done `at_step` steps, and return what it exits
-    with.
+    """Start the stage, send it a signal once it has done `at_step` steps, and return what it exits with.
 
     `pick` names the process that gets the signal, from the id of the one that was started.
     """
@@ -71,9 +66,7 @@ def signalled(
     process = start(root, stage, processes)
     deadline = time.monotonic() + PATIENCE_SECONDS
     try:
-        while not any(
-            row.step >= at_step for row in metric_rows(root, stage) if row.attempt > before
-        ):
+        while not any(row.step >= at_step for row in metric_rows(root, stage) if row.attempt > before):
             assert process.poll() is None, process.communicate()[1]
             assert time.monotonic() < deadline
             time.sleep(0.005)
@@ -101,8 +94,8 @@ def metrics(root: Path, stage: str) -> dict:
 
 
 def killed_stopped_and_resumed(root: Path, stage: str, kill_at: int, stop_at: int) -> None:
-    """kill -9 after a step, go on, SIGTERM after a later one, go on to the end; each attempt
-    resumes where it should.
+    """kill -9 after a step, go on, SIGTERM after a later one, go on to the end; each attempt resumes where it
+    should.
     """
     assert signalled(root, stage, kill_at, signal.SIGKILL) == -signal.SIGKILL
     assert signalled(root, stage, stop_at, signal.SIGTERM) == 75

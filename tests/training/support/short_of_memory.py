@@ -2,8 +2,8 @@
 
 `python -m tests.training.support.short_of_memory STAGE TOKENS`
 
-The allocation that fails is a real one, in the first layer of a pass with gradient over more than
-so many tokens, padding included.
+The allocation that fails is a real one, in the first layer of a pass with gradient over more than so many tokens,
+padding included.
 """
 
 import os

@@ -1,5 +1,5 @@
-"""Small real parts for the tests: a tokenizer of the helpdesk world, two-layer models, a folder in
-which stages run.
+"""Small real parts for the tests: a tokenizer of the helpdesk world, two-layer models, a folder in which stages
+run.
 """
 
 import contextlib
@@ -33,13 +33,7 @@ WIDTH = 32
 
 @functools.cache
 def tokenizer() -> PreTrainedTokenizerBase:
-    replies = [
-        *BY_HAND.remedies.values(),
-        BY_HAND.ask,
-        BY_HAND.close,
-        BY_HAND.apology,
-        *BY_HAND.fillers,
-    ]
+    replies = [*BY_HAND.remedies.values(), BY_HAND.ask, BY_HAND.close, BY_HAND.apology, *BY_HAND.fillers]
     return trained_tokenizer(replies * 2, 320)
 
 
@@ -54,9 +48,7 @@ def settings(family: str = "llama") -> Model:
         "vocab_size": 320,
         "rope_theta": 10000.0,
     }
-    shape = RandomModel.model_validate(
-        {"family": family, "tie_embeddings": family != "qwen2", **sizes}
-    )
+    shape = RandomModel.model_validate({"family": family, "tie_embeddings": family != "qwen2", **sizes})
     return Model(
         path=None,
         revision=None,
@@ -70,9 +62,7 @@ def settings(family: str = "llama") -> Model:
 
 
 def policy(seed: int = 1, family: str = "llama") -> PreTrainedModel:
-    """A model with weights large enough that every layer, bias and position matters to what it
-    says.
-    """
+    """A model with weights large enough that every layer, bias and position matters to what it says."""
     model = base_model(settings(family), tokenizer(), seed).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -90,9 +80,7 @@ def prompts(count: int, seed: int = 0) -> list[list[int]]:
     """Encoded prompts of many lengths, the shortest of two tokens."""
     rng = random.Random(seed)
     texts = [
-        "hello , my kettle is cracked . i am really angry . order number 4 1 7 ."[
-            : rng.randint(1, 70)
-        ]
+        "hello , my kettle is cracked . i am really angry . order number 4 1 7 ."[: rng.randint(1, 70)]
         for _ in range(count)
     ]
     return encode_prompts(tokenizer(), texts)
@@ -101,31 +89,18 @@ def prompts(count: int, seed: int = 0) -> list[list[int]]:
 def random_responses(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
     """Token ids without special tokens."""
     generator = torch.Generator().manual_seed(seed)
-    return [
-        torch.randint(4, len(tokenizer()), (length,), generator=generator).tolist()
-        for length in lengths
-    ]
+    return [torch.randint(4, len(tokenizer()), (length,), generator=generator).tolist() for length in lengths]
 
 
 def params(**sections: dict[str, Any]) -> Params:
-    """The tiny recipe with two layers, passes short enough to repeat, an adaptive KL coefficient,
-    and `sections` laid over it.
+    """The tiny recipe with two layers, passes short enough to repeat, an adaptive KL coefficient, and `sections` laid
+    over it.
     """
     content = read(ROOT / "tests/e2e/tiny.yaml")
     content["model"]["random"] |= {"layers": 2}
     content["data"]["source"] |= {"sft_rows": 100, "preference_rows": 100}
-    content["sft"] |= {
-        "epochs": 3.0,
-        "max_steps": None,
-        "log_every_steps": 1,
-        "checkpoint_every_steps": 4,
-    }
-    content["reward"] |= {
-        "epochs": 3.0,
-        "max_steps": None,
-        "log_every_steps": 1,
-        "checkpoint_every_steps": 4,
-    }
+    content["sft"] |= {"epochs": 3.0, "max_steps": None, "log_every_steps": 1, "checkpoint_every_steps": 4}
+    content["reward"] |= {"epochs": 3.0, "max_steps": None, "log_every_steps": 1, "checkpoint_every_steps": 4}
     content["ppo"] |= {
         "updates": 8,
         "checkpoint_every_updates": 3,
@@ -138,23 +113,11 @@ def params(**sections: dict[str, Any]) -> Params:
         "checkpoint_every_steps": 4,
         "learning_rate": 2.0e-3,
     }
-    content["rloo"] |= {
-        "updates": 8,
-        "checkpoint_every_updates": 3,
-        "rloo_epochs": 2,
-        "learning_rate": 1.0e-3,
-    }
-    content["grpo"] |= {
-        "updates": 8,
-        "checkpoint_every_updates": 3,
-        "grpo_epochs": 2,
-        "learning_rate": 1.0e-3,
-    }
+    content["rloo"] |= {"updates": 8, "checkpoint_every_updates": 3, "rloo_epochs": 2, "learning_rate": 1.0e-3}
+    content["grpo"] |= {"updates": 8, "checkpoint_every_updates": 3, "grpo_epochs": 2, "learning_rate": 1.0e-3}
     for name, section in sections.items():
         under = DISTILL if name == "distill" else content[name]
-        other = isinstance(section, dict) and section.get("kind", under.get("kind")) != under.get(
-            "kind"
-        )
+        other = isinstance(section, dict) and section.get("kind", under.get("kind")) != under.get("kind")
         content[name] = section if other or not isinstance(section, dict) else under | section
     return validate(content, "test")
 
@@ -220,9 +183,7 @@ def work(root: Path, name: str) -> Stage:
 
 
 def run_main(root: Path, name: str) -> int:
-    """The exit code of a stage's main function in `root`, this process's signal handlers put
-    back.
-    """
+    """The exit code of a stage's main function in `root`, this process's signal handlers put back."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         with contextlib.chdir(root), torch.set_grad_enabled(name != "evaluate"):
@@ -234,11 +195,7 @@ def run_main(root: Path, name: str) -> int:
 
 def files(folder: Path) -> dict[str, bytes]:
     """Content of everything below a folder."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def names(folder: Path) -> list[str]:
@@ -246,31 +203,21 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def on_a_small_disk(
-    folder: Path, kibibytes: int, command: list[str]
-) -> subprocess.CompletedProcess[str]:
-    """Run a command in a small file system of its own that holds a copy of `folder` and is gone
-    with the command.
-    """
+def on_a_small_disk(folder: Path, kibibytes: int, command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command in a small file system of its own that holds a copy of `folder` and is gone with the command."""
     disk = folder.parent / f"{folder.name}-disk"
     disk.mkdir()
     mount = f"mount -t tmpfs -o size={kibibytes}k tmpfs {disk}"
-    if subprocess.run(
-        ["unshare", "--mount", "sh", "-c", mount], capture_output=True, check=False
-    ).returncode:
+    if subprocess.run(["unshare", "--mount", "sh", "-c", mount], capture_output=True, check=False).returncode:
         pytest.skip("this user may not mount a file system, so none can be filled")
     script = f'{mount} && cp -r {folder}/. {disk} && cd {disk} && exec "$@"'
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     isolated = ["unshare", "--mount", "sh", "-c", script, "sh", *command]
-    return subprocess.run(
-        isolated, capture_output=True, text=True, env=environment, timeout=120, check=False
-    )
+    return subprocess.run(isolated, capture_output=True, text=True, env=environment, timeout=120, check=False)
 
 
 def padded(rows: Sequence[Sequence[float]]) -> tuple[Tensor, Tensor]:
     """Rows as [B, T], and the mask of what is real."""
     longest = max(map(len, rows))
     values = torch.tensor([[*row, *[0.0] * (longest - len(row))] for row in rows])
-    return values, torch.tensor(
-        [[True] * len(row) + [False] * (longest - len(row)) for row in rows]
-    )
+    return values, torch.tensor([[True] * len(row) + [False] * (longest - len(row)) for row in rows])
