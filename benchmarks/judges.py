@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.projects.checkouts import ROOT
 from config.load import load, write
 from training.judging.judge import Judge, verdicts
-from training.judging.verdict import agreement_with_people, chosen, human_pairs, of_agreement
+from training.judging.verdict import agreement_metrics, agreement_with_people, chosen, human_pairs
 
 TEST = 0.35
 
@@ -50,7 +50,7 @@ def measured(work: Path, params: Any, most: int | None) -> dict[str, Any]:
     pairs = human_pairs(work, "test")[:most]
     found = agreement_with_people(verdicts(judge, pairs), pairs, params.evaluate.confidence, 1)
     seconds = time.perf_counter() - began
-    return of_agreement(judge, found) | {"seconds": seconds, "usd": judge.usd}
+    return agreement_metrics(judge, found) | {"seconds": seconds, "usd": judge.usd}
 
 
 def main() -> None:

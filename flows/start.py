@@ -45,8 +45,8 @@ def start(
     Args:
         recipe: What to run, from the folder recipes.
         method: How the model is aligned.
-        max_usd: Most that the run may cost; it stops resumably there. Empty takes the recipe's. seed: Of data, initial
-        weights and sampling. Empty takes the recipe's.
+        max_usd: Most that the run may cost; it stops resumably there. Empty takes the recipe's.
+        seed: Of data, initial weights and sampling. Empty takes the recipe's.
         changes: Further parameters, one a row, as `--set` has them on the command line.
     """
     try:

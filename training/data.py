@@ -72,7 +72,7 @@ def data(stage: Stage) -> None:
         with stage.meter.phase("tokenise", 0) as work:
             tokenizer = base or tokenizer_of_world(accepted, params)
             datasets = passes.write(accepted, tokenizer, params.model.context_length)
-            lengths = [split.sequence_tokens() for _, _, split in datasets.each()]
+            lengths = [split.sequence_tokens() for _, _, split in datasets.items()]
             work.add(sum(int(tokens.sum()) for tokens in lengths), sum(map(len, lengths)))
             refuse_if_too_many(accepted, quarantine, settings, root)
             refuse_empty_splits(datasets, settings.test_fraction)
@@ -116,7 +116,7 @@ def data(stage: Stage) -> None:
         )
     for line in shown:
         logger.info("%s", line)
-    counts = ", ".join(f"{split.rows} {use}/{name}" for use, name, split in datasets.each())
+    counts = ", ".join(f"{split.rows} {use}/{name}" for use, name, split in datasets.items())
     logger.info("%d of %d rows refused; prepared %s", quarantine.total, rows_read, counts)
 
 

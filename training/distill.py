@@ -115,21 +115,23 @@ def distill(stage: Stage) -> None:
         # 1. responses: the student answers the first prompts, the teacher the others
         batch = choose_prompts(prompts, settings, seed, update)
         noise_BT = sampling_noise(len(batch), limits.max_new_tokens, stream_seed(seed, "distill", update))
-        own = student_responses(settings, update)
+        by_student = student_responses(settings, update)
         responses: list[list[int]] = []
         for name, model, part in (
-            ("student_rollout", pair.student, slice(0, own)),
-            ("teacher_rollout", pair.teacher, slice(own, len(batch))),
+            ("student_rollout", pair.student, slice(0, by_student)),
+            ("teacher_rollout", pair.teacher, slice(by_student, len(batch))),
         ):
             if not batch[part]:
                 continue
             with phase(name, model) as work:
-                found = roll_out(rollout_backoff, model, batch[part], noise_BT[part], settings, limits).responses
-                responses += found
-                work.add(sum(map(len, batch[part])) + sum(map(len, found)), len(found))
+                part_responses = roll_out(
+                    rollout_backoff, model, batch[part], noise_BT[part], settings, limits
+                ).responses
+                responses += part_responses
+                work.add(sum(map(len, batch[part])) + sum(map(len, part_responses)), len(part_responses))
         sequences, starts = joined(batch, responses)
-        row = response_statistics(responses, own, limits.eos)
-        remember(state, responses, own, row)
+        row = response_statistics(responses, by_student, limits.eos)
+        remember(state, responses, by_student, row)
         check_responses(state.lengths, state.eos_rates, state.teacher_length)
 
         # 2. the teacher's last hidden states at every response token, from which the
@@ -228,7 +230,7 @@ def student_responses(settings: Distill, update: int) -> int:
     return round(settings.lmbda * prompts) * settings.responses_per_prompt
 
 
-def response_statistics(responses: Sequence[list[int]], own: int, eos: int) -> dict[str, float]:
+def response_statistics(responses: Sequence[list[int]], student_count: int, eos: int) -> dict[str, float]:
     """Mean length, and share that ended with EOS, of all responses and of the first `own`, the student's."""
 
     def of(rows: Sequence[list[int]], prefix: str) -> dict[str, float]:
@@ -237,16 +239,16 @@ def response_statistics(responses: Sequence[list[int]], own: int, eos: int) -> d
             f"{prefix}eos_rate": sum(row[-1] == eos for row in rows) / len(rows),
         }
 
-    return of(responses, "") | (of(responses[:own], "student_") if own else {})
+    return of(responses, "") | (of(responses[:student_count], "student_") if student_count else {})
 
 
-def remember(state: DistillState, responses: Sequence[list[int]], own: int, row: dict[str, float]) -> None:
+def remember(state: DistillState, responses: Sequence[list[int]], student_count: int, row: dict[str, float]) -> None:
     """Add an update's responses to the statistics that detect divergence."""
-    if own:
+    if student_count:
         state.lengths.append(row["student_length"])
         state.eos_rates.append(row["student_eos_rate"])
-    state.teacher_tokens += sum(map(len, responses[own:]))
-    state.teacher_responses += len(responses) - own
+    state.teacher_tokens += sum(map(len, responses[student_count:]))
+    state.teacher_responses += len(responses) - student_count
 
 
 @torch.no_grad()
@@ -274,8 +276,8 @@ def student_loss(
     weight_VD = output_weight(pair.student)
     if teacher is None:
         targets_N = response_targets(sequences, starts).to(hidden_ND.device, non_blocking=True)
-        found = token_logprobs(hidden_ND, weight_VD, targets_N, settings.temperature)
-        return -found.logprobs.sum(), found.entropy.new_zeros(())
+        losses = token_logprobs(hidden_ND, weight_VD, targets_N, settings.temperature)
+        return -losses.logprobs.sum(), losses.entropy.new_zeros(())
     teacher_NE = torch.cat(list(teacher)).to(hidden_ND.device, non_blocking=True)
     total, agreed_N = divergence(
         hidden_ND, weight_VD, teacher_NE, pair.teacher_head_VE, settings.beta, settings.temperature

@@ -182,7 +182,7 @@ def reply_logps(model: PreTrainedModel, rows: Sequence[dict[str, list[int]]], st
     with autocast(stage.params.model, model.device):
         logps = map_across_ranks(
             lambda work: work(budget_tokens),
-            lambda size, _, own, starts: list(pair_logps(model, own, starts, size)),
+            lambda size, _, replies, starts: list(pair_logps(model, replies, starts, size)),
             both,
             pairs,
             prompt_lengths,

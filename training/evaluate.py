@@ -115,7 +115,7 @@ def evaluate(stage: Stage) -> None:
 def save_answers(stage: Stage, step: int, answers: dict[str, Answers]) -> None:
     """Checkpoint the replies so far: a resumed evaluation does not sample them again."""
     with stage.checkpoints.saving(step) as folder:
-        content = {name: of_model._asdict() for name, of_model in answers.items()}
+        content = {name: model_answers._asdict() for name, model_answers in answers.items()}
         (folder / "answers.json").write_text(json.dumps(content), encoding="utf-8")
 
 
@@ -124,13 +124,13 @@ def answers_so_far(stage: Stage) -> dict[str, Answers]:
 
     Raises CheckpointError if it is of another version.
     """
-    found = stage.checkpoints.latest()
-    if found is None:
+    checkpoint = stage.checkpoints.latest()
+    if checkpoint is None:
         return {}
-    with restoring(found.path):
-        content = json.loads((found.path / "answers.json").read_text(encoding="utf-8"))
-        answers = {name: Answers(**of_model) for name, of_model in content.items()}
-    stage.resumed(found.step)
+    with restoring(checkpoint.path):
+        content = json.loads((checkpoint.path / "answers.json").read_text(encoding="utf-8"))
+        answers = {name: Answers(**saved) for name, saved in content.items()}
+    stage.resumed(checkpoint.step)
     return answers
 
 
@@ -175,8 +175,8 @@ def answer(
         )
         # KL of the sampling policy; greedy replies have no distribution of their own
         temperature = settings.temperature or 1.0
-        own = sequence_logprobs(model, sequences, prompt_lengths, temperature, budget_tokens)
-        reference = own
+        logps = sequence_logprobs(model, sequences, prompt_lengths, temperature, budget_tokens)
+        reference = logps
         if name != "sft":
             reference = sequence_logprobs(
                 load_model(stage, "sft", tokenizer), sequences, prompt_lengths, temperature, budget_tokens
@@ -189,7 +189,7 @@ def answer(
         ended=[response[-1] == limits.eos for response in rollout.responses],
         rewards=rewards,
         golds=[gold_score(*pair, world) for pair in pairs] if world else None,
-        kl=[float((a - b).sum()) for a, b in zip(own, reference, strict=True)],
+        kl=[float((a - b).sum()) for a, b in zip(logps, reference, strict=True)],
         right_items=[criteria(*pair, world)["item"] for pair in pairs] if world else None,
     )
 
@@ -231,10 +231,10 @@ def compare(
     for name, of in (("right_item_rate", aligned), ("right_item_rate_sft", sft)):
         metrics[name] = None if of.right_items is None else _mean(of.right_items)
     wins = {"reward": (aligned.rewards, sft.rewards), "gold": (aligned.golds, sft.golds)}
-    for kind, (of_aligned, of_sft) in wins.items():
+    for kind, (aligned_wins, sft_wins) in wins.items():
         rate = (
-            win_rate(score_judge(of_aligned, of_sft), len(of_aligned), confidence, seed)
-            if of_aligned is not None and of_sft is not None
+            win_rate(score_judge(aligned_wins, sft_wins), len(aligned_wins), confidence, seed)
+            if aligned_wins is not None and sft_wins is not None
             else None
         )
         metrics |= {

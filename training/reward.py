@@ -53,13 +53,13 @@ OF_DATA = ("bayes_accuracy", "baseline_longer_wins", "baseline_bow")
 
 
 def inputs(params: Params) -> tuple[str, ...]:
-    of_function = ("data/prepared/prompts/test.jsonl", *reward_script(params))
+    script_inputs = ("data/prepared/prompts/test.jsonl", *reward_script(params))
     return (
         "data/prepared/preference",
         "data/tokenizer",
         "models/sft",
         "metrics/data.json",
-        *(of_function if params.trained_reward is None else ()),
+        *(script_inputs if params.trained_reward is None else ()),
     )
 
 
@@ -239,8 +239,8 @@ def as_tuples(rows: Sequence[dict[str, list[int]]]) -> list[tuple[list[int], lis
 
 def data_limits(path: Path) -> dict[str, Any]:
     """Facts of the data stage about the held-out pairs: the Bayes limit if known, and trivial baselines."""
-    found = json.loads(path.read_text(encoding="utf-8"))
-    return {name: found[name] for name in OF_DATA}
+    metrics = json.loads(path.read_text(encoding="utf-8"))
+    return {name: metrics[name] for name in OF_DATA}
 
 
 if __name__ == "__main__":

@@ -49,13 +49,13 @@ def sft(stage: Stage) -> None:
     settings = stage.params.sft
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
     demonstrations = {split: examples(stage, split) for split in ("train", "test")}
-    splits = {split: found.rows for split, found in demonstrations.items()}
-    of_base, seed = stage.params.model, stage.params.seed
+    splits = {split: examples_of_split.rows for split, examples_of_split in demonstrations.items()}
+    base_settings, seed = stage.params.model, stage.params.seed
     if settings.lora is None:
-        model = base_model(of_base, tokenizer, seed, trainable=True)
+        model = base_model(base_settings, tokenizer, seed, trainable=True)
     else:
-        model = base_model(of_base, tokenizer, seed, adapter=None)
-        train_only_adapter(model, settings.lora, "sft", seed, str(of_base.path))
+        model = base_model(base_settings, tokenizer, seed, adapter=None)
+        train_only_adapter(model, settings.lora, "sft", seed, str(base_settings.path))
     collator = CountingCollator(DataCollatorForLanguageModeling(pad_token_id=tokenizer.pad_token_id))
     narrow_logit_tiles(len(model.get_output_embeddings().weight))
     validation = None
@@ -87,7 +87,7 @@ def sft(stage: Stage) -> None:
             if settings.lora is None:
                 save_model(folder, trainer.model)
             else:
-                base = named_base(str(of_base.path), stage.root / "models/sft", of_base.revision)
+                base = named_base(str(base_settings.path), stage.root / "models/sft", base_settings.revision)
                 save_adapter(folder, trainer.model, "sft", *base)
             if stage.rank != 0:
                 return
@@ -103,8 +103,8 @@ def sft(stage: Stage) -> None:
             "parameters": trainer.model.num_parameters(),
             "learning_parameters": trainer.model.num_parameters(only_trainable=True),
             "train_rows": len(splits["train"]),
-            "demonstrations_cut": sum(found.cut for found in demonstrations.values()),
-            "demonstrations_dropped": sum(found.dropped for found in demonstrations.values()),
+            "demonstrations_cut": sum(split.cut for split in demonstrations.values()),
+            "demonstrations_dropped": sum(split.dropped for split in demonstrations.values()),
             **chosen,
         }
         write_json(stage.root / "metrics/sft.json", metrics)

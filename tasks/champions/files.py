@@ -138,7 +138,8 @@ def _require_base(root: Path, run_id: str) -> None:
     now = hashlib.md5(digest_files(root, params)[MODEL_DIGESTS].encode(), usedforsecurity=False).hexdigest()
     if seen is not None and seen != now:
         raise ModelError(
-            f"model.path={params.model.path} was changed since run {run_id}, whose adapters stand on it. Put it back."
+            f"model.path={params.model.path} was changed since run {run_id}, whose adapters are based on it. Put it "
+            "back."
         )
 
 

@@ -56,7 +56,7 @@ def runs(stack: Stack) -> dict[str, dict[str, Any]]:
 
 
 def tiny(*changes: str) -> dict[str, Any]:
-    """The tiny recipe with every stage on the Docker pool, and PPO long enough to be caught at work."""
+    """The tiny recipe with every stage on the Docker pool, and PPO long enough to be caught while it runs."""
     params: Params = load(
         ROOT / TINY, [f"ppo.updates={UPDATES}", f"prices.usd_per_device_hour_by_pool={{docker: {PRICE}}}", *changes]
     )

@@ -3,6 +3,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +230,24 @@ def test_usage_is_recorded_per_phase(world: tuple[Path, dict[str, Any]]) -> None
 def test_the_same_seed_gives_the_same_bytes(world: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     run(tmp_path, HELPDESK)
     assert files(tmp_path) == files(world[0])
+
+
+def test_a_stop_in_either_pass_keeps_the_previous_data_and_leaves_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path, HELPDESK)
+    before = files(tmp_path)
+    for last in (1, 5):  # the third part of the first pass, and one of the second
+        calls = iter(range(100))
+
+        def stop(stage: Stage, last: int = last, calls: Iterator[int] = calls) -> None:
+            if next(calls) == last:
+                raise InterruptedError
+
+        monkeypatch.setattr(Stage, "stop_if_requested", stop)
+        with pytest.raises(InterruptedError):
+            run(tmp_path, {**HELPDESK, "sft_rows": 300})
+        assert files(tmp_path) == before
 
 
 def test_more_rows_move_no_prompt_to_another_split(world: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:

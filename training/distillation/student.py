@@ -74,8 +74,10 @@ def _student(stage: Stage, settings: Distill, tokenizer: PreTrainedTokenizerBase
         teacher = load_policy(aligned, params.model, tokenizer, trainable=True)
         return without_dropout(with_layers(teacher, origin.layers, "distill.student.layers"))
     assert origin.path is not None
-    own = tokenizer_of(origin.path, origin.revision, "distill.student.path")
-    require_same_vocabulary(own.get_vocab(), tokenizer.get_vocab(), f"distill.student.path={origin.path}")
+    student_tokenizer = tokenizer_of(origin.path, origin.revision, "distill.student.path")
+    require_same_vocabulary(
+        student_tokenizer.get_vocab(), tokenizer.get_vocab(), f"distill.student.path={origin.path}"
+    )
     if settings.lora is None:
         return load_policy(origin.path, params.model, tokenizer, trainable=True, revision=origin.revision)
     model = load_policy(origin.path, params.model, tokenizer, revision=origin.revision)

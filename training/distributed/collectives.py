@@ -109,15 +109,15 @@ def map_across_ranks(backoff: Backoff, work: Callable[..., Sequence[T]], *column
     """
     mine = local_indices([len(item) for item in columns[0]])
     share = [[column[i] for i in mine] for column in columns]
-    own: list[T] = backoff(lambda size: list(work(size, *share)) if mine else [])
+    local_results: list[T] = backoff(lambda size: list(work(size, *share)) if mine else [])
     if world_size() == 1:
-        return own
+        return local_results
     gathered: list[Any] = [None] * world_size()
     # a view would be sent together with its whole storage
-    sent = tree_map_only(Tensor, torch.clone, own)
+    sent = tree_map_only(Tensor, torch.clone, local_results)
     dist.all_gather_object(gathered, dict(zip(mine, sent, strict=True)))
-    found = {i: result for part in gathered for i, result in part.items()}
-    return [found[i] for i in range(len(found))]
+    by_index = {i: result for part in gathered for i, result in part.items()}
+    return [by_index[i] for i in range(len(by_index))]
 
 
 def counted_batches(batches: Sequence[T], lockstep: bool) -> list[tuple[T, bool]]:
@@ -166,9 +166,9 @@ def broadcast_from_rank0(work: Callable[[], T]) -> T:
     """Run `work` on rank 0 only and broadcast its result. It must not raise: the other ranks would wait."""
     if world_size() == 1:
         return work()
-    found = [work() if rank() == 0 else None]
-    dist.broadcast_object_list(found)
-    return found[0]  # type: ignore[return-value] # what the first process sent
+    objects = [work() if rank() == 0 else None]
+    dist.broadcast_object_list(objects)
+    return objects[0]  # type: ignore[return-value] # what the first process sent
 
 
 def all_reduce_sum(values: Sequence[float]) -> list[float]:
@@ -195,9 +195,9 @@ def all_reduce_max(value: float) -> float:
     """The maximum over processes."""
     if world_size() == 1:
         return value
-    found = torch.tensor(value, dtype=torch.float64)
-    dist.all_reduce(found, op=dist.ReduceOp.MAX)
-    return float(found)
+    tensor = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    return float(tensor)
 
 
 def report_fault(line: str) -> None:
@@ -216,9 +216,11 @@ def report_fault(line: str) -> None:
 def fault_of_peer() -> str | None:
     """The error line that another process of the stage left before it ended, if any."""
     folder = os.environ.get(FAULTS_VARIABLE)
-    own = f"{os.environ.get('RANK', '0')}{FAULT_SUFFIX}"
-    found = [path for path in sorted(Path(folder).glob(f"*{FAULT_SUFFIX}")) if path.name != own] if folder else []
-    return found[0].read_text(encoding="utf-8").rstrip("\n") if found else None
+    file_name = f"{os.environ.get('RANK', '0')}{FAULT_SUFFIX}"
+    peer_faults = (
+        [path for path in sorted(Path(folder).glob(f"*{FAULT_SUFFIX}")) if path.name != file_name] if folder else []
+    )
+    return peer_faults[0].read_text(encoding="utf-8").rstrip("\n") if peer_faults else None
 
 
 def is_lost_peer(error: BaseException) -> bool:

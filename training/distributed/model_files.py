@@ -115,8 +115,8 @@ def _converted_together(model: PreTrainedModel, state: Mapping[str, Tensor]) -> 
         parts = [revert_weight_conversion(model, {name: shapes[name]}) for name in state]
     except (RuntimeError, ValueError, KeyError):
         return [list(state)]
-    found = [(name, tensor.shape) for part in parts for name, tensor in part.items()]
-    same = sorted(found) == sorted((name, tensor.shape) for name, tensor in together.items())
+    converted = [(name, tensor.shape) for part in parts for name, tensor in part.items()]
+    same = sorted(converted) == sorted((name, tensor.shape) for name, tensor in together.items())
     return [[name] for name in state] if same else [list(state)]
 
 
@@ -128,9 +128,9 @@ def _gathered(model: PreTrainedModel, group: Mapping[str, Tensor]) -> Mapping[st
 
 def _unsharded(tensor: Tensor) -> Tensor:
     """A full tensor on the CPU of rank 0, an empty one on other ranks. Collective."""
-    own = tensor.detach()
-    found = own.full_tensor() if isinstance(own, DTensor) else own
-    return found.cpu() if collectives.rank() == 0 else found.new_empty(0)
+    local = tensor.detach()
+    whole = local.full_tensor() if isinstance(local, DTensor) else local
+    return whole.cpu() if collectives.rank() == 0 else whole.new_empty(0)
 
 
 def _write(folder: Path, files: Mapping[str, Mapping[str, Tensor]], tensors: Iterator[Mapping[str, Tensor]]) -> None:

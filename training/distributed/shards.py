@@ -84,9 +84,9 @@ class _OneAtATime(HuggingFaceStorageWriter):
 
 def _resolved(planner: SavePlanner, item: WriteItem) -> Tensor:
     """This process's shard of a tensor."""
-    found = planner.resolve_data(item)
-    assert isinstance(found, Tensor)
-    return found
+    resolved = planner.resolve_data(item)
+    assert isinstance(resolved, Tensor)
+    return resolved
 
 
 def _tensor_data(item: WriteItem) -> TensorWriteData:

@@ -88,13 +88,13 @@ def gain_kept(student: ArrayLike, aligned: ArrayLike, sft: ArrayLike, confidence
     """
     scores_3B = np.asarray([student, aligned, sft], dtype=float)
     count = scores_3B.shape[1]
-    drawn = np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
-    of_student, of_aligned, of_sft = scores_3B[:, drawn].mean(axis=2)
-    gained = of_aligned - of_sft
+    resamples = np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
+    student_B, aligned_B, sft_B = scores_3B[:, resamples].mean(axis=2)
+    gained = aligned_B - sft_B
     tail = 100 * (1 - confidence) / 2
     if np.percentile(gained, tail) <= 0:
         return None
-    low, high = np.percentile((of_student - of_sft) / gained, (tail, 100 - tail))
+    low, high = np.percentile((student_B - sft_B) / gained, (tail, 100 - tail))
     mean_student, mean_aligned, mean_sft = scores_3B.mean(axis=1)
     share = (mean_student - mean_sft) / (mean_aligned - mean_sft)
     return Kept(float(share), float(low), float(high))

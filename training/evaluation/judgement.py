@@ -35,8 +35,8 @@ def clustered(values: ArrayLike, prompts: Sequence[Hashable], confidence: float,
     index = np.array([places[prompt] for prompt in prompts])
     sums = np.bincount(index, weights=numbers, minlength=len(places))
     counts = np.bincount(index, minlength=len(places))
-    drawn = np.random.default_rng(seed).integers(len(places), size=(RESAMPLES, len(places)))
-    means = sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
+    resamples = np.random.default_rng(seed).integers(len(places), size=(RESAMPLES, len(places)))
+    means = sums[resamples].sum(axis=1) / counts[resamples].sum(axis=1)
     tail = 100 * (1 - confidence) / 2
     low, high = np.percentile(means, (tail, 100 - tail))
     return Interval(float(numbers.mean()), float(low), float(high))
@@ -85,13 +85,13 @@ def agreement(
     difference = np.asarray(chosen_chars) - np.asarray(rejected_chars)
     longer = 0.5 + 0.5 * np.sign(difference)
     shorter = difference < 0
-    of_shorter = [prompt for prompt, is_one in zip(prompts, shorter, strict=True) if is_one]
+    shorter_prompts = [prompt for prompt, is_one in zip(prompts, shorter, strict=True) if is_one]
     return Agreement(
         pairs=len(right),
         accuracy=clustered(right, prompts, confidence, seed),
         longer=float(longer.mean()),
         gain=clustered(right - longer, prompts, confidence, seed),
-        shorter=clustered(right[shorter], of_shorter, confidence, seed) if of_shorter else None,
+        shorter=clustered(right[shorter], shorter_prompts, confidence, seed) if shorter_prompts else None,
         flip_rate=flips / len(right),
     )
 
@@ -120,12 +120,12 @@ def length_controlled(
     for i, prompt in enumerate(prompts):
         members[places[prompt]].append(i)
     rng = np.random.default_rng(seed)
-    drawn = []
+    estimates = []
     for _ in range(RESAMPLES // 10):
         rows = [i for place in rng.integers(len(members), size=len(members)) for i in members[place]]
-        drawn.append(_at_zero(x[rows], wins[rows]))
+        estimates.append(_at_zero(x[rows], wins[rows]))
     tail = 100 * (1 - confidence) / 2
-    low, high = np.percentile(drawn, (tail, 100 - tail))
+    low, high = np.percentile(estimates, (tail, 100 - tail))
     return Interval(value, float(low), float(high))
 
 

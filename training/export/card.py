@@ -58,11 +58,11 @@ safety. The scores above are of one seed, and their intervals do not cover other
 
 def _gguf_files(table: Sequence[QuantisedFile]) -> str:
     rows = "\n".join(
-        f"| `gguf/model-{each.kind}.gguf` | {each.bytes / 2**20:.2f} MiB "
-        f"| {each.flips} of {each.prompts} "
+        f"| `gguf/model-{row.kind}.gguf` | {row.bytes / 2**20:.2f} MiB "
+        f"| {row.flips} of {row.prompts} "
         f"| {gain.mean:+.4f} ({gain.low:+.4f} to {gain.high:+.4f}) |"
-        for each in table
-        for gain in [each.difference]
+        for row in table
+        for gain in [row.difference]
     )
     return f"""
 GGUF files for llama.cpp, compared with the trained model by greedy replies to held-out prompts:

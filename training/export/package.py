@@ -101,36 +101,36 @@ def compared(
             replies[kind] = greedy_replies(server, encoded, evaluate.max_new_tokens, tokenizer.eos_token_id)
     world = known_world(params.data.source, map(prompt_text, prompts))
 
-    def scores(of_kind: Sequence[list[int]]) -> list[float]:
-        texts = [decode_response(tokenizer, ids) for ids in of_kind]
+    def scores(responses: Sequence[list[int]]) -> list[float]:
+        texts = [decode_response(tokenizer, ids) for ids in responses]
         if world is not None:
             pairs = zip(map(prompt_text, prompts), texts, strict=True)
             return [gold_score(prompt, text, world) for prompt, text in pairs]
         if is_function(models.folder / "models/reward"):
             return models.scores(prompts, texts)
-        sequences = [[*prompt, *ids] for prompt, ids in zip(encoded, of_kind, strict=True)]
+        sequences = [[*prompt, *ids] for prompt, ids in zip(encoded, responses, strict=True)]
         budget_tokens = evaluate.batch_size * params.model.context_length
         with models.precision:
-            found: list[float] = score(models.reward_model, sequences, budget_tokens).tolist()
-        return found
+            values: list[float] = score(models.reward_model, sequences, budget_tokens).tolist()
+        return values
 
     limits = Limits(evaluate.max_new_tokens, tokenizer.eos_token_id, tokenizer.pad_token_id)
     trained = generate(policy, encoded, None, 0.0, limits, evaluate.batch_size).responses
     exact = scores(trained)
-    found = []
-    for kind, of_kind in replies.items():
-        mean, low, high, _ = gain(scores(of_kind), exact, evaluate.confidence)
-        found.append(
+    rows = []
+    for kind, kind_replies in replies.items():
+        mean, low, high, _ = gain(scores(kind_replies), exact, evaluate.confidence)
+        rows.append(
             QuantisedFile(
                 kind=kind,
                 bytes=gguf_path(folder, kind).stat().st_size,
                 prompts=len(prompts),
-                flips=sum(a != b for a, b in zip(of_kind, trained, strict=True)),
+                flips=sum(a != b for a, b in zip(kind_replies, trained, strict=True)),
                 difference=Difference(mean=mean, low=low, high=high),
                 judge="gold score" if world is not None else "score of the reward model",
             )
         )
-    return found
+    return rows
 
 
 def main() -> None:

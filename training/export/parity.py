@@ -35,8 +35,8 @@ def differences(server: Server, tokenizer: PreTrainedTokenizerBase, prompts: Seq
         if rendered is not None:
             ids = server.post("/tokenize", {"content": rendered, "add_special": True})["tokens"]
         if ids != expected:
-            text = "; ".join(f"{each['role']}: {each['content']}" for each in chat)
-            counts = " and ".join("a refusal" if each is None else f"{len(each)} tokens" for each in (ids, expected))
+            text = "; ".join(f"{message['role']}: {message['content']}" for message in chat)
+            counts = " and ".join("a refusal" if row is None else f"{len(row)} tokens" for row in (ids, expected))
             lines.append(f"{text!r:.60} gives {counts} in training.")
     return lines
 

@@ -35,10 +35,10 @@ class PairLoss:
     ) -> Tensor:
         rows, pairs = (int(count) // 2 for count in (len(inputs["attention_mask"]), real_rows(inputs).sum()))
         loss: Tensor = super().compute_loss(model, inputs)  # type: ignore[misc]
-        of_all = collectives.all_reduce_sum([rows, pairs])
+        totals = collectives.all_reduce_sum([rows, pairs])
         for name in self.pair_means:
-            found = self._metrics["train"][name]
-            found[-1:] = [found[-1] * of_all[0] / of_all[1]] if of_all[1] else []
+            metric = self._metrics["train"][name]
+            metric[-1:] = [metric[-1] * totals[0] / totals[1]] if totals[1] else []
         # gradients are averaged over processes
         share = rows / (num_items_in_batch or rows) * collectives.world_size()
         return loss * share - (rows - pairs) / rows * self.filler_loss * share

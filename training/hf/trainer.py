@@ -147,10 +147,10 @@ class OurNames:
     _metrics: dict[str, dict[str, list[float]]]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        for of_mode in self._metrics.values():
-            ours = {self.names[name]: values for name, values in of_mode.items() if name in self.names}
-            of_mode.clear()
-            of_mode.update(ours)
+        for metrics in self._metrics.values():
+            ours = {self.names[name]: values for name, values in metrics.items() if name in self.names}
+            metrics.clear()
+            metrics.update(ours)
         super().log(logs, start_time)  # type: ignore[misc]
 
 
@@ -312,18 +312,18 @@ def train(trainer: Trainer, stage: Stage) -> None:
     trainer.remove_callback(PrinterCallback)
     if not stage.interactive:
         trainer.remove_callback(ProgressCallback)
-    found = stage.checkpoints.latest()
-    if found:
-        stage.resumed(found.step)
+    checkpoint = stage.checkpoints.latest()
+    if checkpoint:
+        stage.resumed(checkpoint.step)
     if stage.rank == 0:
         # left incomplete by a killed process
         shutil.rmtree(trainer.args.output_dir, ignore_errors=True)
     collectives.barrier()
-    if found:
-        with restoring(found.path):
-            state = TrainerState.load_from_json(str(found.path / "trainer_state.json"))
+    if checkpoint:
+        with restoring(checkpoint.path):
+            state = TrainerState.load_from_json(str(checkpoint.path / "trainer_state.json"))
         if state.global_step >= state.max_steps:  # the Trainer would take one step more
-            trainer._load_from_checkpoint(str(found.path))
+            trainer._load_from_checkpoint(str(checkpoint.path))
             trainer.state = state
             return
     oom = OomBackoff(stage, f"{stage.name}.micro_batch_size", trainer.args.per_device_train_batch_size)
@@ -339,9 +339,9 @@ def trained(trainer: Trainer, stage: Stage, oom: OomBackoff) -> bool:
     """Train from the newest checkpoint; False if memory ran out, with a checkpoint of the last step done and `oom` of
     half the size.
     """
-    found, began = stage.checkpoints.latest(), time.monotonic()
+    checkpoint, began = stage.checkpoints.latest(), time.monotonic()
     try:
-        trainer.train(resume_from_checkpoint=str(found.path) if found else None)
+        trainer.train(resume_from_checkpoint=str(checkpoint.path) if checkpoint else None)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -354,7 +354,7 @@ def trained(trainer: Trainer, stage: Stage, oom: OomBackoff) -> bool:
     try:
         oom.halve(trainer.state.global_step + 1, lost_seconds)
     finally:  # without a smaller size the completed steps still count
-        if trainer.state.global_step > (found.step if found else 0):
+        if trainer.state.global_step > (checkpoint.step if checkpoint else 0):
             trainer._save_checkpoint(trainer.model, None)
             trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
     return False

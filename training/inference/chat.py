@@ -63,12 +63,12 @@ class Speaker:
         content = read(folder / "params.yaml")  # other sections may have an earlier schema
         self.settings = Model.model_validate(content["model"])
         if name == "base":
-            found = base_model(self.settings, tokenizer, int(content["seed"]))
+            base = base_model(self.settings, tokenizer, int(content["seed"]))
         else:
             stages = {"aligned": str(content["align"]["method"]), "student": "distill"}
             place = folder / "models" / stages.get(name, name)
-            found = load_policy(place, self.settings, tokenizer)
-        self.model: PreTrainedModel = found.to(device()).eval()
+            base = load_policy(place, self.settings, tokenizer)
+        self.model: PreTrainedModel = base.to(device()).eval()
         self.conversation = Conversation(several_turns)
 
     def reply(self, text: str, sampling: Sampling, out: TextIO) -> str:
@@ -136,17 +136,17 @@ def talk(those: list[Speaker], sampling: Sampling, lines: Iterable[str], out: Te
     """Answer each of `lines`; by every model in turn, with its name if there are several. `ask` is called before a
     line is read.
     """
-    width = max(len(one.name) for one in those)
+    width = max(len(model.name) for model in those)
     ask()
     for line in lines:
         text = line.strip()
         if not text:
-            for one in those:
-                one.conversation.messages.clear()
-        for one in those if text else ():
-            print(f"{one.name:>{width}}: " if len(those) > 1 else "", end="", file=out, flush=True)
+            for model in those:
+                model.conversation.messages.clear()
+        for model in those if text else ():
+            print(f"{model.name:>{width}}: " if len(those) > 1 else "", end="", file=out, flush=True)
             try:
-                one.reply(text, sampling, out)
+                model.reply(text, sampling, out)
             except ModelError as error:
                 print(error, file=out)
         ask()

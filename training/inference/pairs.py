@@ -58,37 +58,40 @@ def draw_pairs(root: Path, params: Params, target: Path, count: int, temperature
     model = load_policy(root / folder, params.model, tokenizer).to(device()).eval()
     place = root / folder if root.parent.name == CHAMPIONS.name else folder
     origin = {"seed": seed, "model": str(place), "model_digest": fingerprint({}, [root / folder], root)}
-    asked = in_turn(prompts(root, params, tokenizer), (row["prompt"] for row in before), seed)
+    ordered = in_turn(prompts(root, params, tokenizer), (row["prompt"] for row in before), seed)
 
     def draw(chunk: list[Prompt], position: int) -> list[tuple[Prompt, str, str]]:
         return two_responses(model, tokenizer, params, chunk, temperature, seed + position)
 
-    found, position = _new_pairs(asked, {_key(row) for row in before}, count, draw)
-    if not found:
+    pairs, position = _new_pairs(ordered, {_key(row) for row in before}, count, draw)
+    if not pairs:
         raise DataError(
             f"the two responses to each of {position} prompts were the same, empty, or there "
             f"already at --temperature {temperature}. Raise it."
         )
-    write_jsonl(target, [*before, *({**row, **origin} for row in found)])
-    logger.info("%d pairs of %s in %s; %d prompts gave none", len(found), folder, target, position - len(found))
-    return len(found)
+    write_jsonl(target, [*before, *({**row, **origin} for row in pairs)])
+    logger.info("%d pairs of %s in %s; %d prompts gave none", len(pairs), folder, target, position - len(pairs))
+    return len(pairs)
 
 
 def _new_pairs(
-    asked: list[Prompt], seen: set[str], count: int, draw: Callable[[list[Prompt], int], list[tuple[Prompt, str, str]]]
+    prompts_in_turn: list[Prompt],
+    seen: set[str],
+    count: int,
+    draw: Callable[[list[Prompt], int], list[tuple[Prompt, str, str]]],
 ) -> tuple[list[dict[str, Any]], int]:
     """Up to `count` pairs of two different responses that are not in `seen`, and the number of prompts used."""
-    found: list[dict[str, Any]] = []
+    pairs: list[dict[str, Any]] = []
     position = 0
-    while len(found) < count and position < len(asked):
-        chunk = asked[position : position + count - len(found)]
+    while len(pairs) < count and position < len(prompts_in_turn):
+        chunk = prompts_in_turn[position : position + count - len(pairs)]
         for prompt, first, second in draw(chunk, position):
             row = {"prompt": prompt, "response1": first, "response2": second}
             if first != second and first and second and _key(row) not in seen:
                 seen.add(_key(row))
-                found.append(row)
+                pairs.append(row)
         position += len(chunk)
-    return found, position
+    return pairs, position
 
 
 def in_use(root: Path, params: Params) -> tuple[Path, Params]:
@@ -117,17 +120,17 @@ def prompts(root: Path, params: Params, tokenizer: PreTrainedTokenizerBase) -> l
     missing = next((file for file in files if not file.exists()), None)
     if missing is not None:
         raise DataError(f"{missing} does not exist. Run rlhf run first: its data stage writes the prompts.")
-    found = [row["prompt"] for file in files for row in jsonl.plain(file)]
+    all_prompts = [row["prompt"] for file in files for row in jsonl.plain(file)]
     room = params.model.context_length - params.evaluate.max_new_tokens
-    fitting = fitting_prompts(found, tokenizer, room)
+    fitting = fitting_prompts(all_prompts, tokenizer, room)
     require_prompts(fitting, str(files[0].parent), room, "evaluate")
-    return [each.prompt for each in fitting]
+    return [encoded.prompt for encoded in fitting]
 
 
-def in_turn(prompts: Sequence[Prompt], asked: Iterable[Prompt], seed: int) -> list[Prompt]:
+def in_turn(prompts: Sequence[Prompt], candidates: Iterable[Prompt], seed: int) -> list[Prompt]:
     """`prompts` in an order drawn from the seed, least used first."""
     times: dict[str, int] = {}
-    for prompt in asked:
+    for prompt in candidates:
         times[json.dumps(prompt)] = times.get(json.dumps(prompt), 0) + 1
     shuffled = random.Random(seed).sample(prompts, len(prompts))
     return sorted(shuffled, key=lambda prompt: times.get(json.dumps(prompt), 0))

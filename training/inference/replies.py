@@ -65,11 +65,11 @@ def answer(
 
         return halving(pieces, budget_tokens, "tokens at once")
 
-    own = logprobs(role)
-    reference = own if role == "sft" else logprobs("sft")
+    role_logprobs = logprobs(role)
+    reference = role_logprobs if role == "sft" else logprobs("sft")
     trained_models.release()
     return Replies(
         [decode_response(tokenizer, response) for response in responses],
         [response[-1] == limits.eos for response in responses],
-        [float((a - b).sum()) for a, b in zip(own, reference, strict=True)],
+        [float((a - b).sum()) for a, b in zip(role_logprobs, reference, strict=True)],
     )

@@ -95,9 +95,9 @@ class EndpointJudge:
             for start in range(0, len(waiting), size):
                 batch = waiting[start : start + size]
                 self._afford([body for _, body in batch])
-                asked = [(key, pool.submit(self._ask, body)) for key, body in batch]
-                faults = [future.exception() for _, future in asked]
-                for (key, future), fault in zip(asked, faults, strict=True):
+                futures = [(key, pool.submit(self._ask, body)) for key, body in batch]
+                faults = [future.exception() for _, future in futures]
+                for (key, future), fault in zip(futures, faults, strict=True):
                     if fault is None:  # paid: it is kept whatever became of the others
                         answers[key] = future.result()
                         self._keep(key, answers[key])

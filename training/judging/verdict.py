@@ -82,16 +82,16 @@ def judged(
     names = [prompt_text(prompt) for prompt in prompts]
     if isinstance(settings, PeopleJudgeSettings):
         votes = votes_on(project / settings.path, names, ours, theirs)
-        return of_people(votes, names, ours, theirs, settings.fewest, confidence, seed)
+        return verdict_of_people(votes, names, ours, theirs, settings.fewest, confidence, seed)
     judge = chosen(root, project, params, paid)
     pairs = human_pairs(root, "test")[:JUDGE_PAIRS]
     on_people = verdicts(judge, pairs)
     agreed = agreement_with_people(on_people, pairs, confidence, seed)
-    metrics = of_agreement(judge, agreed) | {"judge_unusable": on_people.unusable}
+    metrics = agreement_metrics(judge, agreed) | {"judge_unusable": on_people.unusable}
     if agreed.fault is not None:
         return Judged(judge.name, agreed.fault, None, metrics, judge.usd)
     said = verdicts(judge, [Pair(*replies) for replies in zip(prompts, ours, theirs, strict=True)])
-    metrics |= of_verdict(said.preferences, names, ours, theirs, confidence, seed)
+    metrics |= verdict_metrics(said.preferences, names, ours, theirs, confidence, seed)
     metrics["judge_unusable"] += said.unusable
     votes = votes_on(project / JUDGE_VOTES, names, ours, theirs)
     if len(votes) >= FEWEST_VOTES:
@@ -102,7 +102,7 @@ def judged(
     return Judged(judge.name, None, said.preferences, metrics, judge.usd)
 
 
-def of_verdict(
+def verdict_metrics(
     preferences: Sequence[float], names: Sequence[str], ours: Sequence[str],
     theirs: Sequence[str], confidence: float, seed: int,
 ) -> dict[str, Any]:  # fmt: skip
@@ -121,7 +121,7 @@ def of_verdict(
     )
 
 
-def of_people(
+def verdict_of_people(
     votes: Mapping[int, float], names: Sequence[str], ours: Sequence[str],
     theirs: Sequence[str], fewest: int, confidence: float, seed: int,
 ) -> Judged:  # fmt: skip
@@ -135,8 +135,8 @@ def of_people(
     metrics: dict[str, Any] = NOTHING | {"judge": "people", "judge_fault": fault,
                                          "judge_votes": len(votes)}  # fmt: skip
     if fault is None:
-        asked, mine, others = ([side[place] for place in votes] for side in (names, ours, theirs))
-        metrics |= of_verdict(list(votes.values()), asked, mine, others, confidence, seed)
+        voted, mine, others = ([side[place] for place in votes] for side in (names, ours, theirs))
+        metrics |= verdict_metrics(list(votes.values()), voted, mine, others, confidence, seed)
     preferences = [votes.get(place) for place in range(len(names))]
     return Judged("people", fault, None if fault else preferences, metrics, 0.0)
 
@@ -183,7 +183,7 @@ def agreement_with_people(said: Verdicts, pairs: Sequence[Pair], confidence: flo
     )
 
 
-def of_agreement(judge: Judge, agreed: Agreement) -> dict[str, Any]:
+def agreement_metrics(judge: Judge, agreed: Agreement) -> dict[str, Any]:
     """The metrics of the judge itself; those of its verdict are null until there is one."""
     return (
         NOTHING

@@ -53,11 +53,11 @@ def base_of(place: str | Path, revision: str | None = None) -> Base:
     return Base(base, revision)
 
 
-def same_base(one: str | Path, other: str | Path) -> bool:
+def same_base(path: str | Path, other: str | Path) -> bool:
     """Whether the models at both places have the same base weights."""
     first, second = (
         (Path(base.place).resolve() if Path(base.place).exists() else base.place, base.revision)
-        for base in (base_of(one), base_of(other))
+        for base in (base_of(path), base_of(other))
     )
     return first == second
 

@@ -63,14 +63,14 @@ def matrices(model: nn.Module, modules: Sequence[str], setting: str) -> list[str
         if isinstance(module, nn.Linear | LoraLayer | Conv1D)
     }
     names = {name for name in names if ".lora_" not in name}
-    found: set[str] = set()
+    matrix_names: set[str] = set()
     for module in modules:
-        own = [
+        module_names = [
             name
             for name in names
             if any(f".{name}".endswith(f".{end}") for end in (*MATRICES.get(module, ()), module))
         ]
-        if not own:
+        if not module_names:
             there = sorted({_within_layer(name) for name in names})
             general = [
                 word for word, ends in MATRICES.items() if any(name.endswith(end) for name in there for end in ends)
@@ -80,8 +80,8 @@ def matrices(model: nn.Module, modules: Sequence[str], setting: str) -> list[str
                 f"({type(model).__name__}). It has {', '.join(general)}; by its "
                 f"own names {', '.join(there)}. Change it in params.yaml."
             )
-        found |= {_within_layer(name) for name in own}
-    return sorted(found)
+        matrix_names |= {_within_layer(name) for name in module_names}
+    return sorted(matrix_names)
 
 
 def _within_layer(name: str) -> str:
@@ -121,10 +121,10 @@ def begin_adapter(model: PreTrainedModel, lora: Lora, name: str, seed: int, sett
         add_adapter(model, lora, name, seed, setting)
         return
     read_adapter(model, Path(start), name, lora.dropout)
-    found = model.peft_config[name]
+    config = model.peft_config[name]
     for what, wanted, there in (
-        ("rank", lora.rank, found.r),
-        ("alpha", lora.alpha, found.lora_alpha),
+        ("rank", lora.rank, config.r),
+        ("alpha", lora.alpha, config.lora_alpha),
         ("modules", matrices(model, lora.modules, setting), _adapted(model, name)),
     ):
         if wanted != there:
@@ -172,20 +172,23 @@ def read_adapter(model: PreTrainedModel, folder: Path, name: str, dropout: float
         raise ModelError(
             f"{folder} does not fit its base: {str(error).splitlines()[0]} Run the stage that made it."
         ) from error
-    own = {_stored_name(key, name): parameter for key, parameter in adapter_parameters(model, name).items()}
+    parameters = {_stored_name(key, name): parameter for key, parameter in adapter_parameters(model, name).items()}
     if has_head and isinstance(getattr(model, "score", None), nn.Module):
-        own[PEFT_PREFIX + HEAD] = model.score.weight
-    stored = {key: value for key, value in weights.items() if key in own or key != PEFT_PREFIX + HEAD}
-    if stored.keys() != own.keys() or any(own[key].shape != value.shape for key, value in stored.items()):
+        parameters[PEFT_PREFIX + HEAD] = model.score.weight
+    stored = {key: value for key, value in weights.items() if key in parameters or key != PEFT_PREFIX + HEAD}
+    if stored.keys() != parameters.keys() or any(
+        parameters[key].shape != value.shape for key, value in stored.items()
+    ):
         key = min(
-            (own.keys() ^ stored.keys()) or (key for key, value in stored.items() if own[key].shape != value.shape)
+            (parameters.keys() ^ stored.keys())
+            or (key for key, value in stored.items() if parameters[key].shape != value.shape)
         )
         raise ModelError(
             f"{folder} does not fit its base: {key.removeprefix(PEFT_PREFIX)} differs. Run the stage that made it."
         )
     with torch.no_grad():
         for key, value in stored.items():
-            own[key].copy_(value)
+            parameters[key].copy_(value)
 
 
 def _inject(model: PreTrainedModel, config: LoraConfig, name: str) -> None:
@@ -275,10 +278,10 @@ def adapter_tensors(model: nn.Module, name: str, head: Tensor | None = None) -> 
     """Tensors in the file of the adapter `name`, by PEFT's names: its own matrices, and the `head` of a reward
     model.
     """
-    found: dict[str, Tensor] = {
+    tensors: dict[str, Tensor] = {
         _stored_name(key, name): parameter for key, parameter in adapter_parameters(model, name).items()
     }
-    return found if head is None else {**found, PEFT_PREFIX + HEAD: head}
+    return tensors if head is None else {**tensors, PEFT_PREFIX + HEAD: head}
 
 
 def write_adapter_config(
@@ -394,7 +397,7 @@ def learning(model: PreTrainedModel | AdapterView | nn.Module) -> Mapping[str, n
     """Trained parameters of a role by name: a view's adapter and head, or all of a model."""
     if not isinstance(model, AdapterView):
         return dict(model.named_parameters())
-    found = {} if model.adapter is None else adapter_parameters(model.model, model.adapter)
+    adapter = {} if model.adapter is None else adapter_parameters(model.model, model.adapter)
     if model.score is not None:
-        found |= {f"score.{key}": parameter for key, parameter in model.score.named_parameters()}
-    return found
+        adapter |= {f"score.{key}": parameter for key, parameter in model.score.named_parameters()}
+    return adapter

@@ -54,13 +54,13 @@ def token_budget_batches(lengths: Sequence[int], budget_tokens: int) -> list[lis
     A row longer than the budget is a batch of its own. Longest first, so that the memory peak comes first.
     """
     batches: list[list[int]] = []
-    left = 0
+    remaining = 0
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        if not batches or lengths[index] > left:
+        if not batches or lengths[index] > remaining:
             batches.append([])
-            left = budget_tokens
+            remaining = budget_tokens
         batches[-1].append(index)
-        left -= lengths[index]
+        remaining -= lengths[index]
     return batches
 
 

@@ -47,12 +47,12 @@ def with_layers(larger: PreTrainedModel, kept: int, setting: str) -> PreTrainedM
 
 def _renumbered(state: Mapping[str, Tensor], layers: list[int]) -> dict[str, Tensor]:
     """The weights of these layers and those outside any layer, under the smaller model's names."""
-    found: dict[str, Tensor] = {}
+    renumbered: dict[str, Tensor] = {}
     for name, tensor in state.items():
         place = LAYER.search(name)
         if place is None:
-            found[name] = tensor
+            renumbered[name] = tensor
         elif int(place[2]) in layers:
             number = layers.index(int(place[2]))
-            found[f"{name[: place.start(2)]}{number}{name[place.end(2) :]}"] = tensor
-    return found
+            renumbered[f"{name[: place.start(2)]}{number}{name[place.end(2) :]}"] = tensor
+    return renumbered

@@ -96,12 +96,12 @@ def product_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
-def add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
+def add_product_(total: Tensor, matrix: Tensor, right: Tensor) -> None:
     """total += left @ right, where the product may have a lower precision."""
-    if left.dtype == total.dtype:
-        total.addmm_(left, right)
+    if matrix.dtype == total.dtype:
+        total.addmm_(matrix, right)
     else:
-        total.add_(left @ right)
+        total.add_(matrix @ right)
 
 
 def chunks(hidden_ND: Tensor, weight_VD: Tensor) -> list[slice]:

@@ -191,9 +191,9 @@ def _stored_head(folder: Path) -> Tensor:
 
 def reward_config(base: PreTrainedConfig, place: str | Path) -> PreTrainedConfig:
     """`base` merged with the reward model's adapter in `place`."""
-    config, of_adapter = copy.deepcopy(base), AutoConfig.from_pretrained(place)
+    config, adapter_config = copy.deepcopy(base), AutoConfig.from_pretrained(place)
     for name in ("pad_token_id", "score_mean", "score_std"):
-        setattr(config, name, getattr(of_adapter, name))
+        setattr(config, name, getattr(adapter_config, name))
     return config
 
 
@@ -313,7 +313,7 @@ def _load(
         )
     logging.getLogger("transformers.modeling_utils").addFilter(_without_report)
     try:
-        model, found = kind.from_pretrained(
+        model, report = kind.from_pretrained(
             place,
             revision=revision or "main",
             dtype=weight_dtype(settings, trainable),
@@ -336,14 +336,14 @@ def _load(
                 f"{place} has damaged weights: {error}. Copy the folder again, or run the stage that made it."
             ) from error
         raise
-    if found["mismatched_keys"]:
-        name, stored, built = min(found["mismatched_keys"])
+    if report["mismatched_keys"]:
+        name, stored, built = min(report["mismatched_keys"])
         raise ModelError(
             f"{place} does not fit its config.json: {name} is {list(stored)} in the weights, "
             f"{list(built)} by the config. "
             "Copy the folder again, or run the stage that made it."
         )
-    lost = sorted(set(found["missing_keys"]) - fresh)
+    lost = sorted(set(report["missing_keys"]) - fresh)
     if lost:
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         raise ModelError(

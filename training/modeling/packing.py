@@ -107,14 +107,14 @@ def pack_pairs(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> tuple[Pa
     place_N, again_S = np.zeros(len(ids_N), dtype=np.int64), np.zeros(shared, dtype=np.int64)
     place_N[token_BL[first_BL]] = at_BL[first_BL]
     again_S[token_BL[again_BL]] = at_BL[again_BL]
-    of_attention = Shared(*map(torch.from_numpy, (token_M, place_N, again_S)))
+    in_attention = Shared(*map(torch.from_numpy, (token_M, place_N, again_S)))
     places = [row[:n] for row, n in zip(place_BL.tolist(), length_B.tolist(), strict=True)]
     return Packed(
         torch.from_numpy(ids_N),
         torch.from_numpy(position_N),
         torch.from_numpy(place_BL[:, 0].copy()),
         tuple(groups),
-        of_attention,
+        in_attention,
     ), places
 
 

@@ -45,14 +45,14 @@ def response_targets(sequences: Sequence[Sequence[int]], prompt_lengths: Sequenc
 
 
 def per_response(
-    of_rows: Callable[[list[Sequence[int]], list[int]], Tensor],
+    run: Callable[[list[Sequence[int]], list[int]], Tensor],
     sequences: Sequence[Sequence[int]],
     prompt_lengths: Sequence[int],
     budget_tokens: int,
 ) -> list[Tensor]:
-    """Results [response length] of each sequence, in order; `of_rows` gets rows of similar length and returns [N]."""
+    """Results [response length] of each sequence, in order; `run` gets rows of similar length and returns [N]."""
     batches = token_budget_batches([len(ids) for ids in sequences], budget_tokens)
-    results = [of_rows([sequences[i] for i in batch], [prompt_lengths[i] for i in batch]) for batch in batches]
+    results = [run([sequences[i] for i in batch], [prompt_lengths[i] for i in batch]) for batch in batches]
     order = [i for batch in batches for i in batch]
     lengths = [len(sequences[i]) - prompt_lengths[i] for i in order]
     parts = torch.cat(results).cpu().split(lengths) if results else ()
@@ -70,12 +70,12 @@ def sequence_logprobs(
 ) -> list[Tensor]:
     """Log-probs of each response's tokens under `model`, in order."""
 
-    def of_rows(rows: list[Sequence[int]], lengths: list[int]) -> Tensor:
+    def run_batch(rows: list[Sequence[int]], lengths: list[int]) -> Tensor:
         hidden_ND = response_hidden(model, rows, lengths)
         targets_N = response_targets(rows, lengths).to(hidden_ND.device, non_blocking=True)
         return token_logprobs(hidden_ND, output_weight(model), targets_N, temperature).logprobs
 
-    return per_response(of_rows, sequences, prompt_lengths, budget_tokens)
+    return per_response(run_batch, sequences, prompt_lengths, budget_tokens)
 
 
 @torch.no_grad()
@@ -92,12 +92,13 @@ def pair_logps(
         ids_BL = pad_right(rows, 0)
         place_L = torch.arange(ids_BL.shape[1])
         starts, ends = (
-            torch.tensor(each) for each in ([prompt_lengths[i] for i in batch for _ in range(2)], list(map(len, rows)))
+            torch.tensor(lengths)
+            for lengths in ([prompt_lengths[i] for i in batch for _ in range(2)], list(map(len, rows)))
         )
         said_BL = (place_L >= starts[:, None]) & (place_L < ends[:, None])
-        found = _pair_logprobs(model, [pairs[i] for i in batch], ids_BL, said_BL)
+        logprobs = _pair_logprobs(model, [pairs[i] for i in batch], ids_BL, said_BL)
         logprobs_BT = torch.zeros(ids_BL[:, 1:].shape, dtype=torch.float64)
-        logprobs_BT[said_BL[:, 1:]] = found.logprobs.cpu().double()
+        logprobs_BT[said_BL[:, 1:]] = logprobs.logprobs.cpu().double()
         sums_B2[batch] = logprobs_BT.sum(dim=1).view(-1, 2)
     return sums_B2
 
@@ -139,13 +140,13 @@ def _forward(
 ) -> LabelLogprobs:
     """Log-probs of `labels` [2B, L], whose sequences are padded on the right."""
     in_pairs_B = torch.arange(len(input_ids)).view(2, -1).T.flatten()
-    order, back = (each.to(input_ids.device, non_blocking=True) for each in (in_pairs_B, in_pairs_B.argsort()))
+    order, back = (order.to(input_ids.device, non_blocking=True) for order in (in_pairs_B, in_pairs_B.argsort()))
     ids_BL, said_BL = input_ids[order], labels[order] != IGNORED
     lengths = attention_mask[order].sum(dim=1).tolist()
     rows = [ids[:n] for ids, n in zip(ids_BL.tolist(), lengths, strict=True)]
     pairs = list(zip(rows[0::2], rows[1::2], strict=True))
-    found = _pair_logprobs(model, pairs, ids_BL, said_BL)
+    logprobs = _pair_logprobs(model, pairs, ids_BL, said_BL)
     said_BT = said_BL[:, 1:]
-    log_probs, entropy = (each.new_zeros(said_BT.shape).masked_scatter(said_BT, each)[back] for each in found)
+    log_probs, entropy = (part.new_zeros(said_BT.shape).masked_scatter(said_BT, part)[back] for part in logprobs)
     unread = torch.zeros_like(entropy)
     return LabelLogprobs(log_probs, entropy, unread, unread.bool())

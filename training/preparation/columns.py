@@ -100,16 +100,16 @@ def column_names(form: str, given: Mapping[str, str], setting: str) -> dict[str,
                 "Leave them out in params.yaml."
             )
         return {}
-    known = [*COLUMNS[form], *(BEFORE if form != "trees" else ()), *(ONE_VOTE if form == "votes" else ())]
+    names = [*COLUMNS[form], *(BEFORE if form != "trees" else ()), *(ONE_VOTE if form == "votes" else ())]
     for name in given:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}."
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(names)}."
             raise ParamsError(
                 f"{setting}.columns.{name} is not a column of format {form}; {hint} Change it in params.yaml."
             )
-    one = {"annotators": given[VOTE]} if VOTE in given and ANNOTATOR not in given else {}
-    return {**COLUMNS[form], **given, **one}
+    single = {"annotators": given[VOTE]} if VOTE in given and ANNOTATOR not in given else {}
+    return {**COLUMNS[form], **given, **single}
 
 
 def check_columns(table: Table, form: str, columns: Mapping[str, str], setting: str) -> None:
@@ -133,12 +133,12 @@ def check_columns(table: Table, form: str, columns: Mapping[str, str], setting: 
             f"columns present: {there}. "
             f"Set {setting}.columns.{ours.split()[0]} or {setting}.format in params.yaml."
         )
-    asked = columns.get("prompt")
-    prompts = [row[asked] for row in rows if isinstance(row, dict) and asked in row]
-    ids = [each for each in prompts if _is_id(each)]
-    if asked is not None and 2 * len(ids) > len(prompts):
+    prompt_column = columns.get("prompt")
+    prompts = [row[prompt_column] for row in rows if isinstance(row, dict) and prompt_column in row]
+    ids = [prompt for prompt in prompts if _is_id(prompt)]
+    if prompt_column is not None and 2 * len(ids) > len(prompts):
         raise DataError(
-            f"{table.place}: the prompts in column {asked!r} are numbers or ids, such as "
+            f"{table.place}: the prompts in column {prompt_column!r} are numbers or ids, such as "
             f"{str(ids[0])[:40]!r}. Name the column of the texts: {setting}.columns.prompt, or "
             "--column prompt=COLUMN."
         )
@@ -187,8 +187,8 @@ def recognised(table: Table, form: str | None, columns: Mapping[str, str]) -> Re
     if form is None and not columns:
         if any(isinstance(row, str) for row in rows):
             return Recognised("prompts", {})
-        if (found := published(rows)) is not None:
-            return Recognised(found.form, found.columns, found.vote, found.name)
+        if (layout := published(rows)) is not None:
+            return Recognised(layout.form, layout.columns, layout.vote, layout.name)
     present = columns_of(table)
     some = [row for row in rows if isinstance(row, dict)]
     first = next(iter(rows), None)
@@ -224,11 +224,11 @@ def _refuse_guess(form: str, present: Sequence[str], read: Iterable[str], place:
     """Votes must not be left unread. Raises NoLayout for prompts beside verdicts or
     replies, and for demonstrations beside preferences.
     """
-    left = [name for name in present if name not in read]
-    verdicts = [name for name in left if VERDICT.fullmatch(name)]
-    replies = [name for name in left if REPLY.fullmatch(name)]
+    unread = [name for name in present if name not in read]
+    verdicts = [name for name in unread if VERDICT.fullmatch(name)]
+    replies = [name for name in unread if REPLY.fullmatch(name)]
     if form == "instructions":
-        verdicts = [name for name in left if name.lower() in OF_PREFERENCES]
+        verdicts = [name for name in unread if name.lower() in OF_PREFERENCES]
         replies = [name for name in replies if name not in MESSAGES]
     elif form != "prompts":
         return
@@ -246,23 +246,25 @@ def _mapping(
 ) -> dict[str, str] | None:
     """Our columns -> the table's, None if the table is not in this format."""
     lower = {name.lower(): name for name in reversed(present)}
-    found = {
+    columns_by_ours = {
         ours: columns.get(ours) or next((lower[n] for n in SYNONYMS[ours] if n in lower), None)
         for ours in COLUMNS[form]
         if ours in SYNONYMS
     }
     talks = next((name for name in MESSAGES if name in present), None)
-    if form == "pairs" and found["prompt"] is None and None not in (
-        found["chosen"], found["rejected"]
+    if form == "pairs" and columns_by_ours["prompt"] is None and None not in (
+        columns_by_ours["chosen"], columns_by_ours["rejected"]
     ):  # fmt: skip
-        found["prompt"] = talks or "prompt"
-    if form == "instructions" and talks is not None and None in found.values():
+        columns_by_ours["prompt"] = talks or "prompt"
+    if form == "instructions" and talks is not None and None in columns_by_ours.values():
         return {}
-    if None in found.values():
+    if None in columns_by_ours.values():
         return None
-    named = {ours: theirs for ours, theirs in found.items() if theirs is not None}
-    asked = named["prompt"]
-    if form == "trees" and not any(isinstance(row.get(asked), dict) and "replies" in row[asked] for row in rows):
+    named = {ours: theirs for ours, theirs in columns_by_ours.items() if theirs is not None}
+    prompt_column = named["prompt"]
+    if form == "trees" and not any(
+        isinstance(row.get(prompt_column), dict) and "replies" in row[prompt_column] for row in rows
+    ):
         return None
     if form == "ranked" and not any(_holds_order(row) for row in rows):
         return None
@@ -282,8 +284,8 @@ def _mapping(
             ours: columns.get(ours) or lower[next(n for n in names if n in lower)]
             for ours, names in BEFORE.items()
             if ours in columns
-            or (any(n in lower for n in names) and asked not in {lower.get(n) for n in names}
-                and (ours != "input" or asked in ("instruction", "question")))
+            or (any(n in lower for n in names) and prompt_column not in {lower.get(n) for n in names}
+                and (ours != "input" or prompt_column in ("instruction", "question")))
         }  # fmt: skip
     return named
 

@@ -106,10 +106,10 @@ def transcript(value: str, column: str) -> list[Message]:
     before, *parts = TURN.split(value)
     if not parts:
         raise Refused("no_prompt", column, "there is no column of prompts, and no Human: and Assistant: turns")
-    found = [
+    messages = [
         {"role": ROLE_OF[who.lower()], "content": text} for who, text in zip(parts[::2], parts[1::2], strict=True)
     ]
-    return [{"role": "system", "content": before}, *found] if before.strip() else found
+    return [{"role": "system", "content": before}, *messages] if before.strip() else messages
 
 
 def last_reply(messages: Sequence[Message], column: str) -> tuple[list[Message], str]:
@@ -124,7 +124,9 @@ def last_reply(messages: Sequence[Message], column: str) -> tuple[list[Message],
 
 def same_turns(first: Sequence[Message], second: Sequence[Message]) -> bool:
     """Whether two conversations have the same roles and texts, outer white space aside."""
-    return [(each["role"], _bare(each)) for each in first] == [(each["role"], _bare(each)) for each in second]
+    return [(message["role"], _bare(message)) for message in first] == [
+        (message["role"], _bare(message)) for message in second
+    ]
 
 
 def _bare(message: Message) -> Any:

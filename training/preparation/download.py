@@ -23,8 +23,8 @@ MAX_BYTES = 4 * 2**30
 CHUNK_BYTES = 2**20
 MAX_REASON_CHARS = 300
 METADATA = tuple(
-    ipaddress.ip_network(each)
-    for each in (
+    ipaddress.ip_network(network)
+    for network in (
         "169.254.0.0/16",
         "fe80::/10",
         "fd00:ec2::/32",
@@ -121,28 +121,28 @@ def _require_allowed(host: str, address: str) -> None:
     if isinstance(ip, ipaddress.IPv6Address):
         low = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
         inner += [ip.ipv4_mapped or ip, low if ip in NAT64 else ip, ip.sixtofour or ip]
-    if any(each in network for each in inner for network in METADATA):
+    if any(address in network for address in inner for network in METADATA):
         raise Refused(f"{host} is the address {ip}, where clouds tell a machine its credentials")
 
 
 def _addresses(host: str, port: int) -> list[str]:
     if ":" in host:  # an IPv6 address that this machine's resolver refuses
         return [host]
-    return list(dict.fromkeys(str(found[4][0]) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)))
+    return list(dict.fromkeys(str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)))
 
 
 def _connect(address: tuple[str, int], timeout: float | None = None, source_address: Any = None) -> socket.socket:
     """A connection to the first address of a host that answers; all are checked first."""
     host, port = address
-    found = _addresses(host, port)
-    for each in found:
-        _require_allowed(host, each)
-    for each in found[:-1]:
+    addresses = _addresses(host, port)
+    for candidate in addresses:
+        _require_allowed(host, candidate)
+    for candidate in addresses[:-1]:
         try:
-            return socket.create_connection((each, port), timeout, source_address)
+            return socket.create_connection((candidate, port), timeout, source_address)
         except OSError:
             continue
-    return socket.create_connection((found[-1], port), timeout, source_address)
+    return socket.create_connection((addresses[-1], port), timeout, source_address)
 
 
 class _Connection(http.client.HTTPConnection):
@@ -176,11 +176,11 @@ class _Targets(urllib.request.BaseHandler):
         parts = urllib.parse.urlsplit(request.full_url)
         host = parts.hostname or ""
         try:
-            found = _addresses(host, parts.port or 80)
+            addresses = _addresses(host, parts.port or 80)
         except OSError:  # perhaps only the proxy can resolve it; otherwise the connection fails
             return request
-        for each in found:
-            _require_allowed(host, each)
+        for address in addresses:
+            _require_allowed(host, address)
         return request
 
     https_request = http_request
@@ -192,7 +192,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
-        before, after = (urllib.parse.urlsplit(each).scheme.lower() for each in (req.full_url, newurl))
+        before, after = (urllib.parse.urlsplit(url).scheme.lower() for url in (req.full_url, newurl))
         if after not in ("http", "https") or (before, after) == ("https", "http"):
             raise Refused(f"it redirects from {before} to {after}")
         return super().redirect_request(req, fp, code, msg, headers, newurl)

@@ -54,10 +54,13 @@ def read_sources(params: Params, root: Path) -> list[Need]:
     dataset.
     """
     settings = params.data
-    own = {"sft": ("data.sft_source", settings.sft_source), "prompts": ("data.prompt_source", settings.prompt_source)}
-    shared = tuple(use for use in USES if use not in own or own[use][1] is None)
+    separate = {
+        "sft": ("data.sft_source", settings.sft_source),
+        "prompts": ("data.prompt_source", settings.prompt_source),
+    }
+    shared = tuple(use for use in USES if use not in separate or separate[use][1] is None)
     needs = _needs(settings.source, "data.source", shared, params.seed, root)
-    for use, (setting, source) in own.items():
+    for use, (setting, source) in separate.items():
         if source is not None:
             needs += _needs(source, setting, (use,), params.seed, root)
     return needs + ([] if settings.vote_source is None else _vote_needs(settings.vote_source, root))

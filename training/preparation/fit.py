@@ -48,8 +48,8 @@ def fit(datasets: Datasets, refused: int, rows: int, params: Params) -> Fit:
     Examples whose prompt leaves no room for a reply are refused by a run, pairs that are too long left out.
     """
     context, limit = params.model.context_length, params.data.max_quarantine_fraction
-    asked = np.asarray(datasets.prompt_tokens, dtype=np.int64)
-    crowded = int((asked >= context).sum())
+    prompt_lengths = np.asarray(datasets.prompt_tokens, dtype=np.int64)
+    crowded = int((prompt_lengths >= context).sum())
     sft, preference = (_lengths(datasets.splits[use].values()) for use in ("sft", "preference"))
     pairs = preference["prompt_ids"] + np.maximum(preference["chosen_ids"], preference["rejected_ids"])
     demonstrations = sft["prompt_ids"] + sft["completion_ids"]
@@ -57,7 +57,7 @@ def fit(datasets: Datasets, refused: int, rows: int, params: Params) -> Fit:
     max_length = getattr(params.section(setting), "max_length", context)  # a function has none
     share = (refused + crowded) / max(1, rows)
     enough = min(1.0, math.ceil(100 * share) / 100) if share > limit else None
-    spread = _spread(asked)
+    spread = _spread(prompt_lengths)
     longest = params.sft.max_length
     fault = _fault(refused + crowded, rows, limit, enough, crowded, context, spread["p95"])
     return Fit(
@@ -74,7 +74,7 @@ def fit(datasets: Datasets, refused: int, rows: int, params: Params) -> Fit:
         dropped=int((sft["prompt_ids"] >= longest).sum()),
         demonstrations=len(demonstrations),
         prompt_tokens=spread,
-        sequence_tokens=_spread(pairs if len(pairs) else demonstrations if len(demonstrations) else asked),
+        sequence_tokens=_spread(pairs if len(pairs) else demonstrations if len(demonstrations) else prompt_lengths),
         fault=fault or _empty(datasets, params.data.test_fraction),
         enough=enough,
     )
@@ -83,7 +83,7 @@ def fit(datasets: Datasets, refused: int, rows: int, params: Params) -> Fit:
 def _lengths(splits: Iterable[Split]) -> dict[str, NDArray[np.int64]]:
     """Tokens of each row of all splits, by column."""
     lengths = [split.lengths() for split in splits]
-    return {column: np.concatenate([each[column] for each in lengths]) for column in lengths[0]}
+    return {column: np.concatenate([columns[column] for columns in lengths]) for column in lengths[0]}
 
 
 def _spread(lengths: NDArray[np.int64]) -> dict[str, int]:

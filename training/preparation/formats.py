@@ -80,7 +80,7 @@ def example_of(row: Row, columns: Mapping[str, str], rules: TextRules, origin: O
             pairs = (Pair(first, second, True) if winner == 1 else Pair(second, first, False),)
     elif "ranks" in row:
         replies = [checked.reply(text, "replies") for text in row["replies"]]
-        ranked = sorted(zip(row["ranks"], replies, strict=True), key=lambda each: each[0])
+        ranked = sorted(zip(row["ranks"], replies, strict=True), key=lambda ranked_reply: ranked_reply[0])
         pairs = pairs_of(ranked)
         completions = tuple(text for _, text in ranked[:1])
     else:
@@ -129,8 +129,8 @@ class _Checked:
         prompt: Prompt
         if isinstance(value, list):
             prompt = [
-                {**each, "content": self.rules.clean(each["content"], f"{name}[{i}].content")}
-                for i, each in enumerate(turns(value, name))
+                {**message, "content": self.rules.clean(message["content"], f"{name}[{i}].content")}
+                for i, message in enumerate(turns(value, name))
             ]
             if prompt[-1]["role"] != "user":
                 raise Refused(f"ends_with_{prompt[-1]['role']}", name, "the last message is not the user's")
@@ -155,5 +155,5 @@ def message(item: Any, column: str, rules: TextRules, text: str = "content", rol
 
     Raises Refused.
     """
-    found = turn(item, column, text, role)
-    return {**found, "content": rules.clean(found["content"], f"{column}.{text}")}
+    parsed = turn(item, column, text, role)
+    return {**parsed, "content": rules.clean(parsed["content"], f"{column}.{text}")}

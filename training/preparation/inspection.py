@@ -110,12 +110,12 @@ def inspect(
     else:
         source = FileSource(kind="file", path=path, format="pairs", columns={})
         table = read_file(source, root, "data.source")
-        found = recognised(table, form, columns)
-        form, vote, name = found.form, vote or found.vote, found.name
+        layout = recognised(table, form, columns)
+        form, vote, name = layout.form, vote or layout.vote, layout.name
         usual, present = COLUMNS.get(form, {}), columns_of(table)
         given = {
             ours: theirs
-            for ours, theirs in found.columns.items()
+            for ours, theirs in layout.columns.items()
             if usual.get(ours) != theirs and not (name and ours in BEFORE and theirs not in present)
         }
         readable = column_names(form, given, "data.source")
@@ -209,8 +209,8 @@ def _words(examples: Iterable[Example]) -> dict[str, dict[str, float]]:
     lengths = {"prompt": array("i"), "reply": array("i")}
     for example in examples:
         lengths["prompt"].append(len(prompt_text(example.prompt).split()))
-        of_pairs = [text for pair in example.pairs for text in pair[:2]]
-        lengths["reply"].extend(len(text.split()) for text in of_pairs or example.completions)
+        pair_texts = [text for pair in example.pairs for text in pair[:2]]
+        lengths["reply"].extend(len(text.split()) for text in pair_texts or example.completions)
     return {
         name: {"mean": float(np.mean(counts)), "p95": float(np.percentile(counts, 95)), "max": max(counts)}
         for name, counts in lengths.items()
@@ -222,7 +222,7 @@ def _baselines(datasets: Datasets) -> dict[str, list[float]]:
     """Baselines of the reward model on held-out prompts."""
     if min(datasets.splits["preference"][name].rows for name in SPLITS) < FEWEST_PAIRS:
         return {}
-    return {name: list(found) for name, found in baselines(datasets).items() if found}
+    return {name: list(proportion) for name, proportion in baselines(datasets).items() if proportion}
 
 
 def _as_seen(example: Example, params: Params) -> tuple[str, str]:
@@ -251,20 +251,20 @@ def main() -> None:
     for item in given.columns:
         if "=" not in item:
             raise ParamsError(f"--column {item}: write OURS=THEIRS, such as prompt=question.")
-    for option, value, known in (
+    for option, value, choices in (
         ("--format", given.format, list(FORMATS)[:-1]),
         ("--vote", given.vote, get_args(Vote)),
     ):
-        if value is not None and value not in known:
-            raise ParamsError(f"{option} {value} is not one of {', '.join(known)}.")
+        if value is not None and value not in choices:
+            raise ParamsError(f"{option} {value} is not one of {', '.join(choices)}.")
     columns = dict(item.split("=", 1) for item in given.columns)
     params = load(given.params)
     try:
-        found = inspect(given.file, Path(), params, given.format, columns, given.vote, given.reader)
+        inspection = inspect(given.file, Path(), params, given.format, columns, given.vote, given.reader)
     except NoLayout as error:  # for rlhf init, which writes a reader with the row in it
         json.dump({"first": error.first}, sys.stdout, default=str)
         raise
-    json.dump(found._asdict(), sys.stdout)
+    json.dump(inspection._asdict(), sys.stdout)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def by_row(change: Callable[[Row, Columns], Iterable[Row]]) -> Reader:
     def read(table: Table, columns: Columns, vote: str | None = None) -> Iterator[Read]:
         for row in table.rows:
             try:
-                yield from ((row, made) for made in change(_object(row.content), columns))
+                yield from ((row, changed) for changed in change(_object(row.content), columns))
             except Refused as refused:
                 yield row, refused
 
@@ -93,14 +93,14 @@ def prompt_of(row: Row, columns: Columns) -> Any:
 
 def _before(row: Row, columns: Columns) -> list[Message]:
     said = row.get(columns.get("system", ""))
-    found = [] if said is None or said == "" else [{"role": "system", "content": said}]
+    messages = [] if said is None or said == "" else [{"role": "system", "content": said}]
     name = columns.get("history", "")
-    for each in parsed(row.get(name), name) or []:
-        if not isinstance(each, list | tuple) or len(each) != 2:
+    for turn in parsed(row.get(name), name) or []:
+        if not isinstance(turn, list | tuple) or len(turn) != 2:
             raise Refused("wrong_type", name, "a turn that is not a question with its answer")
         roles = ("user", "assistant")
-        found += [{"role": r, "content": text} for r, text in zip(roles, each, strict=True)]
-    return found
+        messages += [{"role": r, "content": text} for r, text in zip(roles, turn, strict=True)]
+    return messages
 
 
 def _pair(row: Row, columns: Columns) -> Iterator[Row]:
@@ -149,10 +149,10 @@ def _shared(prompt: Any, before: list[Message], column: str) -> Any:
         if prompt is None:
             raise Refused("no_prompt", column, "there is nothing before the reply")
         return prompt
-    asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or before
-    if same_turns(asked, before):
+    question = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or before
+    if same_turns(question, before):
         return before if prompt is None else prompt
-    if any(same_turns(asked, before[i : i + len(asked)]) for i in range(len(before))):
+    if any(same_turns(question, before[i : i + len(question)]) for i in range(len(before))):
         return before
     raise Refused("other_prompt", column, "the conversation before the reply is not the prompt")
 
@@ -181,7 +181,7 @@ def _prompts(table: Table, columns: Columns, vote: str | None = None) -> Iterato
 
 
 def _votes(table: Table, columns: Columns, vote: str | None = None) -> Iterator[Read]:
-    own = in_own_layout(table, columns)
+    is_own_layout = in_own_layout(table, columns)
     table, columns = gather(table, columns)
     names, voters = (columns["response1"], columns["response2"]), annotator_columns(columns)
 
@@ -199,7 +199,9 @@ def _votes(table: Table, columns: Columns, vote: str | None = None) -> Iterator[
         for name in voters
         for value in said(row.content, name)
     )
-    convention = vote or ("index1" if own else convention_of(all_votes, names, table.place, ", ".join(voters)))
+    convention = vote or (
+        "index1" if is_own_layout else convention_of(all_votes, names, table.place, ", ".join(voters))
+    )
 
     def change(row: Row, columns: Columns) -> Iterator[Row]:
         texts, won = replies(row), []
@@ -217,8 +219,8 @@ def _votes(table: Table, columns: Columns, vote: str | None = None) -> Iterator[
 def _voted(prompt: Any, texts: Sequence[Any], votes: list[int], names: Sequence[str]) -> Row:
     """A row of votes on two replies, which may be whole conversations."""
     first, second = texts
-    made = next(pair(prompt, first, second, names))
-    return {"prompt": made["prompt"], "response1": made["chosen"], "response2": made["rejected"],
+    row = next(pair(prompt, first, second, names))
+    return {"prompt": row["prompt"], "response1": row["chosen"], "response2": row["rejected"],
             "votes": votes}  # fmt: skip
 
 
@@ -245,7 +247,7 @@ def ranked(prompt: Any, row: Row, name: str, orders: Sequence[str] = ORDERS) -> 
     for order in orders:
         values = parsed(row.get(order), order)
         if not isinstance(values, list):
-            values = [each.get(order) if isinstance(each, dict) else None for each in replies]
+            values = [reply.get(order) if isinstance(reply, dict) else None for reply in replies]
         if any(value is not None for value in values):
             break
     else:
@@ -258,15 +260,15 @@ def ranked(prompt: Any, row: Row, name: str, orders: Sequence[str] = ORDERS) -> 
     sign = 1 if order.startswith("rank") else -1
     places = sorted({sign * value for value in values})
     texts = [
-        next((each[field] for field in TEXTS if field in each), None) if isinstance(each, dict) else each
-        for each in replies
+        next((reply[field] for field in TEXTS if field in reply), None) if isinstance(reply, dict) else reply
+        for reply in replies
     ]
     return {"prompt": prompt, "replies": texts, "ranks": [places.index(sign * v) for v in values]}
 
 
 def _arena_table(row: Row, columns: Columns) -> Iterator[Row]:
     """Lists of turns spelt as text, and a column of 0 and 1 for each result."""
-    asked, *said = (parsed(cell(row, name), name) for name in ("prompt", "response_a", "response_b"))
+    questions, *said = (parsed(cell(row, name), name) for name in ("prompt", "response_a", "response_b"))
     results = [str(row.get(f"winner_{name}")) in ("1", "1.0", "True", "true")
                for name in ("tie", "model_a", "model_b")]  # fmt: skip
     if sum(results) != 1:
@@ -274,45 +276,45 @@ def _arena_table(row: Row, columns: Columns) -> Iterator[Row]:
     talks = [
         [
             {"role": role, "content": text}
-            for turn in zip(asked, replies, strict=False)
+            for turn in zip(questions, replies, strict=False)
             for role, text in zip(("user", "assistant"), turn, strict=True)
         ]
-        if isinstance(asked, list) and isinstance(replies, list)
-        else [{"role": "user", "content": asked}, {"role": "assistant", "content": replies}]
+        if isinstance(questions, list) and isinstance(replies, list)
+        else [{"role": "user", "content": questions}, {"role": "assistant", "content": replies}]
         for replies in said
     ]
     yield _voted(None, talks, [results.index(True)], ("response_a", "response_b"))
 
 
 def _nectar(row: Row, columns: Columns) -> Iterator[Row]:
-    asked = transcript(str(row["prompt"]), "prompt")
-    if not asked[-1]["content"].strip():
-        asked = asked[:-1]
-    yield ranked(asked, row, "answers", ("rank",))
+    conversation = transcript(str(row["prompt"]), "prompt")
+    if not conversation[-1]["content"].strip():
+        conversation = conversation[:-1]
+    yield ranked(conversation, row, "answers", ("rank",))
 
 
 def _rated(table: Table, columns: Columns, vote: str | None = None) -> Iterator[Read]:
     """Replies to one prompt may be in any rows."""
     groups: dict[str, list[SourceRow]] = {}
     for row in table.rows:
-        asked = row.content.get(columns["prompt"]) if isinstance(row.content, dict) else row.number
-        groups.setdefault(repr(asked), []).append(row)
+        prompt_value = row.content.get(columns["prompt"]) if isinstance(row.content, dict) else row.number
+        groups.setdefault(repr(prompt_value), []).append(row)
     for rows in groups.values():
         try:
             contents = [_object(row.content) for row in rows]
             scores = [cell(row, columns["score"]) for row in contents]
-            found = [_side(cell(row, columns["completion"]), columns["completion"], False)
+            sides = [_side(cell(row, columns["completion"]), columns["completion"], False)
                      for row in contents]  # fmt: skip
-            prompt = _shared(prompt_of(contents[0], columns), found[0][0], columns["completion"])
-            texts = [text for _, text in found]
+            prompt = _shared(prompt_of(contents[0], columns), sides[0][0], columns["completion"])
+            texts = [text for _, text in sides]
             if all(isinstance(score, bool) for score in scores) and len(set(scores)) == 1:
-                made: list[Row] = [{"prompt": prompt, "completion": each} for each in texts]
-                yield from ((rows[0], each) for each in (made if scores[0] else [{"prompt": prompt}]))
+                demonstrations: list[Row] = [{"prompt": prompt, "completion": text} for text in texts]
+                yield from ((rows[0], row) for row in (demonstrations if scores[0] else [{"prompt": prompt}]))
             elif len(texts) == 1:
                 yield rows[0], {"prompt": prompt}
             else:
-                known = {"replies": texts, "scores": [+score for score in scores]}
-                yield rows[0], ranked(prompt, known, "replies")
+                group = {"replies": texts, "scores": [+score for score in scores]}
+                yield rows[0], ranked(prompt, group, "replies")
         except Refused as refused:
             yield rows[0], refused
 
@@ -338,19 +340,19 @@ def _flat_trees(table: Table, columns: Columns, vote: str | None = None) -> Iter
 
 def _canonical(row: Row, columns: Columns) -> Iterator[Row]:
     """A row that a reader of one's own gives, in the format whose columns it has."""
-    fields, own = row.keys() - {"prompt"}, {name: name for name in row}
+    fields, same_names = row.keys() - {"prompt"}, {name: name for name in row}
     if "prompt" in row and fields == {"response1", "response2", "votes"}:
         names = ("response1", "response2")
         votes = [winner(value, "index1", names, ()) for value in row["votes"]]
-        yield _voted(prompt_of(row, own), [row[name] for name in names], votes, names)
+        yield _voted(prompt_of(row, same_names), [row[name] for name in names], votes, names)
     elif "prompt" in row and fields == {"replies", "ranks"}:
-        yield ranked(prompt_of(row, own), row, "replies", ("ranks",))
+        yield ranked(prompt_of(row, same_names), row, "replies", ("ranks",))
     elif fields == {"chosen", "rejected"}:
-        yield from _pair(row, {**own, "prompt": "prompt"})
+        yield from _pair(row, {**same_names, "prompt": "prompt"})
     elif "prompt" in row and fields == {"completion"}:
-        yield from _demonstration(row, own)
+        yield from _demonstration(row, same_names)
     elif "prompt" in row and not fields:
-        yield {"prompt": prompt_of(row, own)}
+        yield {"prompt": prompt_of(row, same_names)}
     else:
         raise Refused(
             "other_columns",
@@ -506,4 +508,4 @@ def published(rows: Iterable[Any]) -> Layout | None:
     def fits(layout: Layout, row: Row) -> bool:
         return layout.needs.keys() <= row.keys() and all(test(row[column]) for column, test in layout.needs.items())
 
-    return next((one for one in LAYOUTS if 2 * sum(fits(one, row) for row in some) > len(some)), None)
+    return next((layout for layout in LAYOUTS if 2 * sum(fits(layout, row) for row in some) > len(some)), None)

@@ -146,9 +146,9 @@ class Split:
         """Write a row. `prompt` is a digest of its prompt, `ids` are those of the prompt and of each reply."""
         self.rows += 1
         self.prompts.append(prompt)
-        asked, *replies = ids
+        prompt_ids, *replies = ids
         if len(replies) == 2:
-            tokens = len(asked) + sum(map(len, replies)) - shared_length(*replies)
+            tokens = len(prompt_ids) + sum(map(len, replies)) - shared_length(*replies)
             self.pair_tokens.append(tokens)
             chosen, rejected = (len(response_text(row[name])) for name in ("chosen", "rejected"))
             self.longer_wins += 0.5 if chosen == rejected else chosen > rejected
@@ -229,14 +229,14 @@ class Datasets:
         """Pairs whose opposite occurs too; both are counted."""
         return int(np.isin(self.opposite_pairs, self.pairs).sum()) if self.pairs else 0
 
-    def each(self) -> Iterator[tuple[str, str, Split]]:
+    def items(self) -> Iterator[tuple[str, str, Split]]:
         """(dataset, its split's name, split)"""
         for use, splits in self.splits.items():
             for name, split in splits.items():
                 yield use, name, split
 
     def close(self) -> None:
-        for _, _, split in self.each():
+        for _, _, split in self.items():
             split.close()
 
 
@@ -369,7 +369,7 @@ def refuse_empty_splits(datasets: Datasets, test_fraction: float) -> None:
 
     Raises DataError.
     """
-    for use, name, split in datasets.each():
+    for use, name, split in datasets.items():
         in_all = sum(other.rows for other in datasets.splits[use].values())
         if not split.rows and (in_all or use != "preference"):
             raise DataError(

@@ -47,7 +47,7 @@ def held_out_prompts(folder: Path, params: Params, tokenizer: PreTrainedTokenize
     room = params.model.context_length - params.evaluate.max_new_tokens
     fitting = fitting_prompts([row["prompt"] for row in jsonl.plain(path)], tokenizer, room)
     require_prompts(fitting, str(path), room, "evaluate")
-    return [each.prompt for each in fitting[: params.evaluate.prompts]]
+    return [encoded.prompt for encoded in fitting[: params.evaluate.prompts]]
 
 
 def read_prompts(stage: Stage) -> Rows[list[int]]:

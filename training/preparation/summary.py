@@ -51,7 +51,7 @@ def duplicate_metrics(datasets: Datasets) -> dict[str, int]:
 def row_counts(datasets: Datasets) -> dict[str, int]:
     """`<dataset>_<split>_rows` and `_unique_prompts`."""
     counts = {}
-    for use, name, split in datasets.each():
+    for use, name, split in datasets.items():
         counts[f"{use}_{name}_rows"] = split.rows
         counts[f"{use}_{name}_unique_prompts"] = len(np.unique(split.prompts))
     return counts
@@ -62,7 +62,7 @@ def token_lengths(datasets: Datasets) -> dict[str, float]:
     `_pair_tokens_mean` and `_max`, with the common prefix counted once.
     """
     lengths: dict[str, float] = {}
-    for use, name, split in datasets.each():
+    for use, name, split in datasets.items():
         tokens = split.sequence_tokens() if split.rows else np.zeros(1)
         lengths |= {
             f"{use}_{name}_tokens_mean": float(tokens.mean()),
@@ -81,7 +81,7 @@ def token_lengths(datasets: Datasets) -> dict[str, float]:
 
 def length_histogram(datasets: Datasets) -> list[tuple[str, str, int, int]]:
     """(dataset, split, tokens at the lower edge of the bin, sequences in it), the same bins for every dataset."""
-    lengths = [(use, name, split.sequence_tokens()) for use, name, split in datasets.each()]
+    lengths = [(use, name, split.sequence_tokens()) for use, name, split in datasets.items()]
     longest = max(int(tokens.max(initial=0)) for _, _, tokens in lengths)
     width = -(-(longest + 1) // HISTOGRAM_BINS)
     table = []
@@ -114,11 +114,11 @@ def label_balance(datasets: Datasets) -> dict[str, float | None]:
     shown first, if known.
     """
     splits = [datasets.splits["preference"][name] for name in SPLITS]
-    pairs, known = sum(split.rows for split in splits), datasets.known_orders
+    pairs, with_order = sum(split.rows for split in splits), datasets.known_orders
     longer = sum(split.longer_wins for split in splits)
     return {
         "chosen_longer": longer / pairs if pairs else None,
-        "chosen_first": datasets.chosen_first / known if known else None,
+        "chosen_first": datasets.chosen_first / with_order if with_order else None,
     }
 
 
@@ -161,7 +161,7 @@ def side_by_side(examples: Iterable[Example], count: int = 2) -> list[str]:
         lines += ["prompt", *_wrapped(prompt_text(prompt), 78)]
         sides = [_wrapped(text, COLUMN) for text in pair[:2]]
         lines.append(f"{'chosen':<{COLUMN}}| rejected")
-        lines += [f"{left:<{COLUMN}}| {right}".rstrip() for left, right in zip_longest(*sides, fillvalue="")]
+        lines += [f"{chosen:<{COLUMN}}| {right}".rstrip() for chosen, right in zip_longest(*sides, fillvalue="")]
         lines.append("")
     return lines
 

@@ -36,17 +36,17 @@ def winner(value: Any, convention: str, columns: Replies, replies: Sequence[Any]
 
     Raises Refused for a value that is no vote in the convention.
     """
-    found = _winner(value, convention, columns, replies)
-    if found is None:
+    number = _winner(value, convention, columns, replies)
+    if number is None:
         raise Refused("not_a_vote", "", f"{value!r} is no vote ({convention})")
-    return found
+    return number
 
 
 def _winner(value: Any, convention: str, columns: Replies, replies: Sequence[Any]) -> int | None:
     if convention in ("text", "name"):
-        known = list(replies if convention == "text" else columns)
-        if value in known and known[0] != known[1]:
-            return 1 + known.index(value)
+        names = list(replies if convention == "text" else columns)
+        if value in names and names[0] != names[1]:
+            return 1 + names.index(value)
         return 0 if _word(value) == "tie" else None
     number = None if value is True or value is False else _number(value)
     if convention in ("negative-first", "positive-first"):
@@ -66,10 +66,10 @@ def _winner(value: Any, convention: str, columns: Replies, replies: Sequence[Any
 
 def _word(value: Any) -> str | None:
     """first, second, tie or the digits of a text that says who wins."""
-    found = WORD.fullmatch(value.strip().lower()) if isinstance(value, str) else None
-    if found is None:
+    match = WORD.fullmatch(value.strip().lower()) if isinstance(value, str) else None
+    if match is None:
         return None
-    return found["number"] or next(name for name in ("first", "second", "tie") if found[name])
+    return match["number"] or next(name for name in ("first", "second", "tie") if match[name])
 
 
 def _number(value: Any) -> float | None:
@@ -89,7 +89,7 @@ def convention_of(votes: Iterable[tuple[Any, Sequence[Any]]], columns: Replies, 
     Raises DataError where the values can be read in two ways, with both readings of one of them.
     """
     count = 0
-    known: Counter[str] = Counter()
+    readable: Counter[str] = Counter()
     """Convention that values show by themselves -> values that are a vote in it."""
     decided: set[str] = set()
     """Those in which some vote is not a tie."""
@@ -101,7 +101,7 @@ def convention_of(votes: Iterable[tuple[Any, Sequence[Any]]], columns: Replies, 
         count += 1
         for convention in NAMED[:2]:
             said = _winner(value, convention, columns, replies)
-            known[convention] += said is not None
+            readable[convention] += said is not None
             decided |= {convention} if said else set()
         word, number = _word(value), _number(value)
         words.add(word)
@@ -112,7 +112,7 @@ def convention_of(votes: Iterable[tuple[Any, Sequence[Any]]], columns: Replies, 
         if number is not None:
             numbers.add(number)
     for convention in NAMED[:2]:
-        if convention in decided and 2 * known[convention] > count:
+        if convention in decided and 2 * readable[convention] > count:
             return convention
     if not numbers or shown is None:
         return "words"

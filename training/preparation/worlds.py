@@ -107,11 +107,11 @@ BY_HAND = World(
 
 def world_of(source: HelpdeskSource) -> World:
     """The world of a source."""
-    return BY_HAND if source.world is None else drawn(source.world)
+    return BY_HAND if source.world is None else generated_world(source.world)
 
 
 @lru_cache(maxsize=8)
-def drawn(shape: HelpdeskWorld) -> World:
+def generated_world(shape: HelpdeskWorld) -> World:
     """The generated world of `shape`, the same on every call."""
     rng = random.Random(f"world {shape.seed}")
     words = _words(rng)

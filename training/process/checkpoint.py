@@ -96,7 +96,7 @@ class Checkpoints:
         return collectives.broadcast_from_rank0(self._latest)
 
     def _latest(self) -> Checkpoint | None:
-        known = len(self._passed_over)
+        passed_over = len(self._passed_over)
         for path in self._steps():
             if path in self._passed_over:
                 continue
@@ -105,7 +105,7 @@ class Checkpoints:
                 return Checkpoint(path, int(path.name.removeprefix("step-")))
             self._passed_over.append(path)
             logger.warning("checkpoint %s is damaged (%s): falling back to the one before it", path, fault)
-        if len(self._passed_over) > known:
+        if len(self._passed_over) > passed_over:
             logger.warning("no checkpoint in %s is intact: the stage starts over", self.folder)
         return None
 
@@ -202,11 +202,11 @@ def damage(folder: Path) -> str | None:
     for name, (size, digest) in entries.items():
         path = folder / name
         try:
-            found = path.stat().st_size if path.is_file() else None
-            if found is None:
+            actual = path.stat().st_size if path.is_file() else None
+            if actual is None:
                 return f"{name} is missing"
-            if found != size:
-                return f"{name} has {found} bytes, {size} were written"
+            if actual != size:
+                return f"{name} has {actual} bytes, {size} were written"
             if _digest(path) != digest:
                 return f"{name} is not what was written"
         except OSError as error:

@@ -13,7 +13,7 @@ def device() -> torch.device:
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
-def device_name(found: torch.device) -> str:
+def device_name(device: torch.device) -> str:
     """`cpu`, or what the accelerator is called."""
-    named = getattr(torch.get_device_module(found), "get_device_name", lambda: found.type)
-    return "cpu" if found.type == "cpu" else str(named())
+    named = getattr(torch.get_device_module(device), "get_device_name", lambda: device.type)
+    return "cpu" if device.type == "cpu" else str(named())

@@ -137,8 +137,8 @@ def started(
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             for rank in range(processes):
-                own = rank_environment(rank, processes)
-                running.append(subprocess.Popen(command, env={**common, **own}))
+                environment = rank_environment(rank, processes)
+                running.append(subprocess.Popen(command, env={**common, **environment}))
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         yield running
@@ -167,8 +167,8 @@ def common_environment(processes: int, folder: Path) -> dict[str, str]:
 
 def rank_environment(rank: int, processes: int) -> dict[str, str]:
     """Environment of this rank."""
-    own = own_device(rank, processes)
-    return {"RANK": str(rank), "LOCAL_RANK": "0" if own else str(rank), **own}
+    device = own_device(rank, processes)
+    return {"RANK": str(rank), "LOCAL_RANK": "0" if device else str(rank), **device}
 
 
 def own_device(rank: int, processes: int) -> dict[str, str]:

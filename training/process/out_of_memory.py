@@ -37,18 +37,18 @@ class OomBackoff:
         self._stage = stage
         self._name = name
         self.size = size
-        left = self._left().get(name, size)
-        if left < size:
-            self.size = left
-            stage.mark("retry", message=f"after an attempt out of memory: {name} {size} -> {left}")
+        saved = self._left().get(name, size)
+        if saved < size:
+            self.size = saved
+            stage.mark("retry", message=f"after an attempt out of memory: {name} {size} -> {saved}")
 
     def _left(self) -> dict[str, int]:
         """Sizes left by an attempt with the same number of processes that ran out of memory."""
         try:
-            found = json.loads(self._path.read_text(encoding="utf-8"))
+            sizes = json.loads(self._path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
-        return dict(found["sizes"]) if found["processes"] == self._stage.world_size else {}
+        return dict(sizes["sizes"]) if sizes["processes"] == self._stage.world_size else {}
 
     @property
     def _path(self) -> Path:

@@ -169,13 +169,13 @@ class Stage:
 
         Raises CheckpointError without a decision.
         """
-        found = self.checkpoints.latest()
-        changed = self.checkpoints.changed_code(found) if found else []
-        if found is None or not changed:
+        checkpoint = self.checkpoints.latest()
+        changed = self.checkpoints.changed_code(checkpoint) if checkpoint else []
+        if checkpoint is None or not changed:
             return
-        seconds = self._seconds_to(found.step)
+        seconds = self._seconds_to(checkpoint.step)
         change = (
-            f"other code made the checkpoint after step {found.step}: {some(changed)} changed "
+            f"other code made the checkpoint after step {checkpoint.step}: {some(changed)} changed "
             "since. "
             f"Starting over takes the {seconds:.0f} s again that were measured up to there."
         )
@@ -209,9 +209,11 @@ class Stage:
         with this fingerprint.
         """
         events = jsonl.read(self._folder / "attempts.jsonl", AttemptRow).rows
-        own = {row.attempt for row in events if row.fingerprint == self.fingerprint}
+        attempts = {row.attempt for row in events if row.fingerprint == self.fingerprint}
         rows = jsonl.read(self._folder / "usage.jsonl", UsageRow).rows
-        last = {(row.step, row.phase): row.seconds for row in rows if row.attempt in own and 1 <= row.step <= step}
+        last = {
+            (row.step, row.phase): row.seconds for row in rows if row.attempt in attempts and 1 <= row.step <= step
+        }
         return sum(last.values())
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -258,9 +260,9 @@ class Stage:
 
         Raises ParamsError.
         """
-        if found := self._params_file.differences():
+        if changed := self._params_file.differences():
             raise ParamsError(
-                f"params.yaml changed while {self.name} was running: {in_a_line(found)}. The "
+                f"params.yaml changed while {self.name} was running: {in_a_line(changed)}. The "
                 "record would name values that did not make the "
                 f"result, so none is recorded, and checkpoints are kept up to step {self.step}. "
                 "Put the old value back and run again to go on, "
@@ -384,8 +386,8 @@ def run_stage(name: str, sections: Sequence[str], inputs: Inputs, work: Callable
         elif not collectives.is_lost_peer(error):
             message = f"{type(error).__name__}: {error}"
             raise
-        elif (of_peer := collectives.fault_of_peer()) is not None:
-            message = of_peer.removeprefix(f"{name}: ")
+        elif (peer_fault := collectives.fault_of_peer()) is not None:
+            message = peer_fault.removeprefix(f"{name}: ")
         else:
             message = LOST_PEER
             raise

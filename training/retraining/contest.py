@@ -70,7 +70,7 @@ def contest(
     scores = judge(prompts, replies, champion, challenger, world)
     old, new = scores["champion"], scores["challenger"]
     rate = win_rate(score_judge(new.judged, old.judged), len(prompts), confidence, params.seed)
-    own = gain(new.challenger, old.challenger, confidence)
+    own_gain = gain(new.challenger, old.challenger, confidence)
     by_people = isinstance(params.evaluate.judge, PeopleJudgeSettings)
     trusted, fault, paid = gain(new.judged, old.judged, confidence), None, 0.0
     if world is None and params.evaluate.judge is not None:
@@ -86,9 +86,9 @@ def contest(
         name = GOLD if world else CHAMPIONS_REWARD
     lengths = replies["challenger"].chars, replies["champion"].chars
     hacking = reward_hacking(
-        own, trusted, gain_at_equal_length(new.challenger, old.challenger, *lengths, confidence), len(prompts)
+        own_gain, trusted, gain_at_equal_length(new.challenger, old.challenger, *lengths, confidence), len(prompts)
     )
-    found = Contest(
+    record = Contest(
         prompts=len(prompts),
         left_out=left_out,
         judge=name,
@@ -99,7 +99,7 @@ def contest(
         ties=rate.ties,
         gold=_mean_of(trusted) if world else None,
         champion_reward=_mean_of(gain(new.champion, old.champion, confidence)),
-        challenger_reward=_mean_of(own),
+        challenger_reward=_mean_of(own_gain),
         hacking=hacking.hacked,
         hacking_reason=hacking.reason,
         hacking_prompts_needed=hacking.prompts_needed,
@@ -111,7 +111,7 @@ def contest(
         confidence=confidence,
     )
     shown = prompts if by_people else prompts[:SAMPLES]  # people see all replies
-    return found, samples(shown, replies, scores)
+    return record, samples(shown, replies, scores)
 
 
 # ---------------------------------------------------------------- prompts
@@ -150,9 +150,9 @@ def trained_on(folder: Path) -> set[str]:
 
 def fits(prompts: Sequence[Prompt], params: Params, *candidates: TrainedModels) -> list[Prompt]:
     """The prompts that leave room for a response in every model's context."""
-    for one in candidates:
-        room = one.model.context_length - params.evaluate.max_new_tokens
-        prompts = [each.prompt for each in fitting_prompts(prompts, one.tokenizer, room)]
+    for candidate in candidates:
+        room = candidate.model.context_length - params.evaluate.max_new_tokens
+        prompts = [encoded.prompt for encoded in fitting_prompts(prompts, candidate.tokenizer, room)]
     return list(prompts)
 
 
@@ -185,11 +185,11 @@ def judge(
         name: [gold_score(prompt_text(a), b, world) for a, b in zip(prompts, of, strict=True)] if world else None
         for name, of in texts.items()
     }
-    found = []
-    for one in (champion, challenger):
-        found.append({name: one.scores(prompts, given.texts, given.ended) for name, given in replies.items()})
-        one.release()
-    return {name: Scores(golds[name], found[0][name], found[1][name]) for name in replies}
+    wins = []
+    for models in (champion, challenger):
+        wins.append({name: models.scores(prompts, given.texts, given.ended) for name, given in replies.items()})
+        models.release()
+    return {name: Scores(golds[name], wins[0][name], wins[1][name]) for name in replies}
 
 
 def safety(
@@ -205,11 +205,11 @@ def safety(
             "evaluate.max_new_tokens, or fix retrain.safety_source."
         )
     source = params.data.source
-    known = known_world(source, map(prompt_text, prompts)) if has_gold else None
+    world = known_world(source, map(prompt_text, prompts)) if has_gold else None
     replies = {"champion": answer(champion, prompts, params), "challenger": answer(challenger, prompts, params)}
-    scores = judge(prompts, replies, champion, challenger, known)
+    scores = judge(prompts, replies, champion, challenger, world)
     drop = gain(scores["champion"].judged, scores["challenger"].judged, params.evaluate.confidence)
-    return Safety(prompts=len(prompts), judge=GOLD if known else CHAMPIONS_REWARD, drop=_mean_of(drop))
+    return Safety(prompts=len(prompts), judge=GOLD if world else CHAMPIONS_REWARD, drop=_mean_of(drop))
 
 
 def samples(prompts: Sequence[Prompt], replies: dict[str, Replies], scores: dict[str, Scores]) -> list[dict[str, Any]]:
@@ -233,8 +233,8 @@ def _mean(values: Iterable[float]) -> float:
 
 def main(options: argparse.Namespace) -> None:
     params = load(options.challenger / "params.yaml")
-    found, replies = contest(Path(), params, TrainedModels(options.champion), TrainedModels(options.challenger))
-    write_json(options.out, found.model_dump())
+    record, replies = contest(Path(), params, TrainedModels(options.champion), TrainedModels(options.challenger))
+    write_json(options.out, record.model_dump())
     write_jsonl(options.out.with_name("replies.jsonl"), replies)
 
 

@@ -44,6 +44,6 @@ def words(text: str) -> list[str]:
 
 def unseen_words(new: Iterable[str], before: Iterable[str]) -> tuple[int, int]:
     """Number of words in `new` that occur in no text of `before`, and the total number."""
-    known = {word for text in before for word in words(text)}
-    asked = [word for text in new for word in words(text)]
-    return sum(word not in known for word in asked), len(asked)
+    known_words = {word for text in before for word in words(text)}
+    new_words = [word for text in new for word in words(text)]
+    return sum(word not in known_words for word in new_words), len(new_words)

@@ -44,15 +44,15 @@ def examine(root: Path, params: Params, champion: TrainedModels) -> Examination:
     names = dict.fromkeys([*now, *before])  # only one of them may have a split for a judge
     added = {name: _without(now.get(name, ()), before.get(name, ())) for name in names}
     removed = {name: _without(before.get(name, ()), now.get(name, ())) for name in names}
-    asked = _prompts(row for rows in added.values() for row in rows)
-    known = _prompts(row for rows in before.values() for row in rows)
+    new_prompts = _prompts(row for rows in added.values() for row in rows)
+    old_prompts = _prompts(row for rows in before.values() for row in rows)
     pairs = [row for name, rows in added.items() if name.startswith("preference/") for row in rows]
     return Examination(
         added={name: len(rows) for name, rows in added.items()},
         removed={name: len(rows) for name, rows in removed.items()},
         refused=refused,
-        length_drift=_length_drift(asked, known, champion.tokenizer, confidence) if asked else None,
-        new_words=_new_words(asked, known, confidence),
+        length_drift=_length_drift(new_prompts, old_prompts, champion.tokenizer, confidence) if new_prompts else None,
+        new_words=_new_words(new_prompts, old_prompts, confidence),
         accuracy=_accuracy(champion, pairs[:EXAMINED_PAIRS], confidence),
         accuracy_before=champion.metrics("reward").get("accuracy"),
     )
@@ -79,8 +79,8 @@ def contents(prepared: Path) -> Contents:
 
 
 def _without(rows: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    known = {json.dumps(row, sort_keys=True) for row in others}
-    return [row for row in rows if json.dumps(row, sort_keys=True) not in known]
+    other_rows = {json.dumps(row, sort_keys=True) for row in others}
+    return [row for row in rows if json.dumps(row, sort_keys=True) not in other_rows]
 
 
 def _prompts(rows: Iterable[dict[str, Any]]) -> list[Prompt]:

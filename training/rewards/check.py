@@ -59,8 +59,8 @@ def check_function(stage: Stage, limits: Mapping[str, Any]) -> None:
             work.add(sequences=len(scores))
         if not scores:
             raise DataError(f"reward.path={settings.path}: there is no held-out prompt to try it on.")
-    of_pairs = np.array(scores[len(replies) :]).reshape(-1, 2)
-    margins = of_pairs[:, 0] - of_pairs[:, 1]
+    pair_scores = np.array(scores[len(replies) :]).reshape(-1, 2)
+    margins = pair_scores[:, 0] - pair_scores[:, 1]
     accuracy, low, high = wilson(pair_accuracy(margins) * len(margins), len(margins)) if len(margins) else [None] * 3
     known_scores = [score for call, score in zip(calls, scores, strict=True) if call.response] or scores
     metrics = {

@@ -38,8 +38,8 @@ class EpisodeRewards(NamedTuple):
     def scores(self, prompts: Sequence[list[int]], responses: Sequence[list[int]]) -> Tensor:
         """The score of each response to its prompt, [B]. Collective: processes share the calls."""
         calls = [
-            Call(known.prompt, decode_response(self.tokenizer, response), known.row)
-            for known, response in zip((self.prompts[tuple(prompt)] for prompt in prompts), responses, strict=True)
+            Call(prompt.prompt, decode_response(self.tokenizer, response), prompt.row)
+            for prompt, response in zip((self.prompts[tuple(prompt)] for prompt in prompts), responses, strict=True)
         ]
         return torch.tensor(
             map_across_ranks(lambda work: work(0), lambda _, __, share: self.function.scores(share), responses, calls)
@@ -52,8 +52,8 @@ def episode_rewards(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> Episode
         return None
     prompts = stage.root / "data/prepared/prompts"
     tokens = TokenTable(prompts / "train.arrow")
-    known = {
+    by_tokens = {
         tuple(tokens.row(place)["prompt_ids"]): KnownPrompt(row["prompt"], row.get("row", {}))
         for place, row in enumerate(jsonl.plain(prompts / "train.jsonl"))
     }
-    return EpisodeRewards(RewardFunction(stage.root / REWARD, stage.root), known, tokenizer)
+    return EpisodeRewards(RewardFunction(stage.root / REWARD, stage.root), by_tokens, tokenizer)

@@ -65,12 +65,18 @@ class Episodes(NamedTuple):
         batches = token_budget_batches(self.lengths(), budget_tokens)
         absent = torch.empty(0, device=device)
         for rows, counts in counted_batches(batches, in_lockstep):
-            own = self.of(rows)
+            mini_batch = self.of(rows)
             at_tokens = [
-                x_BT[own.mask].to(device, non_blocking=True) if x_BT is not None else absent
-                for x_BT in (own.logprobs, own.advantages, own.values, own.returns, own.weights)
+                x_BT[mini_batch.mask].to(device, non_blocking=True) if x_BT is not None else absent
+                for x_BT in (
+                    mini_batch.logprobs,
+                    mini_batch.advantages,
+                    mini_batch.values,
+                    mini_batch.returns,
+                    mini_batch.weights,
+                )
             ]
-            yield MicroBatch(own.sequences, own.prompt_lengths, *at_tokens), counts
+            yield MicroBatch(mini_batch.sequences, mini_batch.prompt_lengths, *at_tokens), counts
 
 
 def stream_seed(seed: int, stream: str, number: int) -> int:

@@ -67,7 +67,9 @@ class Learner:
     def trainable(self) -> dict[str, nn.Parameter]:
         """Every trained parameter, by a name that is stable between runs."""
         return {
-            f"{part}.{name}": parameter for part, found in self._learning.items() for name, parameter in found.items()
+            f"{part}.{name}": parameter
+            for part, parameters in self._learning.items()
+            for name, parameter in parameters.items()
         }
 
     def with_gradient(self, forward: Callable[[], T]) -> T:
@@ -123,10 +125,10 @@ def modules_of(role: Role | nn.Linear) -> list[nn.Module]:
 
 def _recomputing(roles: Sequence[Role]) -> list[nn.Module]:
     """Turn on activation checkpointing in the trained models; returns their layers."""
-    found: dict[int, nn.Module] = {}
+    modules: dict[int, nn.Module] = {}
     for role in roles:
         model: PreTrainedModel = _module(role)
         context = partial(recompute_context, lora_layers(model))
         model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": context})
-        found |= {id(module): module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)}
-    return list(found.values())
+        modules |= {id(module): module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)}
+    return list(modules.values())

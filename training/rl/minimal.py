@@ -54,8 +54,8 @@ def minimal_ppo(
             batch = choose_prompts(prompts, settings, seed, update)
             own_seed = stream_seed(seed, "sampling", update)
             noise_BT = sampling_noise(len(batch), settings.max_new_tokens, own_seed)
-            drawn = zip(batch, noise_BT, strict=True)
-            responses = [sample(policy, *each, settings.temperature, eos) for each in drawn]
+            pairs = zip(batch, noise_BT, strict=True)
+            responses = [sample(policy, *pair, settings.temperature, eos) for pair in pairs]
             rows = joined(batch, responses)
             # 2. score, read at the last token
             last_B1 = torch.tensor([[len(ids) - 1] for ids in rows[0]])
@@ -69,7 +69,7 @@ def minimal_ppo(
             # 3. log-probs of the policy and its reference, and values
             logprobs_BT, mask_BT = logprobs(policy, rows, settings.temperature)
             ref_logprobs_BT, _ = logprobs(ref_policy, rows, settings.temperature)
-            values_BT, _ = of_responses(heads(value_model, rows), rows)
+            values_BT, _ = responses_of(heads(value_model, rows), rows)
             # 4. rewards
             kl_BT = ppo_math.kl_per_token(logprobs_BT, ref_logprobs_BT)
             reward_BT = ppo_math.token_rewards(kl_BT, shaped_B, mask_BT, kl_coef)
@@ -81,16 +81,16 @@ def minimal_ppo(
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * (1 - progress)
         for chosen in mini_batches(len(batch), settings, seed, update):
-            own = [rows[0][i] for i in chosen], [rows[1][i] for i in chosen]
-            new_BT, own_BT = logprobs(policy, own, settings.temperature)
-            new_values_BT, _ = of_responses(heads(value_model, own), own)
+            sequences = [rows[0][i] for i in chosen], [rows[1][i] for i in chosen]
+            new_BT, own_BT = logprobs(policy, sequences, settings.temperature)
+            new_values_BT, _ = responses_of(heads(value_model, sequences), sequences)
             was_BT, advantage_BT, value_BT, return_BT = (
                 x_BT[chosen, : own_BT.shape[1]] for x_BT in (logprobs_BT, advantages_BT, values_BT, returns_BT)
             )
-            of_policy = ppo_math.policy_loss(new_BT, was_BT, advantage_BT, settings.cliprange)
+            policy_term = ppo_math.policy_loss(new_BT, was_BT, advantage_BT, settings.cliprange)
             cliprange = settings.cliprange_value
-            of_value = ppo_math.value_loss(new_values_BT, value_BT, return_BT, cliprange)
-            loss = (of_policy.losses + settings.vf_coef * of_value.losses)[own_BT].mean()
+            value_term = ppo_math.value_loss(new_values_BT, value_BT, return_BT, cliprange)
+            loss = (policy_term.losses + settings.vf_coef * value_term.losses)[own_BT].mean()
             optimizer.zero_grad()
             loss.backward()
             for group in optimizer.param_groups:
@@ -123,7 +123,7 @@ def padded(rows: Rows) -> Tensor:
     return pad_sequence([torch.tensor(ids) for ids in rows[0]], batch_first=True)
 
 
-def of_responses(x_BL: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+def responses_of(x_BL: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     """Values at the token before each response token, [B, T], and the mask."""
     return pad_responses([x_L[start - 1 : len(ids) - 1] for x_L, ids, start in zip(x_BL, *rows, strict=True)])
 
@@ -133,7 +133,7 @@ def logprobs(policy: PreTrainedModel, rows: Rows, temperature: float) -> tuple[T
     ids_BL = padded(rows)
     logits_BLV = policy(ids_BL).logits[:, :-1].float() / temperature
     found_BL = logits_BLV.log_softmax(dim=2).gather(2, ids_BL[:, 1:, None]).squeeze(2)
-    return of_responses(found_BL, rows)
+    return responses_of(found_BL, rows)
 
 
 def heads(classifier: PreTrainedModel, rows: Rows) -> Tensor:

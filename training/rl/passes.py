@@ -19,12 +19,14 @@ def scores(backoff: Backoff, model: Role | None, sequences: Sequence[list[int]])
     """The reward model's score of each sequence, [B]."""
     assert model is not None
     return torch.tensor(
-        map_across_ranks(backoff, lambda size, own: scoring.score(model, own, size).tolist(), sequences)
+        map_across_ranks(backoff, lambda size, share: scoring.score(model, share, size).tolist(), sequences)
     )
 
 
 def per_token(
-    backoff: Backoff, of_role: Pass, sequences: Sequence[list[int]], prompt_lengths: Sequence[int]
+    backoff: Backoff, forward: Pass, sequences: Sequence[list[int]], prompt_lengths: Sequence[int]
 ) -> list[Tensor]:
     """A number per response token of each sequence, in order."""
-    return map_across_ranks(backoff, lambda size, own, starts: of_role(own, starts, size), sequences, prompt_lengths)
+    return map_across_ranks(
+        backoff, lambda size, share, starts: forward(share, starts, size), sequences, prompt_lengths
+    )

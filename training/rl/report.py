@@ -38,16 +38,16 @@ def rollout_statistics(
     mask_BT, values_BT, returns_BT = episodes.mask, episodes.values, episodes.returns
     kl_B = torch.where(mask_BT, episodes.logprobs - ref_logprobs_BT, 0.0).sum(dim=1)
     length_B = mask_BT.sum(dim=1).float()
-    found = {
+    statistics = {
         "score": float(score_B.mean()), "score_std": _spread(score_B),
         "kl": float(kl_B.mean()), "kl_error": _spread(kl_B) / len(kl_B) ** 0.5, "kl_coef": kl_coef,
         "reward": float((score_B - kl_coef * kl_B).mean()),
         "length": float(length_B.mean()), "eos_rate": float(ended_B.float().mean()),
     }  # fmt: skip
     if values_BT is None or returns_BT is None:
-        return found
+        return statistics
     return {
-        **found,
+        **statistics,
         "value": float(values_BT[mask_BT].mean()),
         "return": float(returns_BT[mask_BT].mean()),
         "explained_variance": explained_variance(values_BT, returns_BT, mask_BT),
@@ -102,12 +102,12 @@ class UpdateStatistics:
     def step(self, grad_norm: float) -> None:
         """Finish a mini-batch."""
         if not self.grad_norms:
-            own = 0.0 if self._first_ratio_error is None else float(self._first_ratio_error)
-            self.first_ratio_error = all_reduce_max(own)
+            first_error = 0.0 if self._first_ratio_error is None else float(self._first_ratio_error)
+            self.first_ratio_error = all_reduce_max(first_error)
         names = (*self._names, "tokens")
-        found = dict(zip(names, sum_of_all(self._open, len(names)), strict=True))
-        self._sums = {name: self._sums.get(name, 0.0) + total for name, total in found.items()}
-        self._mini_kl.append(found["approx_kl"] / found["tokens"])
+        sums = dict(zip(names, sum_of_all(self._open, len(names)), strict=True))
+        self._sums = {name: self._sums.get(name, 0.0) + total for name, total in sums.items()}
+        self._mini_kl.append(sums["approx_kl"] / sums["tokens"])
         self.grad_norms.append(grad_norm)
 
     def approx_kl(self) -> float:

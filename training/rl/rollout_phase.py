@@ -37,20 +37,20 @@ def roll_out(
     """
     width, engine = settings.responses_per_prompt, ENGINES[settings.rollout_engine]
 
-    def of_prompts(size: int, prompts: Sequence[list[int]], noise: Sequence[Tensor]) -> list[Rollout]:
+    def generate_part(size: int, prompts: Sequence[list[int]], noise: Sequence[Tensor]) -> list[Rollout]:
         rows = [prompt for prompt in prompts for _ in range(width)]
-        own = engine(model, rows, torch.cat(list(noise)), settings.temperature, limits, size, value_head)
+        rollout = engine(model, rows, torch.cat(list(noise)), settings.temperature, limits, size, value_head)
         parts = [slice(start, start + width) for start in range(0, len(rows), width)]
         return [
-            Rollout(own.responses[part], own.logprobs[part], own.values[part] if own.values else None)
+            Rollout(rollout.responses[part], rollout.logprobs[part], rollout.values[part] if rollout.values else None)
             for part in parts
         ]
 
-    found = map_across_ranks(backoff, of_prompts, batch[::width], noise_BT.split(width))
+    rollouts = map_across_ranks(backoff, generate_part, batch[::width], noise_BT.split(width))
     return Rollout(
-        responses=[row for part in found for row in part.responses],
-        logprobs=[row for part in found for row in part.logprobs],
-        values=None if found[0].values is None else [row for part in found for row in part.values or []],
+        responses=[row for part in rollouts for row in part.responses],
+        logprobs=[row for part in rollouts for row in part.logprobs],
+        values=None if rollouts[0].values is None else [row for part in rollouts for row in part.values or []],
     )
 
 
@@ -71,12 +71,12 @@ def own_logprobs(
     settings = roles.settings
     every = 1 if settings.recompute_logprobs else max(1, len(sequences) // GAP_SAMPLE)
     compared = sequences[::every]
-    own = per_token(backoff, roles.logprobs, compared, prompt_lengths[::every])
+    recomputed = per_token(backoff, roles.logprobs, compared, prompt_lengths[::every])
     work.add(sum(map(len, compared)), len(compared))
-    gap_N = torch.cat([(mine - sampled).abs() for mine, sampled in zip(own, logprobs[::every], strict=True)])
+    gap_N = torch.cat([(mine - sampled).abs() for mine, sampled in zip(recomputed, logprobs[::every], strict=True)])
     gap = {"rollout_logprob_gap": float(gap_N.mean()), "rollout_logprob_gap_max": float(gap_N.max())}
     if settings.rollout_engine != "vllm":
-        return (own if settings.recompute_logprobs else list(logprobs)), None, gap
-    weights = [importance_weights(mine, drawn) for mine, drawn in zip(own, logprobs, strict=True)]
+        return (recomputed if settings.recompute_logprobs else list(logprobs)), None, gap
+    weights = [importance_weights(mine, sampled) for mine, sampled in zip(recomputed, logprobs, strict=True)]
     truncated = torch.cat(weights) == MAX_IMPORTANCE
-    return own, weights, gap | {"rollout_truncated_fraction": float(truncated.float().mean())}
+    return recomputed, weights, gap | {"rollout_truncated_fraction": float(truncated.float().mean())}

@@ -52,27 +52,27 @@ def load_state(stage: Stage, learner: Learner, fresh: S) -> S:
 
     Raises CheckpointError if it is of another version.
     """
-    found = stage.checkpoints.latest()
-    if found is None:
+    checkpoint = stage.checkpoints.latest()
+    if checkpoint is None:
         return fresh
-    state = _restore(found, learner, type(fresh))
+    state = _restore(checkpoint, learner, type(fresh))
     stage.resumed(state.update)
     return state
 
 
 def roll_back(stage: Stage, learner: Learner) -> PpoState:
     """Load the newest checkpoint into `learner`, and save it again with halved learning rates for the next attempt."""
-    found = stage.checkpoints.latest()
-    assert found is not None, "a stage that may have to go back has saved where it began"
-    state = _restore(found, learner, PpoState)
+    checkpoint = stage.checkpoints.latest()
+    assert checkpoint is not None, "a stage that may have to go back has saved where it began"
+    state = _restore(checkpoint, learner, PpoState)
     state.rolled_back += 1
     save_state(stage, learner, state)
     return state
 
 
-def _restore(found: Checkpoint, learner: Learner, kind: type[S]) -> S:
-    with restoring(found.path):
-        shards.load_tensors(found.path / shards.WEIGHTS, learner.trainable())
-        shards.load_optimizer(found.path / shards.OPTIMIZER, learner.optimizer, learner.trainable())
-        learner.scaler.load_state_dict(json.loads((found.path / "loss_scale.json").read_text(encoding="utf-8")))
-        return kind(**json.loads((found.path / "state.json").read_text(encoding="utf-8")))
+def _restore(checkpoint: Checkpoint, learner: Learner, kind: type[S]) -> S:
+    with restoring(checkpoint.path):
+        shards.load_tensors(checkpoint.path / shards.WEIGHTS, learner.trainable())
+        shards.load_optimizer(checkpoint.path / shards.OPTIMIZER, learner.optimizer, learner.trainable())
+        learner.scaler.load_state_dict(json.loads((checkpoint.path / "loss_scale.json").read_text(encoding="utf-8")))
+        return kind(**json.loads((checkpoint.path / "state.json").read_text(encoding="utf-8")))

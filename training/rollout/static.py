@@ -52,9 +52,9 @@ def generate(
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
         noise = None if noise_BT is None else noise_BT[rows]
-        drawn = _generate_batch(model, [prompts[i] for i in rows], noise, temperature, limits, value_head)
-        for i, (ids, of_ids, of_values) in zip(rows, drawn, strict=True):
-            responses[i], logprobs[i], values[i] = ids.tolist(), of_ids, of_values
+        batch = _generate_batch(model, [prompts[i] for i in rows], noise, temperature, limits, value_head)
+        for i, (ids, response_logprobs, response_values) in zip(rows, batch, strict=True):
+            responses[i], logprobs[i], values[i] = ids.tolist(), response_logprobs, response_values
     return Rollout(responses, logprobs, values if value_head is not None else None)
 
 
@@ -126,14 +126,14 @@ class _Step:
         return self._hidden_BD
 
     def _forward(self, token_B: Tensor, dtype: torch.dtype) -> Tensor:
-        found: Tensor = self._model.base_model(
+        output: Tensor = self._model.base_model(
             input_ids=token_B[:, None],
             attention_mask=self._cache.mask(self._model.config._attn_implementation, dtype),
             position_ids=self._cache.position_B[:, None],
             past_key_values=self._cache,
             use_cache=True,
         ).last_hidden_state[:, -1]
-        return found
+        return output
 
 
 def _read_prompts(
@@ -152,12 +152,14 @@ def _read_prompts(
     cache = DecodingCache(model.config, [len(prompt) for prompt in prompts], model.device)
     parts = []
     for first, last in _buckets([len(prompt) for prompt in unique]):
-        of_bucket = cache.for_prompts(len(cache.layers))
+        bucket_cache = cache.for_prompts(len(cache.layers))
         ids_BP = pad_right(unique[first:last], pad).to(model.device, non_blocking=True)
-        hidden_BPD = model.base_model(input_ids=ids_BP, past_key_values=of_bucket, use_cache=True).last_hidden_state
-        own = [(i, place - first) for i, place in enumerate(source) if first <= place < last]
-        rows, places = (torch.tensor(column).to(model.device, non_blocking=True) for column in zip(*own, strict=True))
-        cache.put(rows, of_bucket, places)
+        hidden_BPD = model.base_model(input_ids=ids_BP, past_key_values=bucket_cache, use_cache=True).last_hidden_state
+        kept_rows = [(i, place - first) for i, place in enumerate(source) if first <= place < last]
+        rows, places = (
+            torch.tensor(column).to(model.device, non_blocking=True) for column in zip(*kept_rows, strict=True)
+        )
+        cache.put(rows, bucket_cache, places)
         parts.append(hidden_BPD[places, cache.position_B[rows]])
     return torch.cat(parts), cache
 

@@ -77,13 +77,13 @@ def generate(
         _server = Server(model, batch_size, limits)
     _server.send(model)
     _server.compare(model, prompts)
-    asked: dict[str, Any] = {
+    sampling: dict[str, Any] = {
         "max_tokens": limits.max_new_tokens, "top_p": 1.0, "top_k": -1, "logprobs": 0,
         "stop_token_ids": [limits.eos], "temperature": temperature if noise_BT is not None else 0.0,
     }  # fmt: skip
     seeds = [0] * len(prompts) if noise_BT is None else (noise_BT[:, 0] * 2**24).long().tolist()
     answers = _server.ask(
-        [(list(prompt), {**asked, "seed": seed})
+        [(list(prompt), {**sampling, "seed": seed})
          for prompt, seed in zip(prompts, seeds, strict=True)]
     )  # fmt: skip
     choices = [answer["choices"][0] for answer in answers]
@@ -173,12 +173,12 @@ class Server:
             self._compared = [list(prompt) for prompt in prompts[:COMPARED] if len(prompt) > 1]
         ones = [1] * len(self._compared)
         ours = sequence_logprobs(model, self._compared, ones, 1.0, max(map(len, self._compared)))
-        asked = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
+        sampling = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
         theirs = [
-            [found[str(token)]["logprob"] for token, found in
+            [candidates[str(token)]["logprob"] for token, candidates in
              zip(prompt[1:], answer["prompt_logprobs"][1:], strict=True)]
             for prompt, answer in zip(
-                self._compared, self.ask([(prompt, asked) for prompt in self._compared]),
+                self._compared, self.ask([(prompt, sampling) for prompt in self._compared]),
                 strict=True,
             )
         ]  # fmt: skip
@@ -198,14 +198,14 @@ class Server:
     def ask(self, requests: Sequence[tuple[list[int], Mapping[str, Any]]]) -> list[dict[str, Any]]:
         """vLLM's answers to token ids with sampling parameters."""
 
-        def one(request: tuple[list[int], Mapping[str, Any]]) -> dict[str, Any]:
+        def answer(request: tuple[list[int], Mapping[str, Any]]) -> dict[str, Any]:
             ids, sampling = request
             return self._post(
                 "/inference/v1/generate", {"model": "policy", "token_ids": ids, "sampling_params": dict(sampling)}
             )
 
         with ThreadPoolExecutor(self._parallel) as pool:
-            return list(pool.map(one, requests))
+            return list(pool.map(answer, requests))
 
     def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         try:

@@ -117,7 +117,7 @@ def test_no_prompt_is_in_two_splits_and_adding_rows_moves_none(prompts: list[str
     def splits(*rows: Any) -> dict[tuple[str, str], list[dict[str, Any]]]:
         with tempfile.TemporaryDirectory() as folder:
             datasets = written(Path(folder), *rows)
-            return {(use, name): list(jsonl.plain(s.path)) for use, name, s in datasets.each()}
+            return {(use, name): list(jsonl.plain(s.path)) for use, name, s in datasets.items()}
 
     before, after = splits(*few), splits(*more)
     train, test = (
@@ -202,7 +202,7 @@ def test_lengths_are_those_of_every_sequence(tmp_path: Path) -> None:
 def test_the_histogram_counts_every_sequence_once_in_bins_of_one_width(tmp_path: Path) -> None:
     datasets = written(tmp_path, *(pair(f"p{i}", "a " * i + "b") for i in range(40)))
     table = length_histogram(datasets)
-    for use, name, split in datasets.each():
+    for use, name, split in datasets.items():
         counts = [count for u, n, _, count in table if (u, n) == (use, name)]
         assert sum(counts) == len(split.sequence_tokens())
     edges = sorted({tokens for *_, tokens, _ in table})
