@@ -14,6 +14,7 @@ import json
 import pickle
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -274,22 +275,22 @@ class Passes:
 
     def write(self, accepted: Sequence[Accepted], tokenizer: PreTrainedTokenizerBase, context_length: int) -> Datasets:
         """Write the datasets; examples whose prompt leaves no room for a reply are refused."""
-        datasets = Datasets(self._folder, self._settings)
-        digests = {use: _digests(use, accepted) for use in USES}
-        for source in accepted:
-            for part in in_parts(source):
-                self._check()
-                prompts, refusals = with_room(tokenizer, part, context_length)
-                self._quarantine.add(refusals)
-                replies = list(dict.fromkeys(text for e in prompts for text in replies_of(e)))
-                ids = dict(zip(replies, encode_responses(tokenizer, replies), strict=True))
-                for example in part:
-                    rows = {
-                        use: [(row, *next(digests[use])) for row in REPLIES[use](example)] for use in source.need.uses
-                    }
-                    if example in prompts:
-                        datasets.add(example, rows, prompts[example], ids)
-        datasets.close()
+        with closing(Datasets(self._folder, self._settings)) as datasets:
+            digests = {use: _digests(use, accepted) for use in USES}
+            for source in accepted:
+                for part in in_parts(source):
+                    self._check()
+                    prompts, refusals = with_room(tokenizer, part, context_length)
+                    self._quarantine.add(refusals)
+                    replies = list(dict.fromkeys(text for e in prompts for text in replies_of(e)))
+                    ids = dict(zip(replies, encode_responses(tokenizer, replies), strict=True))
+                    for example in part:
+                        rows = {
+                            use: [(row, *next(digests[use])) for row in REPLIES[use](example)]
+                            for use in source.need.uses
+                        }
+                        if example in prompts:
+                            datasets.add(example, rows, prompts[example], ids)
         return datasets
 
 
