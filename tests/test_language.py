@@ -1,7 +1,9 @@
 """Phrases that a native speaker would not write stay out of the repository."""
 
+import ast
 import re
 import subprocess
+from collections.abc import Iterator
 
 import pytest
 
@@ -46,3 +48,31 @@ def test_no_file_has_a_banned_phrase(pattern: str) -> None:
         if re.search(pattern, line)
     ]
     assert found == []
+
+
+NAMES = {"found", "own", "each", "made", "one", "known", "asked", "taken", "drawn", "left"}
+"""They say how a value was come by. A value is named for what it is."""
+ALLOWED = {("labelling/votes.py", "left")}
+"""What a vote's file calls it: the number of the reply that was shown on the left."""
+PRODUCT = [
+    name for name in FILES if name.endswith(".py") and not name.startswith(("tests/", "benchmarks/", "recipes/"))
+]
+
+
+def bound_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and name of every variable, argument and function."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.FunctionDef(name=name):
+                yield node.lineno, name
+
+
+def test_values_and_functions_are_named_for_what_they_are() -> None:
+    vague = [
+        f"{file}:{line}: {name}"
+        for file in PRODUCT
+        if (ROOT / file).exists()
+        for line, name in bound_names(ast.parse((ROOT / file).read_text("utf-8")))
+        if (name in NAMES or re.match(r"of_.", name)) and (file, name) not in ALLOWED
+    ]
+    assert vague == []

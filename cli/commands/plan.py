@@ -147,13 +147,13 @@ def optimise(
     params, aim, _ = _asked(file, assignments, stage, hardware, gpus, usd_per_gpu_hour)
     _warn(params, aim, hardware)
     best = cheapest(params, aim, tuple(stage) or params.stages, goal, adapters)  # type: ignore[arg-type]
-    within_total(list(best.found.values()), Limits(max_usd, max_hours))
+    within_total(list(best.by_stage.values()), Limits(max_usd, max_hours))
     write(best.params, out)
     if as_json:
-        by_stage = {name: _found_json(stage_search) for name, stage_search in best.found.items()}
+        by_stage = {name: _found_json(stage_search) for name, stage_search in best.by_stage.items()}
         typer.echo(json.dumps(by_stage | {"changes": list(best.changes), "written": str(out)}, indent=2))
         return
-    _print(_views().search_view(best.found))
+    _print(_views().search_view(best.by_stage))
     typer.echo(f"written: {out}")
 
 

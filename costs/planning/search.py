@@ -85,7 +85,7 @@ class Cheaper:
     params: Params
     changes: tuple[str, ...]
     """`sft.micro_batch_size=16` ..., what differs."""
-    found: dict[str, Found]
+    by_stage: dict[str, Found]
     """By stage."""
 
 

@@ -172,7 +172,7 @@ def _deploy(client: SyncPrefectClient, environment: Mapping[str, str]) -> None:
             client.create_flow_from_name(name),
             **options,
             work_pool_name=PROJECT_POOL if remembers else POOL,
-            pull_steps=pull_steps("project" if remembers else "own", environment["RLHF_REMOTE"]),
+            pull_steps=pull_steps("project" if remembers else "fresh", environment["RLHF_REMOTE"]),
         )
         keep_schedule_switches(client, deployments.get(name))
 
@@ -215,7 +215,7 @@ def schedule(described: Mapping[str, Any]) -> DeploymentScheduleCreate:
 
 
 def pull_steps(workspace: str, remote: str) -> list[dict[str, Any]]:
-    """Where a run works: `own`, new for each, or `project`, which remembers."""
+    """Where a run works: `fresh`, new for each, or `project`, which remembers."""
     return [
         {f"tasks.run.workspace.{workspace}": {"id": "workspace", "remote": remote}},
         {"prefect.deployments.steps.set_working_directory": {"directory": "{{ workspace.directory }}"}},

@@ -64,7 +64,7 @@ def _dvc_config(remote: dict[str, str], shared: Path | None) -> str:
 {options}"""
 
 
-def own(remote: str) -> dict[str, Any]:
+def fresh(remote: str) -> dict[str, Any]:
     """A pull step of a deployment: a new workspace for the run, with the newest dvc.lock of the store at `remote`.
 
     Runs side by side then never touch each other; what one has made, the next finds unchanged. Raises

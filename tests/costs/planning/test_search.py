@@ -36,8 +36,8 @@ def test_the_file_that_is_written_is_planned_at_what_was_promised(
     write(best.params, tmp_path / "best.yaml")
     written = load(tmp_path / "best.yaml")
     stages = {each.stage: each for each in plan(written, aim, written.stages).stages}
-    assert set(best.found) == {stage for stage in stages if runs_a_model(params, stage)}
-    for name, found in best.found.items():
+    assert set(best.by_stage) == {stage for stage in stages if runs_a_model(params, stage)}
+    for name, found in best.by_stage.items():
         made = stages[name]
         assert made.fits
         assert made.device_bytes_per_gpu == pytest.approx(found.best.device_bytes)
@@ -50,7 +50,7 @@ def test_the_file_that_is_written_is_planned_at_what_was_promised(
 def test_no_combination_beats_the_winner_by_more_than_a_percent(goal: Goal) -> None:
     params = load(ROOT / "recipes" / "gpu-24gb.yaml")
     aim = target(params, None, None, None, Path("nowhere"))
-    best = cheapest(params, aim, ("sft",), goal).found["sft"]
+    best = cheapest(params, aim, ("sft",), goal).by_stage["sft"]
     tried = [
         evaluate(settings(params.model_copy(update={"sft": section}), aim)["sft"], aim.of(params, "sft").price)
         for section in _sections(params, aim, "sft", adapters=False)
@@ -83,7 +83,7 @@ def test_a_lever_without_benefit_is_left_as_it_is() -> None:
 
 def test_each_choice_says_what_it_alone_changes() -> None:
     small = ["model.path=llama-3.2-1b", *LARGE[1:], "sft.micro_batch_size=8"]
-    found = of_run(small, "memory", adapters=False).found["sft"]
+    found = of_run(small, "memory", adapters=False).by_stage["sft"]
     choices = {choice.key: choice for choice in found.choices}
     assert (choices["optimizer"].before, choices["optimizer"].after) == ("adamw", "adamw8bit")
     assert choices["optimizer"].reason.startswith("-")
@@ -96,7 +96,7 @@ def test_without_a_fit_the_smallest_need_is_reported() -> None:
 
 
 def test_a_total_above_the_budget_is_reported() -> None:
-    found = of_run([], "usd", adapters=False).found["sft"]
+    found = of_run([], "usd", adapters=False).by_stage["sft"]
     within_total([found], Limits(max_usd=found.best.usd, max_hours=found.best.seconds / 3600))
     with pytest.raises(CostError, match="--max-usd"):
         within_total([found, found], Limits(max_usd=1.5 * found.best.usd))
@@ -123,10 +123,10 @@ def test_a_run_that_fits_with_adapters_alone_is_refused_without_them_and_found_w
     with pytest.raises(CostError, match="--adapters"):
         of_run(LARGE, "usd", adapters=False)
     best = of_run(LARGE, "usd", adapters=True)
-    assert all(each.best.fits for each in best.found.values())
+    assert all(each.best.fits for each in best.by_stage.values())
     assert best.params.ppo.lora is not None
-    assert sum(each.best.usd for each in best.found.values()) <= sum(
-        each.best.usd for each in of_run(LARGE, "memory", adapters=True).found.values()
+    assert sum(each.best.usd for each in best.by_stage.values()) <= sum(
+        each.best.usd for each in of_run(LARGE, "memory", adapters=True).by_stage.values()
     )
 
 
@@ -152,7 +152,7 @@ def test_a_new_adapter_is_like_those_that_it_has_to_be_a_copy_of_or_is_none() ->
     found = of_run([*LARGE, f"ppo.lora={lora}"], "memory", adapters=True)
     for section in (found.params.sft, found.params.reward):
         assert section.lora == found.params.section("ppo").lora
-    assert found.found["sft"].best.setting.levers.lora_rank == 4
+    assert found.by_stage["sft"].best.setting.levers.lora_rank == 4
     other = lora.replace("rank: 4", "rank: 8")
     unlike = [*LARGE, f"ppo.lora={lora}", f"reward.lora={other}"]
     params = load(ROOT / "recipes" / "demo.yaml", unlike)

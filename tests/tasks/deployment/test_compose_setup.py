@@ -56,7 +56,7 @@ def test_forms_place_stages_in_containers_and_data_where_the_votes_are(served: d
 def test_a_workspace_is_a_step_that_exists() -> None:
     from tasks.run import workspace
 
-    for kind in ("own", "project"):
+    for kind in ("fresh", "project"):
         [step, _] = pull_steps(kind, "s3://rlhf/dvc")
         [(name, asked)] = step.items()
         assert callable(getattr(workspace, name.rpartition(".")[2]))
