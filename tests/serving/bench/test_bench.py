@@ -103,7 +103,7 @@ def test_a_closed_loop_measures_a_real_server(front: Served) -> None:
     assert load.requests > 3
     assert load.tpot_ms is not None
     assert load.ttft_ms is not None
-    assert 10 < load.usage.output_tokens / (load.replies_per_second * load.seconds) <= 24
+    assert 10 < load.usage.output_tokens / (load.replies_per_second * load.seconds) < 24.001  # at most 24 each
     assert load.usage.prefill_seconds > 0  # llama.cpp's own
 
 
