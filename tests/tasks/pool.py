@@ -23,7 +23,7 @@ CONTAINER = (
     "import sys; from tasks.remote.worker import work; from tasks.run.stop import on_signals\n"
     "with on_signals() as stop: work(sys.argv[1], stop)"
 )
-LONG = ("sft.epochs=100.0", "sft.max_steps=600", "sft.checkpoint_every_steps=20")
+LONG = ("sft.epochs=200.0", "sft.max_steps=1200", "sft.checkpoint_every_steps=20")
 
 
 class Pool:
