@@ -117,10 +117,10 @@ def vote(project: Project, count: int, seed: int, prefer_careless: bool) -> None
     source = HelpdeskSource(
         kind="helpdesk", sft_rows=1, preference_rows=1, prompt_rows=2 * count, temperature=0.1, quality=0.6
     )
-    rng, asked = random.Random(seed), [row["prompt"] for row in prompts(source, seed)]
+    rng, texts = random.Random(seed), [row["prompt"] for row in prompts(source, seed)]
     votes: list[Vote] = []
     while len(votes) < count:
-        prompt = asked.pop()
+        prompt = texts.pop()
         careful, careless = (reply(read_case(prompt), quality, rng) for quality in (1.0, 0.3))
         if careful == careless:
             continue

@@ -25,7 +25,7 @@ def params() -> Params:
     return load(Path(__file__).parents[2] / "recipes" / "demo.yaml")
 
 
-def test_a_value_that_is_no_number_is_left_out_of_its_curve_and_said(tmp_path: Path, params: Params) -> None:
+def test_a_value_that_is_not_a_number_is_left_out_of_its_curve_and_named(tmp_path: Path, params: Params) -> None:
     clock = Clock(tmp_path, "manual", BEGIN)
     clock.attempt("sft", 1, "start")
     for step, loss in ((1, 2.0), (2, math.nan), (3, math.inf)):

@@ -111,7 +111,7 @@ def test_the_bill_of_an_unchanged_run_is_what_it_saved(tmp_path: Path, params: P
     assert "every stage was reused" in verdict(second).sentence
 
 
-def test_a_run_that_has_begun_no_stage_is_said_to_be_at_work(tmp_path: Path, params: Params) -> None:
+def test_a_run_that_has_not_started_a_stage_is_shown_as_running(tmp_path: Path, params: Params) -> None:
     clock = Clock(tmp_path, "r", BEGIN)
     clock.pipeline("start")
     with locked(tmp_path):

@@ -123,7 +123,7 @@ def history(root: Path, key: str, metric: str) -> list[tuple[int, float]]:
     return sorted((point.step, point.value) for point in client(root).get_metric_history(run.info.run_id, metric))
 
 
-def test_a_value_that_is_no_number_arrives_with_its_row(root: Path, params: Params) -> None:
+def test_a_value_that_is_not_a_number_arrives_with_its_row(root: Path, params: Params) -> None:
     story = Story(root, params)
     story.start()
     story.attempt("start")

@@ -13,7 +13,7 @@ from training.preparation.columns import COLUMNS, check_columns, column_names
 from training.preparation.doubts import Doubts
 from training.preparation.formats import USES, Example, example_of
 from training.preparation.layouts import FORMATS, PYTHON
-from training.preparation.sources import Rows, SourceRow, Table, read_file, read_hub, read_python
+from training.preparation.sources import SourceRow, Table, read_file, read_hub, read_python, source_rows
 from training.preparation.trees import parse_tree
 from training.preparation.votes import read_vote_lines
 
@@ -104,7 +104,7 @@ def _helpdesk_need(use: str, source: HelpdeskSource, setting: str, seed: int) ->
     table = Table(
         f"{setting} helpdesk (seed {seed}), {use}",
         "row",
-        Rows(lambda: enumerate(rows(source, seed), start=1), f"{setting} has no rows for {use}."),
+        source_rows(lambda: enumerate(rows(source, seed), start=1), f"{setting} has no rows for {use}."),
     )
     form = HELPDESK_FORMATS[use]
     return Need(table, form, column_names(form, {}, setting), (use,))

@@ -106,7 +106,7 @@ def inspect(
         source = PythonSource(kind="python", path=reader, files=[path])
         table, form, given = read_python(source, root, "data.source"), PYTHON, {}
         readable: Mapping[str, str] = {}
-        name = None
+        name, present = None, list[str]()
     else:
         source = FileSource(kind="file", path=path, format="pairs", columns={})
         table = read_file(source, root, "data.source")
@@ -139,18 +139,18 @@ def inspect(
         passes = Passes(quarantine, params.data.model_copy(update=without_judge))
         accepted = passes.read([Need(table, form, readable, USES, vote)], rules)
         [examples] = accepted
-        tokenizer = (
-            base
-            or (trained_tokenizer([], SMALLEST_VOCABULARY) if unknown else None)
-            or train_tokenizer(accepted, params)
-        )
+        if unknown is not None:  # to count rows and duplicates, not tokens
+            tokenizer: PreTrainedTokenizerBase = trained_tokenizer([], SMALLEST_VOCABULARY)
+        else:
+            tokenizer = base or train_tokenizer(accepted, params)
         # ModelError: a run would fail in the same way
         datasets = passes.write(accepted, tokenizer, sys.maxsize)
         fits = fit(datasets, quarantine.total, examples.rows_read, params)
         prompts = [datasets.splits["prompts"][name].rows for name in SPLITS]
-        rows = {use: sum(split.rows for split in splits.values())
-                for use, splits in datasets.splits.items()}  # fmt: skip
-        pairs, demonstrations = (rows[use] + datasets.duplicates[use] for use in USES[1::-1])
+        pairs, demonstrations = (
+            sum(split.rows for split in datasets.splits[use].values()) + datasets.duplicates[use]
+            for use in ("preference", "sft")
+        )
         kind = "preference" if pairs else "sft" if demonstrations else "prompts"
         balance = label_balance(datasets)
         return Inspection(
@@ -159,7 +159,7 @@ def inspect(
             layout=name,
             delimiter=_delimiter(root / path),
             columns=given,
-            unread=[] if form not in COLUMNS or form == "trees" else _unread(columns_of(table), form, readable),
+            unread=[] if form not in COLUMNS or form == "trees" else _unread(present, form, readable),
             rows=examples.rows_read,
             refused={
                 reason: {"rows": count, "first": str(first.origin), "detail": first.detail}

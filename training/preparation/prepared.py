@@ -177,8 +177,7 @@ class Datasets:
     """Writes the rows of the three datasets. `duplicates` counts those left out, by dataset."""
 
     def __init__(self, folder: Path, settings: Data) -> None:
-        _, self._judge, self._validation = settings.fractions
-        self._fractions = settings.fractions
+        self._settings = settings
         self.splits = {use: {name: Split(folder, use, name) for name in self._names(use)} for use in USES}
         """Dataset -> split."""
         self.duplicates = dict.fromkeys(USES, 0)
@@ -193,18 +192,18 @@ class Datasets:
         """Prompts have no validation split, as sampling reads no replies."""
         return [
             *SPLITS,
-            *([JUDGE] if use == "preference" and self._judge else []),
-            *([VALIDATION] if use != "prompts" and self._validation else []),
+            *([JUDGE] if use == "preference" and self._settings.judge_fraction else []),
+            *([VALIDATION] if use != "prompts" and self._settings.validation_fraction else []),
         ]
 
     def add(
-        self, example: Example, rows: Mapping[str, Sequence["NewRow"]], prompt_ids: Ids, reply_ids: Mapping[str, Ids]
+        self, example: Example, rows: Mapping[str, Sequence[NewRow]], prompt_ids: Ids, reply_ids: Mapping[str, Ids]
     ) -> None:
         """Write the rows that an example gives to each dataset. Prompts of the judge are in no other dataset than the
         preferences.
         """
         key = same_prompt_key(example.prompt)
-        prompt, place = digest(key), split_of(example.prompt, *self._fractions)
+        prompt, place = digest(key), split_of(example.prompt, *self._settings.fractions)
         self.prompt_tokens.append(len(prompt_ids))
         for use, new in rows.items():
             name = "train" if use == "prompts" and place == VALIDATION else place

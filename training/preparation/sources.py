@@ -24,6 +24,7 @@ from typing import IO, Any, NamedTuple, NoReturn
 from config.errors import DataError, EnvironmentFault
 from config.schema import Params
 from config.sections.data import FileSource, HubSource, PythonSource
+from training.modeling.duplicates import Reread
 from training.preparation.download import download
 
 ROWS_AT_ONCE = 1000
@@ -52,18 +53,17 @@ class Table(NamedTuple):
         return [row.content for row in islice(self.rows, count)]
 
 
-class Rows:
-    """Rows that are read anew each time they are iterated."""
+def source_rows(read: Callable[[], Iterable[tuple[int, Any]]], empty: str) -> Iterable[SourceRow]:
+    """Rows that `read` gives anew each time they are iterated; DataError says `empty` if there are none."""
 
-    def __init__(self, read: Callable[[], Iterable[tuple[int, Any]]], empty: str) -> None:
-        self._read, self._empty = read, empty
-
-    def __iter__(self) -> Iterator[SourceRow]:
+    def rows() -> Iterator[SourceRow]:
         number = 0
-        for number, content in self._read():
+        for number, content in read():
             yield SourceRow(number, content)
         if not number:
-            raise DataError(self._empty)
+            raise DataError(empty)
+
+    return Reread(rows)
 
 
 def local_files(params: Params) -> list[str]:
@@ -97,7 +97,7 @@ def read_file(source: FileSource, root: Path, setting: str) -> Table:
             yield from reader(file, path)
 
     empty = f"{path} has no rows. Fetch the file again, or fix {setting}.path in params.yaml."
-    return Table(path, unit, Rows(read, empty))
+    return Table(path, unit, source_rows(read, empty))
 
 
 def rows_in(path: Path) -> Iterator[Any]:
@@ -133,7 +133,7 @@ def read_python(source: PythonSource, root: Path, setting: str) -> Table:
             yield (number := number + 1), row
 
     empty = f"{setting}.path={source.path}: {name} yields no rows. Fix the reader."
-    return Table(source.path, "row", Rows(read, empty))
+    return Table(source.path, "row", source_rows(read, empty))
 
 
 @contextmanager
@@ -171,7 +171,7 @@ def read_hub(source: HubSource, setting: str) -> Table:
         ) from error
     empty = f"{setting}: split {source.split} of dataset {source.path} has no rows. Name another split in params.yaml."
     place = f"{source.path}@{source.revision}/{source.split}"
-    return Table(place, "row", Rows(lambda: _objects(loaded.iter(ROWS_AT_ONCE)), empty))
+    return Table(place, "row", source_rows(lambda: _objects(loaded.iter(ROWS_AT_ONCE)), empty))
 
 
 def _objects(batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:

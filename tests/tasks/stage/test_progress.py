@@ -57,7 +57,7 @@ def test_at_a_steady_pace_the_time_left_is_steps_left_times_pace(done: int, left
     assert eta_seconds(done + left, (0.0, 0), (done * pace, done)) == pytest.approx(left * pace)
 
 
-def test_the_line_shows_a_value_that_is_no_number(tmp_path: Path) -> None:
+def test_the_line_shows_a_value_that_is_not_a_number(tmp_path: Path) -> None:
     watch = Watch(tmp_path, PARAMS, "ppo")
     row = MetricRow(time=1.0, run_id="r", attempt=1, step=1, values={"score": math.nan, "kl": math.inf})
     jsonl.append(tmp_path / "runs" / "ppo" / "metrics.jsonl", row)

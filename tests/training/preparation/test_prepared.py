@@ -226,5 +226,5 @@ def test_of_many_pairs_some_are_taken_evenly(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("training.preparation.summary.MOST_PAIRS", 4)
     datasets = written(tmp_path, *(pair("p", f"a{i}") for i in range(10)))
     place = split_of("p", 0.5)
-    taken = [texts.chosen for texts in some_pairs(datasets.splits["preference"][place])]
-    assert taken == ["a0", "a3", "a6", "a9"]
+    chosen = [texts.chosen for texts in some_pairs(datasets.splits["preference"][place])]
+    assert chosen == ["a0", "a3", "a6", "a9"]

@@ -45,7 +45,7 @@ def test_a_healthy_rollout_and_update_pass() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", ["score", "kl", "value"])
-def test_a_value_that_is_no_number_is_named(name: str, bad: float) -> None:
+def test_a_value_that_is_not_a_number_is_named(name: str, bad: float) -> None:
     with pytest.raises(TrainingDiverged, match=f"ppo {name} is {bad}") as error:
         check_rollout(HEALTHY | {name: bad}, settings())
     assert error.value.exit_code == 3
