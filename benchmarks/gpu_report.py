@@ -42,7 +42,7 @@ from costs.formulas.process_heap import phase_of
 from costs.planning.moments import moments
 from costs.planning.settings import settings
 from costs.planning.stages import phase_peak
-from costs.planning.target import target
+from costs.planning.target import find_target
 from training.modeling.tokenizer import load_tokenizer
 from training.process.device import device, device_name
 
@@ -254,7 +254,7 @@ def figures(folder: Path, stage: str) -> tuple[int, dict[str, dict[str, float]],
 def planned_bytes(folder: Path, stage: str, usage: Sequence[UsageRow]) -> dict[str, float]:
     """The plan's peak of each phase of an alignment stage, for sequences as long as those were."""
     params = load(folder / "params.yaml")
-    setting = settings(params, target(params, PLANNED_FOR, None, None, folder))[stage]
+    setting = settings(params, find_target(params, PLANNED_FOR, None, None, folder))[stage]
     rolled = [row for row in usage if row.phase == "rollout" and row.sequences]
     if rolled:
         mean = sum(row.tokens for row in rolled) / sum(row.sequences for row in rolled)

@@ -19,7 +19,7 @@ from config.workspace.quantised import QuantisedFile, read_quantised
 from config.workspace.rows import pipeline_rows
 from config.workspace.served import NOTHING_SERVED, Served, served_of
 from costs.ledger.attempts import Attempt, read_attempts
-from costs.ledger.ledger import Ledger, ledger
+from costs.ledger.ledger import Ledger, read_ledger
 from costs.ledger.reconcile import Reconciled, read_plan, reconcile
 from costs.tables.price import usd_per_device_hour
 
@@ -79,12 +79,12 @@ def read_findings(root: Path, params: Params, run_id: str | None = None) -> Find
     Raises CostError if there is no such run, or neither a run nor metrics.
     """
     notes: list[str] = []
-    book = _ledger(root, params, run_id)
+    ledger = _ledger(root, params, run_id)
     attempts = {stage: read_attempts(root / "runs" / stage)[0] for stage in STAGES}
-    outputs = _Outputs(root, book, attempts)
-    if book.skipped_rows:
+    outputs = _Outputs(root, ledger, attempts)
+    if ledger.skipped_rows:
         notes.append(
-            f"{book.skipped_rows} rows below runs/ were cut off by a crash or are invalid: they "
+            f"{ledger.skipped_rows} rows below runs/ were cut off by a crash or are invalid: they "
             "are missing from the sums."
         )
     metrics = {stage: _read_json(outputs.find(stage, f"metrics/{stage}.json"), notes) for stage in STAGES}
@@ -94,18 +94,18 @@ def read_findings(root: Path, params: Params, run_id: str | None = None) -> Find
     notes += [f"{paths[0]} {REPLACED}" for paths in outputs.unknown.values()]
     return Findings(
         params=params,
-        ledger=book,
-        reconciled=reconcile(read_plan(kept_folder(root, book.run_id)), book),
+        ledger=ledger,
+        reconciled=reconcile(read_plan(kept_folder(root, ledger.run_id)), ledger),
         metrics=metrics,
-        curves={stage: _curves(root / "runs" / stage, book, stage, attempts[stage], notes) for stage in STAGES},
+        curves={stage: _curves(root / "runs" / stage, ledger, stage, attempts[stage], notes) for stage in STAGES},
         calibration=calibration,
         samples=samples,
         reply_rates=_reply_rates(metrics["evaluate"], attempts["evaluate"]),
         plots={name: _read_csv(path, notes) for name, path in plots.items() if path},
-        quantised=kept.files if (kept := read_quantised(root, book.run_id)) else (),
-        benchmarks=_benchmarks(root, book.run_id, params.final_stage),
-        teacher_benchmarks=_teacher_benchmarks(root, params, book.run_id),
-        served=served_of(root, book.run_id),
+        quantised=kept.files if (kept := read_quantised(root, ledger.run_id)) else (),
+        benchmarks=_benchmarks(root, ledger.run_id, params.final_stage),
+        teacher_benchmarks=_teacher_benchmarks(root, params, ledger.run_id),
+        served=served_of(root, ledger.run_id),
         notes=notes,
     )
 
@@ -143,7 +143,7 @@ def _reply_rates(metrics: Metrics, attempts: Sequence[Attempt]) -> dict[str, flo
 
 def _ledger(root: Path, params: Params, run_id: str | None) -> Ledger:
     try:
-        return ledger(root, params, run_id)
+        return read_ledger(root, params, run_id)
     except CostError:
         if run_id is not None or not any((root / "metrics").glob("*.json")):
             raise
@@ -153,19 +153,19 @@ def _ledger(root: Path, params: Params, run_id: str | None) -> Ledger:
 class _Outputs:
     """Where the results of a run are: its kept copies, or the current outputs if they are its own."""
 
-    def __init__(self, root: Path, book: Ledger, attempts: Mapping[str, list[Attempt]]) -> None:
-        self._root, self._book, self._attempts = root, book, attempts
+    def __init__(self, root: Path, ledger: Ledger, attempts: Mapping[str, list[Attempt]]) -> None:
+        self._root, self._ledger, self._attempts = root, ledger, attempts
         self._pipeline = pipeline_rows(root)
-        self._completed: Mapping[str, Outs] = completed_stages(root, book.run_id)
+        self._completed: Mapping[str, Outs] = completed_stages(root, ledger.run_id)
         self.unknown: dict[str, list[str]] = {}
         """Completed stage -> files that no longer exist as the run left them."""
 
     def find(self, stage: str, path: str) -> Path | None:
         """The run's file at `path`, an output of `stage`; None if the run has none or it is not known."""
-        if self._book.state == NO_RUN:
+        if self._ledger.state == NO_RUN:
             return self._root / path
         digest = self._completed.get(stage, {}).get(path)
-        file = kept_file(self._root, self._book.run_id, path, digest) if stage in self._completed else None
+        file = kept_file(self._root, self._ledger.run_id, path, digest) if stage in self._completed else None
         if file is None and digest is None and self._is_in_place(stage):
             file = self._root / path
         if file is None and stage in self._completed and (digest is not None or path.startswith("metrics/")):
@@ -174,7 +174,7 @@ class _Outputs:
 
     def _is_in_place(self, stage: str) -> bool:
         """Whether the attempt that made this run's outputs is the one that made the current ones."""
-        entry = self._book.stage(stage)
+        entry = self._ledger.stage(stage)
         if entry is None or entry.state not in ("done", "cached") or entry.attempt is None:
             return False
         return entry.attempt == _attempt_on_disk(stage, self._pipeline, self._attempts[stage])
@@ -191,15 +191,15 @@ def _attempt_on_disk(stage: str, pipeline: list[PipelineRow], attempts: list[Att
     return used.attempt if used is not None else None
 
 
-def _curves(folder: Path, book: Ledger, stage: str, attempts: list[Attempt], notes: list[str]) -> Curves:
+def _curves(folder: Path, ledger: Ledger, stage: str, attempts: list[Attempt], notes: list[str]) -> Curves:
     """The learning curves that led to the stage's outputs. Steps that were repeated are those of the later attempt.
 
     Empty for outputs whose attempt is not known.
     """
-    entry = book.stage(stage)
+    entry = ledger.stage(stage)
     if entry is None:
         return {}
-    numbers = (attempt.number for attempt in attempts if attempt.run_id == book.run_id or book.state == "manual")
+    numbers = (attempt.number for attempt in attempts if attempt.run_id == ledger.run_id or ledger.state == "manual")
     last = entry.attempt if entry.attempt is not None else max(numbers, default=0)
     rows = jsonl.read(folder / "metrics.jsonl", MetricRow).rows
     curves: dict[str, list[tuple[float, float]]] = {}

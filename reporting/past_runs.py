@@ -61,34 +61,34 @@ def _past_run(root: Path, run_id: str, params: Params | str, before: Params | st
     if isinstance(params, str):
         return PastRun(run_id, note=params)
     findings = read_findings(root, params, run_id)
-    book = findings.ledger
+    ledger = findings.ledger
     return PastRun(
         run_id,
-        book.state,
-        book.started,
+        ledger.state,
+        ledger.started,
         params.align.method,
-        book.total_seconds,
-        book.total_usd,
+        ledger.total_seconds,
+        ledger.total_usd,
         *aligned_wins(findings)[1:],
         findings.value("evaluate", "gold_aligned"),
         findings.value("evaluate", "kl"),
         _changed(before, params) if isinstance(before, Params) else "",
         _failure(root, findings),
-        made_usd=book.made_usd,
+        made_usd=ledger.made_usd,
     )
 
 
 def _failure(root: Path, findings: Findings) -> str:
     """Why a run ended early: the message of its last stage, or of the run itself."""
-    book = findings.ledger
-    if book.state in ("completed", "running"):
+    ledger = findings.ledger
+    if ledger.state in ("completed", "running"):
         return ""
-    ended = [f"{stage.stage}: {stage.message}" for stage in book.stages if stage.message]
+    ended = [f"{stage.stage}: {stage.message}" for stage in ledger.stages if stage.message]
     rows = pipeline_rows(root)
     ended += [
         str(row.detail["message"])
         for row in rows
-        if (row.run_id, row.event) == (book.run_id, "end") and "message" in row.detail
+        if (row.run_id, row.event) == (ledger.run_id, "end") and "message" in row.detail
     ][-1:]
     return ended[0] if ended else ""
 

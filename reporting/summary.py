@@ -12,7 +12,7 @@ def summary(findings: Findings, picture: str = PICTURE) -> str:
     """Verdict, key picture and a table of stage, time, cost, error of the plan and key figure. `picture` is the
     picture's path from the page that shows it.
     """
-    judged, book = verdict(findings), findings.ledger
+    judged, ledger = verdict(findings), findings.ledger
     errors = {stage.stage: deviation(stage.total.error) for stage in findings.reconciled.stages}
     rows = [
         (
@@ -22,13 +22,13 @@ def summary(findings: Findings, picture: str = PICTURE) -> str:
             errors.get(stage.stage, deviation(None)),
             key_figure(stage.stage, findings.metrics.get(stage.stage, {})),
         )
-        for stage in book.stages
+        for stage in ledger.stages
     ]
     if (served := served_summary(findings)) is not None:
         rows.append(("served", "", served[0], "", served[1]))
     total = deviation(findings.reconciled.total.error)
     rows.append(
-        (_named("total", book.state), duration(book.total_seconds), usd(book.total_usd), total, _point(findings))
+        (_named("total", ledger.state), duration(ledger.total_seconds), usd(ledger.total_usd), total, _point(findings))
     )
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     return (

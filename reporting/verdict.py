@@ -30,14 +30,14 @@ def verdict(findings: Findings) -> Verdict:
 
 def bill(findings: Findings) -> str:
     """The cost of the run, and what it reused, in one sentence."""
-    book = findings.ledger
-    if not book.stages:
+    ledger = findings.ledger
+    if not ledger.stages:
         return "What it cost was not recorded here."
-    if book.state not in ("running", "stopped", "failed", "killed") and all(stage.cached for stage in book.stages):
-        return f"Nothing had changed: every stage was reused at no cost, which saved {usd(book.saved_usd)}."
-    waste = f", {usd(book.waste_usd)} of it for work that was lost or done again" if book.waste_usd > 0 else ""
-    saved = f"; unchanged stages saved {usd(book.saved_usd)}" if book.saved_usd > 0 else ""
-    return f"The run took {duration(book.total_seconds)} and cost {usd(book.total_usd)}{waste}{saved}."
+    if ledger.state not in ("running", "stopped", "failed", "killed") and all(stage.cached for stage in ledger.stages):
+        return f"Nothing had changed: every stage was reused at no cost, which saved {usd(ledger.saved_usd)}."
+    waste = f", {usd(ledger.waste_usd)} of it for work that was lost or done again" if ledger.waste_usd > 0 else ""
+    saved = f"; unchanged stages saved {usd(ledger.saved_usd)}" if ledger.saved_usd > 0 else ""
+    return f"The run took {duration(ledger.total_seconds)} and cost {usd(ledger.total_usd)}{waste}{saved}."
 
 
 class Wins(NamedTuple):

@@ -53,16 +53,16 @@ def final_metrics(metrics: Mapping[str, Mapping[str, Any]], time: float) -> list
     ]
 
 
-def cost_metrics(book: Ledger, time: float) -> list[Metric]:
+def cost_metrics(ledger: Ledger, time: float) -> list[Metric]:
     """`cost/*` of a pipeline run, `stage_usd/<stage>`, `phase_usd/<stage>/<phase>`, and the same in seconds."""
     values = {
-        "cost/usd": book.total_usd,
-        "cost/gpu_hours": book.device_seconds / 3600,
-        "cost/waste_usd": book.waste_usd,
-        "cost/saved_usd": book.saved_usd,
-        "cost/seconds": book.total_seconds,
+        "cost/usd": ledger.total_usd,
+        "cost/gpu_hours": ledger.device_seconds / 3600,
+        "cost/waste_usd": ledger.waste_usd,
+        "cost/saved_usd": ledger.saved_usd,
+        "cost/seconds": ledger.total_seconds,
     }
-    for stage in book.stages:
+    for stage in ledger.stages:
         values |= _stage_costs(stage)
     return [_metric(name, value, time, 0) for name, value in values.items()]
 
@@ -76,7 +76,7 @@ def _stage_costs(stage: StageCost) -> dict[str, float]:
     return costs
 
 
-def bought_metrics(evaluated: Mapping[str, Any], book: Ledger, time: float) -> list[Metric]:
+def bought_metrics(evaluated: Mapping[str, Any], ledger: Ledger, time: float) -> list[Metric]:
     """Price and result: `cost/made_usd`, reused stages included, `eval/win_rate` on the best evidence with its bounds,
     and the one per the other.
 
@@ -89,13 +89,13 @@ def bought_metrics(evaluated: Mapping[str, Any], book: Ledger, time: float) -> l
     best = f"win_rate_{next(kinds, 'gold')}"
     rate = evaluated.get(best)
     values = {
-        "cost/made_usd": book.made_usd or None,
-        "cost/milliusd": 1000 * book.total_usd,
-        "cost/made_milliusd": 1000 * book.made_usd or None,
+        "cost/made_usd": ledger.made_usd or None,
+        "cost/milliusd": 1000 * ledger.total_usd,
+        "cost/made_milliusd": 1000 * ledger.made_usd or None,
         "eval/win_rate": rate,
         "eval/win_rate_low": evaluated.get(f"{best}_low"),
         "eval/win_rate_high": evaluated.get(f"{best}_high"),
-        "cost/usd_per_win_rate_point": usd_per_win_rate_point(book.made_usd, rate),
+        "cost/usd_per_win_rate_point": usd_per_win_rate_point(ledger.made_usd, rate),
     }
     return [_metric(name, value, time, 0) for name, value in values.items() if value is not None]
 

@@ -25,7 +25,7 @@ from config.workspace.kept import completed_stages, kept_file, kept_params
 from config.workspace.quantised import read_quantised
 from config.workspace.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, Contest, RetrainRow
 from config.workspace.rows import PIPELINE, pipeline_rows
-from costs.ledger.ledger import ledger
+from costs.ledger.ledger import read_ledger
 from costs.ledger.reconcile import read_plan, reconcile
 from costs.tables.price import kwh, stage_price
 from tracking.aliases import record_digest, sync_aliases
@@ -202,14 +202,14 @@ class Shipment:
     def _ship_results(self, row: PipelineRow, run_id: str, folder: Path) -> None:
         params = self._params_of(row.run_id)
         results = self._results(row.run_id)
-        book = ledger(self._root, params, row.run_id)
+        ledger = read_ledger(self._root, params, row.run_id)
         metrics = (
             final_metrics(results, row.time)
-            + cost_metrics(book, row.time)
-            + bought_metrics(results["evaluate"], book, row.time)
+            + cost_metrics(ledger, row.time)
+            + bought_metrics(results["evaluate"], ledger, row.time)
         )
-        energy = kwh({stage.stage: stage.device_seconds for stage in book.stages}, params)
-        metrics += plan_metrics(reconcile(read_plan(folder), book), energy, row.time)
+        energy = kwh({stage.stage: stage.device_seconds for stage in ledger.stages}, params)
+        metrics += plan_metrics(reconcile(read_plan(folder), ledger), energy, row.time)
         log(self._connection, run_id, metrics=metrics)
         log_evidence(self._connection, run_id, folder)
         samples = log_samples(self._connection, run_id, folder)

@@ -15,7 +15,7 @@ from config.load import load
 from config.locks import is_held
 from config.records import MetricRow, PipelineRow, UsageRow
 from config.workspace.at_work import RUN_LOCK
-from costs.ledger.ledger import ledger
+from costs.ledger.ledger import read_ledger
 
 DATABASE = "mlflow.db"
 PREFIXES = {"evaluate": "eval"}
@@ -122,7 +122,7 @@ def ledger_seconds(project: Project) -> float:
     )
     runs = dict.fromkeys(row.run_id for row in now[len(before) :])
     params = load(project.root / "params.yaml")
-    return sum(ledger(project.root, params, run_id).total_seconds for run_id in runs)
+    return sum(read_ledger(project.root, params, run_id).total_seconds for run_id in runs)
 
 
 def promoted(project: Project) -> bool:

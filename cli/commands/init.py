@@ -75,7 +75,7 @@ def init(
     from cli.commands.plan import show
     from config.atomic_file import write_atomically
     from costs.planning.planner import plan
-    from costs.planning.target import target
+    from costs.planning.target import find_target
 
     root = project_root()
     if study is not None:
@@ -97,8 +97,8 @@ def init(
     model_note = _model_note(params, model, device)
     remark = f"{file.name}: {inspection['format']}, {inspection['rows']:,} rows. {note}"
     write_atomically(path, recipe(root, params, f"{remark}\n# {model_note}"))
-    aim = target(params, None, 1, None, root)
-    show(plan(params, aim, params.stages), as_json=False, html=None, title=path.name)
+    target = find_target(params, None, 1, None, root)
+    show(plan(params, target, params.stages), as_json=False, html=None, title=path.name)
     typer.echo(f"{path.relative_to(root)}: {note} {model_note}")
     typer.echo(f"Train it: rlhf run --recipe {path.relative_to(root)}")
 
@@ -392,20 +392,20 @@ def fitting(params: "Params") -> tuple["Params", str]:
     """
     from costs.planning.planner import plan
     from costs.planning.search import cheapest
-    from costs.planning.target import target
+    from costs.planning.target import find_target
 
-    aim, stages = target(params, None, 1, None, Path()), params.stages
-    if all(stage.fits for stage in plan(params, aim, stages).stages):
+    target, stages = find_target(params, None, 1, None, Path()), params.stages
+    if all(stage.fits for stage in plan(params, target, stages).stages):
         return params, "All weights learn."
     for adapters, note in ((False, "All weights learn"), (True, "Adapters learn")):
         try:
-            best = cheapest(params, aim, stages, "usd", adapters=adapters)
+            best = cheapest(params, target, stages, "usd", adapters=adapters)
         except CostError as error:
             refusal = error
             continue
         return _with_adapter_rates(params, best.params), f"{note}, in steps that fit the device."
     raise CostError(
-        f"this model fits {aim.hardware.name} neither with all weights nor with adapters: take a "
+        f"this model fits {target.hardware.name} neither with all weights nor with adapters: take a "
         "smaller --model or a larger --hardware."
     ) from refusal
 

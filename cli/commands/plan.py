@@ -76,11 +76,11 @@ def plan(
     from costs.ledger.history import read_history, skipped_note
     from costs.planning.accuracy import with_errors
 
-    params, aim, notes = _asked(file, assignments, stage, hardware, gpus, usd_per_gpu_hour)
-    _warn(params, aim, hardware)
+    params, target, notes = _asked(file, assignments, stage, hardware, gpus, usd_per_gpu_hour)
+    _warn(params, target, hardware)
     past = read_history(Path())
     note = skipped_note(past.skipped)
-    planned = _made(params, aim, stage, retrain)
+    planned = _made(params, target, stage, retrain)
     show(
         with_errors(_noted(planned, (*notes, note) if note else notes), past.rows),
         as_json, html, file.name,
@@ -106,10 +106,10 @@ def compare(
 
     plans = []
     for params_file in (file, other):
-        params, aim, _ = _asked(params_file, assignments, stage, hardware, gpus, usd_per_gpu_hour)
+        params, target, _ = _asked(params_file, assignments, stage, hardware, gpus, usd_per_gpu_hour)
         if params_file is file:
-            _warn(params, aim, hardware)
-        plans.append(_made(params, aim, stage, retrain))
+            _warn(params, target, hardware)
+        plans.append(_made(params, target, stage, retrain))
     rows = differences(*plans)
     if markdown:
         typer.echo(as_markdown(rows, file.name, other.name), nl=False)
@@ -144,9 +144,9 @@ def optimise(
     from config.load import write
     from costs.planning.search import Limits, cheapest, within_total
 
-    params, aim, _ = _asked(file, assignments, stage, hardware, gpus, usd_per_gpu_hour)
-    _warn(params, aim, hardware)
-    best = cheapest(params, aim, tuple(stage) or params.stages, goal, adapters)  # type: ignore[arg-type]
+    params, target, _ = _asked(file, assignments, stage, hardware, gpus, usd_per_gpu_hour)
+    _warn(params, target, hardware)
+    best = cheapest(params, target, tuple(stage) or params.stages, goal, adapters)  # type: ignore[arg-type]
     within_total(list(best.by_stage.values()), Limits(max_usd, max_hours))
     write(best.params, out)
     if as_json:
@@ -171,9 +171,9 @@ def explain(
     """How a figure comes about: every quantity with its formula and source."""
     from costs.planning.explain import explain_params
 
-    params, aim, _ = _asked(file, assignments, stage, hardware, gpus, usd_per_gpu_hour)
-    _warn(params, aim, hardware)
-    _show_trail(explain_params(params, aim, tuple(stage) or params.stages, part), as_json)
+    params, target, _ = _asked(file, assignments, stage, hardware, gpus, usd_per_gpu_hour)
+    _warn(params, target, hardware)
+    _show_trail(explain_params(params, target, tuple(stage) or params.stages, part), as_json)
 
 
 @app.command()
@@ -194,12 +194,12 @@ def serve(
     from config.load import load_partly
     from costs.planning.serving import as_json as as_record
     from costs.planning.serving import plan_serving
-    from costs.planning.target import target
+    from costs.planning.target import find_target
 
     params, _ = load_partly(file, assignments, ())
-    aim = target(params, hardware, None, usd_per_gpu_hour, Path())
+    target = find_target(params, hardware, None, usd_per_gpu_hour, Path())
     concurrencies = [2**power for power in range(slots.bit_length()) if 2**power <= slots]
-    serving_plan = plan_serving(params, aim, weights, slots, concurrencies, requests_per_second)
+    serving_plan = plan_serving(params, target, weights, slots, concurrencies, requests_per_second)
     if as_json:
         typer.echo(json.dumps(as_record(serving_plan), indent=2))
         return
@@ -219,31 +219,31 @@ def _asked(
     """The params to plan, for which device, and notes about them."""
     enter_project()
     from config.load import load_partly
-    from costs.planning.target import target
+    from costs.planning.target import find_target
 
     params, notes = load_partly(file, assignments, tuple(stages))
-    return params, target(params, hardware, gpus, usd_per_gpu_hour, Path()), notes
+    return params, find_target(params, hardware, gpus, usd_per_gpu_hour, Path()), notes
 
 
-def _warn(params: "Params", aim: "Target", hardware: str | None) -> None:
+def _warn(params: "Params", target: "Target", hardware: str | None) -> None:
     """Say before the figures what makes them doubtful."""
     from costs.planning.target import doubted_price
 
-    for line in (*_is_guessed(params, aim, hardware), doubted_price(aim)):
+    for line in (*_is_guessed(params, target, hardware), doubted_price(target)):
         if line is not None:
             typer.echo(line, err=True)
 
 
-def _made(params: "Params", aim: "Target", stages: list[str], retrain: bool) -> "Plan":
+def _made(params: "Params", target: "Target", stages: list[str], retrain: bool) -> "Plan":
     """The plan of the stages, or of all; with --retrain also of a retrain cycle's own processes."""
     from costs.planning.planner import plan
     from costs.planning.retraining import plan_cycle
 
-    planned = plan(params, aim, tuple(stages) or params.stages)
-    return plan_cycle(planned, params, aim) if retrain else planned
+    planned = plan(params, target, tuple(stages) or params.stages)
+    return plan_cycle(planned, params, target) if retrain else planned
 
 
-def _is_guessed(params: "Params", aim: "Target", hardware: str | None) -> list[str]:
+def _is_guessed(params: "Params", target: "Target", hardware: str | None) -> list[str]:
     """A warning printed first where figures are guesses, with the fix."""
     from config.inputs import expected_files
     from config.workspace.machine import bf16_instructions
@@ -260,7 +260,7 @@ def _is_guessed(params: "Params", aim: "Target", hardware: str | None) -> list[s
     machine = this_machine(Path())
     if machine is None:
         lines.append("The pace of this machine is not measured: rlhf calibrate does that in two minutes.")
-    elif stages := untimed(params, aim):
+    elif stages := untimed(params, target):
         lines.append(
             f"{', '.join(stages)}: not timed here with this model. rlhf calibrate, with the same "
             "--recipe and --set, does that."

@@ -116,19 +116,19 @@ def stage_table(findings: "Findings") -> "Table":
     from reporting.key_figures import key_figure
     from reporting.numbers import duration, usd
 
-    book = findings.ledger
+    ledger = findings.ledger
     table = Table("stage", "result", box=None, show_footer=True, header_style="bold", footer_style="bold")
     table.columns[0].footer = "total"
-    table.add_column("time", duration(book.total_seconds), justify="right")
-    table.add_column("cost", usd(book.total_usd), justify="right")
+    table.add_column("time", duration(ledger.total_seconds), justify="right")
+    table.add_column("cost", usd(ledger.total_usd), justify="right")
     table.add_column("key figure")
-    for stage in book.stages:
+    for stage in ledger.stages:
         figure = key_figure(stage.stage, findings.metrics.get(stage.stage, {}))
         table.add_row(stage.stage, stage.state, duration(stage.seconds), usd(stage.usd), figure or stage.message)
     return table
 
 
-def phase_table(book: "Ledger") -> "Table":
+def phase_table(ledger: "Ledger") -> "Table":
     """Every phase of every stage."""
     from rich.table import Table
 
@@ -137,7 +137,7 @@ def phase_table(book: "Ledger") -> "Table":
     table = Table("stage", "phase", box=None, header_style="bold")
     for name in ("time", "cost", "tokens", "peak memory"):
         table.add_column(name, justify="right")
-    for stage in book.stages:
+    for stage in ledger.stages:
         for phase in stage.phases:
             tokens = count(phase.tokens) if phase.tokens else ABSENT
             table.add_row(
@@ -204,9 +204,11 @@ def cost_notes(root: Path, findings: "Findings") -> list[str]:
     from reporting.numbers import usd
     from reporting.verdict import usd_per_win_rate_point
 
-    book, point = findings.ledger, usd_per_win_rate_point(findings)
-    notes = [f"Wasted on work done again: {usd(book.waste_usd)}. Saved by unchanged stages: {usd(book.saved_usd)}."]
-    retries = sum(stage.memory_retries for stage in book.stages)
+    ledger, point = findings.ledger, usd_per_win_rate_point(findings)
+    notes = [
+        f"Wasted on work done again: {usd(ledger.waste_usd)}. Saved by unchanged stages: {usd(ledger.saved_usd)}."
+    ]
+    retries = sum(stage.memory_retries for stage in ledger.stages)
     if retries:
         notes.append(f"Work done again in smaller pieces because memory ran out: {retries} times.")
     if point is not None:

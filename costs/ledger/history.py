@@ -49,19 +49,21 @@ def skipped_note(skipped: int) -> str | None:
     )
 
 
-def remember(root: Path, book: Ledger, reconciled: Reconciled) -> int:
-    """Append the stages that the run of `book` made itself and that were planned, each once; returns how many rows
+def remember(root: Path, ledger: Ledger, reconciled: Reconciled) -> int:
+    """Append the stages that the run of `ledger` made itself and that were planned, each once; returns how many rows
     that were.
     """
     remembered = {(row.run_id, row.stage) for row in jsonl.read(root / HISTORY, PlannedRow).rows}
     completed = [
-        stage.stage for stage in book.stages if stage.state == "done" and (book.run_id, stage.stage) not in remembered
+        stage.stage
+        for stage in ledger.stages
+        if stage.state == "done" and (ledger.run_id, stage.stage) not in remembered
     ]
     rows = []
     for stage in (stage for stage in reconciled.stages if stage.stage in completed):
         for phase, comparison in [*stage.phases.items(), ("", stage.total)]:
             device = stage.hardware or reconciled.hardware
-            row = _row(book.run_id, device, stage.stage, phase, comparison)
+            row = _row(ledger.run_id, device, stage.stage, phase, comparison)
             rows += [row] if row else []
     for row in rows:
         jsonl.append(root / HISTORY, row)

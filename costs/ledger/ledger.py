@@ -165,7 +165,7 @@ def usd_per_win_rate_point(made_usd: float, win_rate: float | None) -> float | N
     return made_usd / (100 * (win_rate - 0.5)) if win_rate is not None and win_rate > 0.5 and made_usd else None
 
 
-def ledger(root: Path, params: Params, run_id: str | None = None) -> Ledger:
+def read_ledger(root: Path, params: Params, run_id: str | None = None) -> Ledger:
     """What the pipeline run `run_id` below `root` cost at the prices of `params`; without a run id, the newest
     pipeline run.
 

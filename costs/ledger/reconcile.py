@@ -75,10 +75,10 @@ def read_plan(folder: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) and isinstance(content.get("stages"), list) else None
 
 
-def reconcile(plan: Mapping[str, Any] | None, book: Ledger) -> Reconciled:
+def reconcile(plan: Mapping[str, Any] | None, ledger: Ledger) -> Reconciled:
     """Every stage of the ledger beside its plan; without a plan the planned side is empty."""
     planned = {stage["stage"]: stage for stage in (plan or {}).get("stages", [])}
-    stages = tuple(_stage(stage, planned.get(stage.stage), stage.usd_per_device_hour) for stage in book.stages)
+    stages = tuple(_stage(stage, planned.get(stage.stage), stage.usd_per_device_hour) for stage in ledger.stages)
     both = [stage.total for stage in stages if stage.total.error is not None]
     total = Comparison(
         *(_sum(both, name) for name in ("planned_seconds", "measured_seconds", "planned_usd", "measured_usd")),
@@ -132,9 +132,9 @@ def _most(parts: list[Comparison], name: str) -> float | None:
     return max((value for part in parts if (value := getattr(part, name)) is not None), default=None)
 
 
-def as_dict(book: Ledger, reconciled: Reconciled) -> dict[str, Any]:
+def as_dict(ledger: Ledger, reconciled: Reconciled) -> dict[str, Any]:
     """The ledger's JSON with plan, measurement and error beside each other, for the run, each stage and each phase."""
-    content = book.as_dict()
+    content = ledger.as_dict()
     for stage in content["stages"]:
         comparison = reconciled.stage(stage["stage"])
         if comparison is None:

@@ -67,7 +67,7 @@ class Explanation:
         return asdict(self)
 
 
-def explain_params(params: Params, aim: Target, stages: Sequence[str], name: str) -> Explanation:
+def explain_params(params: Params, target: Target, stages: Sequence[str], name: str) -> Explanation:
     """Why `asked` (a stage, STAGE.PHASE, or empty for the run) is planned as it is. Raises CostError for an unknown
     stage or phase.
     """
@@ -75,8 +75,8 @@ def explain_params(params: Params, aim: Target, stages: Sequence[str], name: str
     if stage and stage not in stages:
         raise CostError(f"plan explain {name}: {stage} is not a stage of this plan. Known: {', '.join(stages)}.")
     chosen = (stage,) if stage else tuple(stages)
-    stage_settings = settings(params, aim)
-    planned = plan(params, aim, chosen).stages
+    stage_settings = settings(params, target)
+    planned = plan(params, target, chosen).stages
     reasons = [reason for stage in planned for reason in _reasons(stage, stage_settings.get(stage.stage), phase)]
     if phase and not reasons:
         phases = ", ".join(phase.phase for phase in planned[0].phases)

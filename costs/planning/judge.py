@@ -37,13 +37,13 @@ class JudgePlan(NamedTuple):
     assumption: str
 
 
-def with_judge(evaluation: StagePlan, params: Params, aim: Target, rows: Rows) -> StagePlan:
+def with_judge(evaluation: StagePlan, params: Params, target: Target, rows: Rows) -> StagePlan:
     """The plan of an evaluation with its judge, if it has one that takes time."""
-    judge = judge_plan(params, aim, rows)
+    judge = judge_plan(params, target, rows)
     if judge is None:
         return evaluation
     paid_hours = judge.seconds / 3600 * evaluation.rented
-    price = aim.of(params, "evaluate").price
+    price = target.of(params, "evaluate").price
     bought = [paid_hours * rate + judge.usd for rate in (price.low, price.expected, price.high)]
     hours, interval = judge.seconds / 3600 * evaluation.gpus, evaluation.time_interval
     phase = PhasePlan("judge", 0.0, 0.0, judge.seconds, "fixed", bought[1])
@@ -54,7 +54,7 @@ def with_judge(evaluation: StagePlan, params: Params, aim: Target, rows: Rows) -
         phases=(*evaluation.phases, phase),
         seconds=seconds,
         gpu_hours=evaluation.gpu_hours + hours,
-        kwh=evaluation.kwh + energy_kwh(hours, aim.of(params, "evaluate").hardware.watts),
+        kwh=evaluation.kwh + energy_kwh(hours, target.of(params, "evaluate").hardware.watts),
         usd=evaluation.usd + Usd(*bought),
         mfu=evaluation.mfu / factor,
         time_interval=replace(interval, low=interval.low * factor, high=interval.high * factor),
@@ -62,7 +62,7 @@ def with_judge(evaluation: StagePlan, params: Params, aim: Target, rows: Rows) -
     )
 
 
-def judge_plan(params: Params, aim: Target, rows: Rows) -> JudgePlan | None:
+def judge_plan(params: Params, target: Target, rows: Rows) -> JudgePlan | None:
     """Time and money of the judge: it compares held-out pairs of people first, then the replies. People take no time
     of the run's. Planned as if its verdict counts.
     """
@@ -94,13 +94,13 @@ def judge_plan(params: Params, aim: Target, rows: Rows) -> JudgePlan | None:
         trained = 0.0
         if settings.path is None:
             judge_rows = replace(rows, preference=learnt)
-            model = base_shape(params, aim.root)
-            reward = setting_of(params, aim, "reward", judge_rows, model)
-            trained = plan_stage(reward, aim.of(params, "reward").price, False).seconds
+            model = base_shape(params, target.root)
+            reward = setting_of(params, target, "reward", judge_rows, model)
+            trained = plan_stage(reward, target.of(params, "reward").price, False).seconds
             shape = reward.model
         else:
-            shape = named_shape(settings.path, aim.root).scored
-        evaluation = setting_of(params, aim, "evaluate", rows, base_shape(params, aim.root))
+            shape = named_shape(settings.path, target.root).scored
+        evaluation = setting_of(params, target, "evaluate", rows, base_shape(params, target.root))
         batch, mean = evaluation.levers.micro_batch, evaluation.workload.mean_tokens
         once: Work = forward_pass(evaluation, shape, evaluation.levers, batch, mean, 0.0)
         seconds = trained + duration(once, evaluation).seconds * 2 * pairs / batch

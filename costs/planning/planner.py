@@ -16,7 +16,7 @@ from costs.planning.stages import plan_stage
 from costs.planning.target import Target
 
 
-def plan(params: Params, aim: Target, stages: tuple[str, ...] = ()) -> Plan:
+def plan(params: Params, target: Target, stages: tuple[str, ...] = ()) -> Plan:
     """The plan of the named stages, by default of all stages of the run.
 
     Raises CostError for an unknown stage, device, price or architecture.
@@ -24,10 +24,10 @@ def plan(params: Params, aim: Target, stages: tuple[str, ...] = ()) -> Plan:
     for stage in stages:
         if stage not in STAGES:
             raise CostError(f"--stage {stage} is not a stage. Known: {', '.join(STAGES)}.")
-    rows, model = count(params, aim.root), base_shape(params, aim.root)
+    rows, model = count(params, target.root), base_shape(params, target.root)
     planned, chosen = [], stages or params.stages
     for stage in chosen:
-        stage_target = aim.of(params, stage)
+        stage_target = target.of(params, stage)
         if stage == "data":
             planned.append(
                 plan_data(
@@ -41,22 +41,22 @@ def plan(params: Params, aim: Target, stages: tuple[str, ...] = ()) -> Plan:
             )
         elif not runs_a_model(params, stage):
             place = (stage_target.hardware, stage_target.gpus, stage_target.price, stage_target.rented)
-            planned.append(plan_function(params, aim.root, *place))
+            planned.append(plan_function(params, target.root, *place))
         else:
-            stage_plan = plan_stage(setting_of(params, aim, stage, rows, model), stage_target.price)
+            stage_plan = plan_stage(setting_of(params, target, stage, rows, model), stage_target.price)
             if stage == "evaluate":
-                stage_plan = with_judge(stage_plan, params, aim, rows)
+                stage_plan = with_judge(stage_plan, params, target, rows)
             planned.append(stage_plan)
-    aims = [aim.of(params, stage) for stage in chosen]
-    notes = [note for stage in chosen for note in aim.assumed(params, stage)]
+    targets = [target.of(params, stage) for stage in chosen]
+    notes = [note for stage in chosen for note in target.assumed(params, stage)]
     notes += idle_note(planned)
-    return Plan(tuple(planned), (*assumptions(aims, rows), *notes))
+    return Plan(tuple(planned), (*assumptions(targets, rows), *notes))
 
 
-def assumptions(aims: Sequence[Target], rows: Rows) -> tuple[str, ...]:
+def assumptions(targets: Sequence[Target], rows: Rows) -> tuple[str, ...]:
     """Assumptions of the plan as a whole."""
-    devices = {aim.hardware.name: aim.hardware for aim in aims}.values()
-    prices = dict.fromkeys(aim.price for aim in aims)
+    devices = {target.hardware.name: target.hardware for target in targets}.values()
+    prices = dict.fromkeys(target.price for target in targets)
     return (
         *(f"{device.name}: {device.source}, read {device.date}" for device in devices),
         *(

@@ -39,25 +39,25 @@ core of an AMD EPYC machine, two thirds of it tokenising prompts for their lengt
 """
 
 
-def plan_cycle(run: Plan, params: Params, aim: Target, examined: bool = False) -> Plan:
+def plan_cycle(run: Plan, params: Params, target: Target, examined: bool = False) -> Plan:
     """The plan of a cycle around the plan of its run: the examination first, unless that is done.
 
     Raises CostError as the plan of a stage does, for the champion's model too.
     """
-    before = () if examined else (plan_examination(params, aim),)
-    return Plan((*before, *run.stages, plan_contest(params, aim)), run.assumptions)
+    before = () if examined else (plan_examination(params, target),)
+    return Plan((*before, *run.stages, plan_contest(params, target)), run.assumptions)
 
 
-def plan_examination(params: Params, aim: Target) -> StagePlan:
+def plan_examination(params: Params, target: Target) -> StagePlan:
     """The plan of looking at the data as it is now: reading it as the data stage does, comparing it with the
     champion's, and the champion's reward model on the pairs that came.
     """
-    aim = replace(aim, gpus=1, rented=waiting(params, aim), by_stage=False)
-    rows = count(params, aim.root)
-    champion, note = _champions(params, aim.root)
-    pairs, counted = _new_pairs(rows, aim.root)
-    setting = _judging(champion, rows, aim, pairs)
-    data = data_seconds(rows, params.data.test_fraction, aim.hardware)
+    target = replace(target, gpus=1, rented=waiting(params, target), by_stage=False)
+    rows = count(params, target.root)
+    champion, note = _champions(params, target.root)
+    pairs, counted = _new_pairs(rows, target.root)
+    setting = _judging(champion, rows, target, pairs)
+    data = data_seconds(rows, params.data.test_fraction, target.hardware)
     texts = rows.sft + rows.sft_held_out + rows.preference + rows.preference_held_out
     both = 2 * (texts + rows.prompts / (1 - params.data.test_fraction))
     loaded = setting.model.parameters * setting.levers.dtype_bytes
@@ -66,7 +66,7 @@ def plan_examination(params: Params, aim: Target) -> StagePlan:
     passes, seconds = setting.workload.steps, duration(once, setting)
     plan = planned(
         setting,
-        aim.price,
+        target.price,
         [
             Phase("start", Work(bytes_moved=loaded), started, "fixed"),
             *(Phase(name, Work(), data[name], "fixed") for name in ("read", "tokenise")),
@@ -100,7 +100,7 @@ def _new_pairs(rows: Rows, root: Path) -> tuple[float, str]:
     return pairs, f"{pairs:.0f} new pairs to judge ({reason}; at most {EXAMINED_PAIRS})"
 
 
-def _judging(params: Params, rows: Rows, aim: Target, pairs: float) -> Setting:
+def _judging(params: Params, rows: Rows, target: Target, pairs: float) -> Setting:
     """A reward model of the shape in `params` on both sides of `pairs`, one side after the other
     (training/inference/trained_models.py).
     """
@@ -114,36 +114,36 @@ def _judging(params: Params, rows: Rows, aim: Target, pairs: float) -> Setting:
         micro_batch=at_once,
     )
     work = Workload(int(longest), min(rows.preference_tokens, longest), 2 * pairs / at_once)
-    base = base_shape(params, aim.root)
+    base = base_shape(params, target.root)
     shape = reward_shape(params, base) or base.scored
-    return Setting(EXAMINE, shape, levers, work, aim.hardware, engine("ours"), aim.gpus, aim.rented)
+    return Setting(EXAMINE, shape, levers, work, target.hardware, engine("ours"), target.gpus, target.rented)
 
 
-def waiting(params: Params, aim: Target) -> int:
+def waiting(params: Params, target: Target) -> int:
     """Devices that are paid for while a process of the cycle itself runs: those of the machine."""
-    return rented_devices(params) if aim.by_stage else aim.gpus
+    return rented_devices(params) if target.by_stage else target.gpus
 
 
-def plan_contest(params: Params, aim: Target) -> StagePlan:
+def plan_contest(params: Params, target: Target) -> StagePlan:
     """The plan of the contest that `rlhf retrain` holds after the run of `params`.
 
     Raises CostError as the plan of a stage does, for the champion's model too.
     """
-    aim = replace(aim, gpus=1, rented=waiting(params, aim), by_stage=False)
-    rows = count(params, aim.root)
-    champion, note = _champions(params, aim.root)
+    target = replace(target, gpus=1, rented=waiting(params, target), by_stage=False)
+    rows = count(params, target.root)
+    champion, note = _champions(params, target.root)
     prompts: list[tuple[int, tuple[str, ...]]] = [(held_out_prompts(params, rows), ())]
     if params.retrain.safety_source is not None:
-        counted, notes = source_rows(params.retrain.safety_source, aim.root, "retrain.safety_source")
+        counted, notes = source_rows(params.retrain.safety_source, target.root, "retrain.safety_source")
         prompts.append((max(1, round(counted["prompts"])), notes))
-    sides = [_side(side, rows, aim, prompts) for prompts, _ in prompts for side in (champion, params)]
+    sides = [_side(side, rows, target, prompts) for prompts, _ in prompts for side in (champion, params)]
     plan = planned(
         replace(
             sides[1],
-            rented=aim.rented,
+            rented=target.rented,
             workload=replace(sides[1].workload, steps=sum(side.workload.steps for side in sides)),
         ),
-        aim.price,
+        target.price,
         _together(sides),
         [moment for side in sides for moment in moments(side)],
         find_lever=False,
@@ -172,9 +172,9 @@ def _champions(params: Params, root: Path) -> tuple[Params, str]:
     return params.model_copy(update={"model": model}), f"against {champion.run_id}"
 
 
-def _side(params: Params, rows: Rows, aim: Target, prompts: int) -> Setting:
+def _side(params: Params, rows: Rows, target: Target, prompts: int) -> Setting:
     """What one model takes part with: it answers once, and two reward models read that."""
-    return answering(CONTEST, params, aim, rows, base_shape(params, aim.root), prompts, 1)
+    return answering(CONTEST, params, target, rows, base_shape(params, target.root), prompts, 1)
 
 
 def _together(sides: Sequence[Setting]) -> list[Phase]:

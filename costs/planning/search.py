@@ -96,7 +96,7 @@ def evaluate(setting: Setting, price: Price) -> Need:
     return Need(setting, seconds, usd, device_bytes(setting, peak(moments(setting)).total))
 
 
-def cheapest(params: Params, aim: Target, stages: tuple[str, ...], goal: Goal, adapters: bool = False) -> Cheaper:
+def cheapest(params: Params, target: Target, stages: tuple[str, ...], goal: Goal, adapters: bool = False) -> Cheaper:
     """The best levers of `stages` for `goal` that fit the device; `adapters` adds LoRA and four bits.
 
     Raises CostError if no combination of a stage fits.
@@ -112,42 +112,42 @@ def cheapest(params: Params, aim: Target, stages: tuple[str, ...], goal: Goal, a
         model = params.model.model_copy(update={"quantisation": quantisation})
         try:
             stored = params.model_copy(update={"model": model})
-            candidates.append(_with_storage(stored, aim, stages, goal, adapters))
+            candidates.append(_with_storage(stored, target, stages, goal, adapters))
         except CostError as error:
             refusal = error
     if not candidates:
         assert refusal is not None
         raise refusal
-    best, tried = min(reversed(candidates), key=lambda candidate: _total(candidate[0], aim, stages, goal))
+    best, tried = min(reversed(candidates), key=lambda candidate: _total(candidate[0], target, stages, goal))
     if all(getattr(best.section(stage), "lora", None) is None for stage in tried):
         best = best.model_copy(update={"model": params.model})
     best = validate(best.model_dump(mode="json"), "the cheapest params")
-    before, after = _needs(params, aim), _needs(best, aim)
+    before, after = _needs(params, target), _needs(best, target)
     by_stage = {
-        stage: Found(before[stage], after[stage], count, _choices(params, best, aim, stage, after[stage]))
+        stage: Found(before[stage], after[stage], count, _choices(params, best, target, stage, after[stage]))
         for stage, count in tried.items()
     }
     return Cheaper(best, _assignments(params, best), by_stage)
 
 
 def _with_storage(
-    params: Params, aim: Target, stages: tuple[str, ...], goal: Goal, adapters: bool
+    params: Params, target: Target, stages: tuple[str, ...], goal: Goal, adapters: bool
 ) -> tuple[Params, dict[str, int]]:
     """(params with the best section of each stage, combinations tried of each), one stage after the other: later
     stages hold what earlier ones make.
     """
     counts = {}
-    for stage in settings(params, aim):
+    for stage in settings(params, target):
         if stage in stages:
-            params, counts[stage] = _best_of_stage(params, aim, stage, goal, adapters)
+            params, counts[stage] = _best_of_stage(params, target, stage, goal, adapters)
     return params, counts
 
 
-def _best_of_stage(params: Params, aim: Target, stage: str, goal: Goal, adapters: bool) -> tuple[Params, int]:
-    start, price = params.section(stage), aim.of(params, stage).price
+def _best_of_stage(params: Params, target: Target, stage: str, goal: Goal, adapters: bool) -> tuple[Params, int]:
+    start, price = params.section(stage), target.of(params, stage).price
     tried = [
-        (changed, section, evaluate(settings(changed, aim)[stage], price))
-        for section in _sections(params, aim, stage, adapters)
+        (changed, section, evaluate(settings(changed, target)[stage], price))
+        for section in _sections(params, target, stage, adapters)
         for changed in (params.model_copy(update={stage: section}),)
     ]
     if not tried:
@@ -172,23 +172,25 @@ def _value(need: Need, goal: Goal) -> float:
     return {"usd": need.usd, "time": need.seconds, "memory": need.device_bytes}[goal]
 
 
-def _needs(params: Params, aim: Target) -> dict[str, Need]:
-    return {stage: evaluate(setting, aim.of(params, stage).price) for stage, setting in settings(params, aim).items()}
+def _needs(params: Params, target: Target) -> dict[str, Need]:
+    return {
+        stage: evaluate(setting, target.of(params, stage).price) for stage, setting in settings(params, target).items()
+    }
 
 
-def _total(params: Params, aim: Target, stages: tuple[str, ...], goal: Goal) -> float:
-    values = [_value(need, goal) for name, need in _needs(params, aim).items() if name in stages]
+def _total(params: Params, target: Target, stages: tuple[str, ...], goal: Goal) -> float:
+    values = [_value(need, goal) for name, need in _needs(params, target).items() if name in stages]
     return max(values, default=0.0) if goal == "memory" else sum(values)
 
 
 # ---------------------------------------------------------------- combinations
 
 
-def _sections(params: Params, aim: Target, stage: str, adapters: bool) -> Iterator[BaseModel]:
+def _sections(params: Params, target: Target, stage: str, adapters: bool) -> Iterator[BaseModel]:
     """A stage's section with every combination of levers that trains the same, but for rounding; with `adapters` also
     LoRA.
     """
-    section, setting = params.section(stage), settings(params, aim)[stage]
+    section, setting = params.section(stage), settings(params, target)[stage]
     batches = list(_batch_keys(stage, setting, section))
     if stage == "evaluate":
         yield from (section.model_copy(update=batch) for batch in batches)
@@ -275,16 +277,16 @@ def _changed(before: BaseModel, after: BaseModel) -> dict[str, Any]:
     return {name: value for name, value in after if getattr(before, name) != value}
 
 
-def _choices(params: Params, best: Params, aim: Target, stage: str, need: Need) -> tuple[Choice, ...]:
+def _choices(params: Params, best: Params, target: Target, stage: str, need: Need) -> tuple[Choice, ...]:
     """The effect of each changed key alone: the best params, which `need` so much, with that key put back."""
     before, after = params.section(stage), best.section(stage)
-    price = aim.of(best, stage).price
+    price = target.of(best, stage).price
     choices = []
     for name, value in _changed(before, after).items():
         back: dict[str, Any] = {stage: after.model_copy(update={name: getattr(before, name)})}
         if name == "lora":
             back["model"] = params.model
-        without = evaluate(settings(best.model_copy(update=back), aim)[stage], price)
+        without = evaluate(settings(best.model_copy(update=back), target)[stage], price)
         choices.append(Choice(name, _plain(getattr(before, name)), _plain(value),
                             _reason(without, need)))  # fmt: skip
     return tuple(choices)

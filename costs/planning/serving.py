@@ -102,7 +102,7 @@ class ServingPlan:
 
 def plan_serving(
     params: Params,
-    aim: Target,
+    target: Target,
     weights: str,
     slots: int,
     concurrencies: Sequence[int],
@@ -115,10 +115,10 @@ def plan_serving(
 
     Raises CostError for what cannot be planned.
     """
-    shape, length = served_shape(params, aim.root), lengths or data_lengths(params, aim.root)
-    measured = serving_rates(aim.root) if aim.hardware.is_cpu else None
-    rates = (measured or usual_rates()) if aim.hardware.is_cpu else None
-    setting = _setting(params, aim, shape, slots, length)
+    shape, length = served_shape(params, target.root), lengths or data_lengths(params, target.root)
+    measured = serving_rates(target.root) if target.hardware.is_cpu else None
+    rates = (measured or usual_rates()) if target.hardware.is_cpu else None
+    setting = _setting(params, target, shape, slots, length)
     slower = pace_seconds / rates.pace_seconds if rates and pace_seconds else 1.0
     if rates is None:
         pace = roofline(setting, slots)
@@ -128,13 +128,13 @@ def plan_serving(
     per_request = kv_cache_bytes(shape, setting.levers.dtype, 1.0, context)
     held = _weight_bytes(setting, weights)
     fixed = held + _beside_bytes(setting, rates, slots, context, length)
-    usable = float(aim.hardware.usable_bytes)
-    usd_per_hour = aim.price.expected
-    notes = () if measured else _guesses(aim)
+    usable = float(target.hardware.usable_bytes)
+    usd_per_hour = target.price.expected
+    notes = () if measured else _guesses(target)
     return ServingPlan(
-        engine="llama_cpp" if aim.hardware.is_cpu else "vllm",
-        weights=weights if aim.hardware.is_cpu else params.model.dtype,
-        hardware=aim.hardware.name,
+        engine="llama_cpp" if target.hardware.is_cpu else "vllm",
+        weights=weights if target.hardware.is_cpu else params.model.dtype,
+        hardware=target.hardware.name,
         slots=slots,
         lengths=length,
         weight_bytes=held,
@@ -196,26 +196,26 @@ VLLM_KEEPS = 0.1
 """Its default, gpu_memory_utilization=0.9, leaves so much of a device's memory."""
 
 
-def _setting(params: Params, aim: Target, shape: ModelShape, slots: int, length: Lengths) -> Setting:
-    levers = Levers(tuning="frozen", dtype="fp32" if aim.hardware.is_cpu else params.model.dtype, micro_batch=slots)
+def _setting(params: Params, target: Target, shape: ModelShape, slots: int, length: Lengths) -> Setting:
+    levers = Levers(tuning="frozen", dtype="fp32" if target.hardware.is_cpu else params.model.dtype, micro_batch=slots)
     work = Workload(
         ceil(length.input + length.output), length.input + length.output, 1.0,
         ceil(length.input), ceil(length.output), length.output,
     )  # fmt: skip
     return Setting(
-        "serve", shape, levers, work, aim.hardware, engine("vllm"),
+        "serve", shape, levers, work, target.hardware, engine("vllm"),
     )  # fmt: skip
 
 
-def _guesses(aim: Target) -> tuple[str, ...]:
-    if aim.hardware.is_cpu:
+def _guesses(target: Target) -> tuple[str, ...]:
+    if target.hardware.is_cpu:
         return (
             "serving was not measured on this machine, and these are figures of two cores of an "
             "EPYC: rlhf calibrate measures it",
         )
     return (
         "the front and the network are left out; each prompt is read alone",
-        f"a tenth of {aim.hardware.name}'s memory is left to vLLM's activations and graphs",
+        f"a tenth of {target.hardware.name}'s memory is left to vLLM's activations and graphs",
     )
 
 

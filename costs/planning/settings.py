@@ -32,12 +32,12 @@ PARALLEL: dict[str, Parallel] = {"none": "ddp", "zero2": "zero2", "zero3": "fsdp
 ATTENTION: dict[str, Attention] = {"sdpa": "sdpa", "eager": "eager", "flash_attention_2": "flash"}
 
 
-def settings(params: Params, aim: Target) -> dict[str, Setting]:
+def settings(params: Params, target: Target) -> dict[str, Setting]:
     """One Setting for each stage that runs a model, those of other methods than `align.method` too; distill where
     there is a section for it.
     """
-    rows, model = count(params, aim.root), base_shape(params, aim.root)
-    return {stage: setting_of(params, aim, stage, rows, model) for stage in STAGES if runs_a_model(params, stage)}
+    rows, model = count(params, target.root), base_shape(params, target.root)
+    return {stage: setting_of(params, target, stage, rows, model) for stage in STAGES if runs_a_model(params, stage)}
 
 
 def runs_a_model(params: Params, stage: str) -> bool:
@@ -46,15 +46,15 @@ def runs_a_model(params: Params, stage: str) -> bool:
     return not absent.get(stage, False)
 
 
-def untimed(params: Params, aim: Target) -> list[str]:
+def untimed(params: Params, target: Target) -> list[str]:
     """Stages of the run that its device never ran with these models (costs/planning/machine.py)."""
-    stage_settings = settings(params, aim)
+    stage_settings = settings(params, target)
     return [stage for stage in params.stages if stage in stage_settings and not was_timed(stage_settings[stage])]
 
 
-def setting_of(params: Params, aim: Target, stage: str, rows: Rows, model: ModelShape) -> Setting:
+def setting_of(params: Params, target: Target, stage: str, rows: Rows, model: ModelShape) -> Setting:
     """The Setting of a stage that runs a model, sharded according to `where`."""
-    stage_target = aim.of(params, stage)
+    stage_target = target.of(params, stage)
     setting = replace(_SETTINGS[stage](params, stage_target, rows, model), rented=stage_target.rented)
     place = params.where.of(stage)
     parallel = PARALLEL[place.sharding]
@@ -118,9 +118,9 @@ def validated(params: Params, section: Any, rows: float, held_out: float) -> flo
     return looks * held_out * (1 + fraction / params.data.test_fraction)
 
 
-def _sft(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
+def _sft(params: Params, target: Target, rows: Rows, model: ModelShape) -> Setting:
     section = params.sft
-    levers = levers_of(params, dict(section), section.micro_batch_size, section.batch_size, aim.gpus)
+    levers = levers_of(params, dict(section), section.micro_batch_size, section.batch_size, target.gpus)
     levers = replace(levers, loss="fused")
     work = Workload(
         floor(min(rows.longest_sft, section.max_length)),
@@ -129,14 +129,14 @@ def _sft(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
         held_out=rows.sft_held_out + validated(params, section, rows.sft, rows.sft_held_out),
         masked=True,
     )
-    return Setting("sft", model, levers, work, aim.hardware, engine("ours"), aim.gpus)
+    return Setting("sft", model, levers, work, target.hardware, engine("ours"), target.gpus)
 
 
-def _reward(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
+def _reward(params: Params, target: Target, rows: Rows, model: ModelShape) -> Setting:
     """Pairs: two sequences each."""
     section = params.trained_reward
     assert section is not None
-    levers = levers_of(params, dict(section), section.micro_batch_size, section.batch_size, aim.gpus)
+    levers = levers_of(params, dict(section), section.micro_batch_size, section.batch_size, target.gpus)
     held_out = 2 * (rows.preference_held_out + min(NORMALISATION_PAIRS, rows.preference))
     held_out += 2 * validated(params, section, rows.preference, rows.preference_held_out)
     longest, mean, places = pair_lengths(rows, section.max_length, levers.attention)
@@ -153,9 +153,9 @@ def _reward(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setti
         reward_shape(params, model) or model,
         replace(levers, micro_batch=2 * levers.micro_batch),
         work,
-        aim.hardware,
+        target.hardware,
         engine("ours"),
-        aim.gpus,
+        target.gpus,
     )
 
 
@@ -170,13 +170,13 @@ def pair_lengths(rows: Rows, limit: int, attention: str) -> tuple[int, float, fl
     return ceil(min(longest, rows.longest_pair / 2)), shared, mean / shared
 
 
-def _sampling(section: SamplingLoop, model: ModelShape, params: Params, aim: Target, rows: Rows) -> Setting:
+def _sampling(section: SamplingLoop, model: ModelShape, params: Params, target: Target, rows: Rows) -> Setting:
     """A loop that samples and trains `model`, without its other roles."""
     prompt, response = floor(rows.longest_prompt), section.max_new_tokens
     mean_response = response_tokens(rows, response)
-    per_device = max(1, section.batch_size // aim.gpus)
+    per_device = max(1, section.batch_size // target.gpus)
     micro = max(1, min(per_device, floor(section.micro_batch_tokens / (prompt + response))))
-    base = levers_of(params, dict(section), 1, section.batch_size, aim.gpus)
+    base = levers_of(params, dict(section), 1, section.batch_size, target.gpus)
     levers = replace(base, micro_batch=micro, accumulation=max(1, per_device // section.num_mini_batches // micro))
     work = Workload(
         prompt + response,
@@ -188,14 +188,14 @@ def _sampling(section: SamplingLoop, model: ModelShape, params: Params, aim: Tar
         decoded_tokens(rows, response),
         micro_batch_tokens=1.0 * section.micro_batch_tokens,
     )
-    return Setting(section.method, model, levers, work, aim.hardware, engine("ours"), aim.gpus)
+    return Setting(section.method, model, levers, work, target.hardware, engine("ours"), target.gpus)
 
 
-def _loop(method: str, params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
+def _loop(method: str, params: Params, target: Target, rows: Rows, model: ModelShape) -> Setting:
     """A method of the loop, with a value model where it has a critic."""
     section: Online = params.section(method)
     critic = section if isinstance(section, ActorCritic) else None
-    sampling = _sampling(section, model, params, aim, rows)
+    sampling = _sampling(section, model, params, target, rows)
     reward = params.trained_reward
     # a frozen model is stored like the base of adapters
     stored = replace(sampling.levers, tuning="lora", quantisation=params.model.quantisation, weights_fp32=False)
@@ -208,7 +208,7 @@ def _loop(method: str, params: Params, aim: Target, rows: Rows, model: ModelShap
     loop = Rlhf(
         layout=critic.layout if critic else "separate",
         reward=reward_shape(params, model),
-        function_seconds=seconds_per_reply(params, aim.root),
+        function_seconds=seconds_per_reply(params, target.root),
         value=value if critic and critic.layout != "shared_trunk" else None,
         batch=section.batch_size,
         group=section.responses_per_prompt,
@@ -235,10 +235,10 @@ def compared_responses(batch: int) -> int:
     return ceil(batch / max(1, batch // GAP_SAMPLE))
 
 
-def _dpo(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
+def _dpo(params: Params, target: Target, rows: Rows, model: ModelShape) -> Setting:
     """Pairs as in `_reward`; the reference reads every pair once, the held-out ones too."""
     section: Dpo = params.section("dpo")
-    levers = levers_of(params, dict(section), section.micro_batch_size, section.batch_size, aim.gpus)
+    levers = levers_of(params, dict(section), section.micro_batch_size, section.batch_size, target.gpus)
     levers = replace(levers, micro_batch=2 * levers.micro_batch)
     longest, mean, places = pair_lengths(rows, section.max_length, levers.attention)
     in_replies = min(1.0, (rows.pair_tokens - rows.preference_tokens) / mean)  # all but the prompt
@@ -254,14 +254,14 @@ def _dpo(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
         read_tokens=in_replies,
         attention_places=places,
     )
-    return Setting("dpo", model, levers, work, aim.hardware, engine("ours"), aim.gpus)
+    return Setting("dpo", model, levers, work, target.hardware, engine("ours"), target.gpus)
 
 
-def _distill(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
+def _distill(params: Params, target: Target, rows: Rows, model: ModelShape) -> Setting:
     """The student as the policy of the loop, with the aligned model as its teacher."""
     section: Distill = params.section("distill")
-    student = student_shape(params, aim.root, model)
-    sampling = _sampling(section, student, params, aim, rows)
+    student = student_shape(params, target.root, model)
+    sampling = _sampling(section, student, params, target, rows)
     taught = 1 - section.sft_updates / section.updates
     loop = Rlhf(
         ref=False,
@@ -278,12 +278,12 @@ def _distill(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Sett
     return replace(sampling, rlhf=loop)
 
 
-def _evaluate(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
+def _evaluate(params: Params, target: Target, rows: Rows, model: ModelShape) -> Setting:
     """Base, SFT, aligned model and student answer the held-out prompts; the reward model scores the answers. A student
     is planned as large as the others.
     """
     prompts = held_out_prompts(params, rows)
-    return answering("evaluate", params, aim, rows, model, prompts, evaluated(params))
+    return answering("evaluate", params, target, rows, model, prompts, evaluated(params))
 
 
 def evaluated(params: Params) -> int:
@@ -297,7 +297,7 @@ def held_out_prompts(params: Params, rows: Rows) -> int:
 
 
 def answering(
-    stage: str, params: Params, aim: Target, rows: Rows, model: ModelShape, prompts: int, models: int
+    stage: str, params: Params, target: Target, rows: Rows, model: ModelShape, prompts: int, models: int
 ) -> Setting:
     """`models` of one shape answer `prompts` each, and the answers are read."""
     section = params.evaluate
@@ -309,7 +309,7 @@ def answering(
         attention=ATTENTION[params.model.attention],
         micro_batch=min(section.batch_size, prompts),
     )
-    batches = models * ceil(prompts / levers.micro_batch / aim.gpus)
+    batches = models * ceil(prompts / levers.micro_batch / target.gpus)
     mean_response = response_tokens(rows, response)
     work = Workload(
         prompt + response, rows.prompt_tokens + mean_response, batches, prompt, response,
@@ -322,11 +322,13 @@ def answering(
         model,
         levers,
         work,
-        aim.hardware,
+        target.hardware,
         engine("ours"),
-        aim.gpus,
+        target.gpus,
         rlhf=Rlhf(
-            reward=reward_shape(params, model), function_seconds=seconds_per_reply(params, aim.root), evaluated=models
+            reward=reward_shape(params, model),
+            function_seconds=seconds_per_reply(params, target.root),
+            evaluated=models,
         ),
     )
 

@@ -33,22 +33,22 @@ class Target:
 
     def of(self, params: Params, stage: str) -> "Target":
         """What the plan of a stage is for. Raises CostError for a pool's unknown device."""
-        aim = (
+        target = (
             replace(self, gpus=params.where.of(stage).processes, rented=rented_devices(params, stage), by_stage=False)
             if self.by_stage
             else self
         )
         if not self.by_pool:
-            return aim
+            return target
         prices, pool = params.prices, pool_of(params, stage)
         if pool in prices.device_by_pool:
-            aim = replace(aim, hardware=hardware(prices.device_by_pool[pool]))
+            target = replace(target, hardware=hardware(prices.device_by_pool[pool]))
         elif prices.watts is not None:
-            aim = replace(aim, hardware=replace(aim.hardware, watts=prices.watts))
+            target = replace(target, hardware=replace(target.hardware, watts=prices.watts))
         if pool in prices.usd_per_device_hour_by_pool and not self.own_price:
             rate = own_price(own_rate(params, stage), prices.source, prices.date)
-            aim = replace(aim, price=rate)
-        return aim
+            target = replace(target, price=rate)
+        return target
 
     def assumed(self, params: Params, stage: str) -> tuple[str, ...]:
         """Warning for a pool whose device and price are not named."""
@@ -67,14 +67,16 @@ class Target:
         )  # fmt: skip
 
 
-def target(params: Params, name: str | None, gpus: int | None, usd_per_gpu_hour: float | None, root: Path) -> Target:
+def find_target(
+    params: Params, name: str | None, gpus: int | None, usd_per_gpu_hour: float | None, root: Path
+) -> Target:
     """The devices and their price: the catalogue's for a named device, else those of params.yaml (`prices`).
 
     Where neither names a device it is this machine, as `rlhf calibrate` measured it if it did. Without `gpus` each
     stage has as many as it has processes; without a named device one that is placed on a work pool has the pool's.
     """
     if gpus is None:
-        return replace(target(params, name, 1, usd_per_gpu_hour, root), by_stage=True)
+        return replace(find_target(params, name, 1, usd_per_gpu_hour, root), by_stage=True)
     if gpus < 1:
         raise CostError(f"--gpus {gpus} must be at least 1.")
     named = name or params.prices.device
@@ -97,9 +99,9 @@ UNLIKELY = 2.0
 """A price is doubted that is this many times beyond the catalogue's range."""
 
 
-def doubted_price(aim: Target) -> str | None:
+def doubted_price(target: Target) -> str | None:
     """A warning where the price of an accelerator is far from what it is offered for."""
-    device, paid = aim.hardware, aim.price.expected
+    device, paid = target.hardware, target.price.expected
     if device.is_cpu:
         return None
     try:

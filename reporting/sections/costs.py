@@ -31,44 +31,51 @@ TONES = ("c1", "c2", "c3", "c4", "c5")
 
 def costs_section(findings: Findings) -> Markup:
     """Table of the stages, shares of the time, phases."""
-    book = findings.ledger
+    ledger = findings.ledger
     title = "Time and cost"
-    if not book.stages:
+    if not ledger.stages:
         return section(
             "cost",
             title,
             None,
             missing("What this model cost to make was not recorded here: only its outputs were fetched."),
         )
-    aligned = book.stage(findings.params.align.method)
+    aligned = ledger.stage(findings.params.align.method)
     lead = "Measured wall time of every process, failed attempts included, times the devices it held and their price."
     planned = _planned(findings)
     return section(
-        "cost", title, lead, _shares(book), _stage_table(findings), planned, _phases_card(aligned), _all_phases(book)
+        "cost",
+        title,
+        lead,
+        _shares(ledger),
+        _stage_table(findings),
+        planned,
+        _phases_card(aligned),
+        _all_phases(ledger),
     )
 
 
-def _shares(book: Ledger) -> Markup | None:
-    if not book.total_seconds:
+def _shares(ledger: Ledger) -> Markup | None:
+    if not ledger.total_seconds:
         return None
     parts = [
         Part(stage.stage, stage.seconds, f"{duration(stage.seconds)}, {usd(stage.usd)}", _tone(i))
-        for i, stage in enumerate(book.stages)
+        for i, stage in enumerate(ledger.stages)
     ]
     description = ", ".join(f"{part.name} {part.shown}" for part in parts if part.size)
     return card("Share of each stage", strip(parts, f"Share of each stage in the time: {description}"))
 
 
 def _stage_table(findings: Findings) -> Markup:
-    book = findings.ledger
+    ledger = findings.ledger
     header = ["Stage", "Time", "Cost", "Peak memory", "Result", "Key figure"]
     rows = []
-    for i, stage in enumerate(book.stages):
+    for i, stage in enumerate(ledger.stages):
         name = swatch(_tone(i), stage.stage)
         state = join(badge(stage.state, STATE_TONES.get(stage.state, "open")), _remark(stage))
         figure = key_figure(stage.stage, findings.metrics.get(stage.stage, {})) or ABSENT
         rows.append([name, duration(stage.seconds), usd(stage.usd), memory(stage.peak_bytes), state, figure])
-    foot = ["Total", duration(book.total_seconds), usd(book.total_usd), "", "", ""]
+    foot = ["Total", duration(ledger.total_seconds), usd(ledger.total_usd), "", "", ""]
     return table(header, rows, foot, numbers=range(1, 4))
 
 
@@ -174,7 +181,7 @@ def _phases_card(stage: StageCost | None) -> Markup | None:
     return grid(times, card("Tokens per second", bar_list(speeds, label), note=speed_note), kind="halves")
 
 
-def _all_phases(book: Ledger) -> Markup:
+def _all_phases(ledger: Ledger) -> Markup:
     rows = [
         [
             stage.stage,
@@ -185,7 +192,7 @@ def _all_phases(book: Ledger) -> Markup:
             short(phase.tokens / phase.seconds) if phase.tokens and phase.seconds else ABSENT,
             memory(phase.peak_bytes),
         ]
-        for stage in book.stages
+        for stage in ledger.stages
         for phase in stage.phases
     ]
     header = ["Stage", "Phase", "Time", "Cost", "Tokens", "Tokens/s", "Peak memory"]

@@ -20,10 +20,10 @@ RUN_NAMES = {"manual": "stages started by hand", NO_RUN: "a run that was not rec
 def masthead(findings: Findings) -> Markup:
     """Name of the model, verdict, and what, when and where."""
     judged = verdict(findings)
-    book = findings.ledger
+    ledger = findings.ledger
     return parts.masthead(
         findings.params.tracking.registered_model,
-        RUN_NAMES.get(book.state, f"run {book.run_id}"),
+        RUN_NAMES.get(ledger.state, f"run {ledger.run_id}"),
         parts.badge(judged.title, judged.tone),
         judged.sentence,
         _facts(findings),
@@ -37,13 +37,13 @@ def tiles(findings: Findings) -> Markup:
 
 
 def _facts(findings: Findings) -> Iterator[tuple[str, str]]:
-    params, book = findings.params, findings.ledger
+    params, ledger = findings.params, findings.ledger
     yield "Model", model_name(params, findings.value("sft", "parameters"))
     yield "Method", RECORDS[params.align.method].summary
     yield "Data", source_name(params)
-    if book.started is not None:
-        unfinished = "" if book.state == "completed" else f" ({book.state})"
-        yield "Started", f"{moment(book.started)}{unfinished}"
+    if ledger.started is not None:
+        unfinished = "" if ledger.state == "completed" else f" ({ledger.state})"
+        yield "Started", f"{moment(ledger.started)}{unfinished}"
     yield "Machine", machine_name(findings)
     price = params.prices
     electricity = f" and {usd(price.usd_per_kwh)} per kWh" if price.usd_per_kwh else ""
@@ -93,18 +93,18 @@ def _reward_tiles(findings: Findings) -> Iterator[tuple[str, str, str]]:
         yield "Calibration error", decimal(ece), "of the reward model, 0 is best"
 
 
-def _cost_tiles(book: Ledger) -> Iterator[tuple[str, str, str]]:
-    yield "Time", duration(book.total_seconds) if book.stages else ABSENT, "sum of all stages"
+def _cost_tiles(ledger: Ledger) -> Iterator[tuple[str, str, str]]:
+    yield "Time", duration(ledger.total_seconds) if ledger.stages else ABSENT, "sum of all stages"
     remark = (
-        f"{usd(book.waste_usd)} wasted"
-        if book.waste_usd > 0
-        else f"{usd(book.saved_usd)} saved"
-        if book.saved_usd > 0
+        f"{usd(ledger.waste_usd)} wasted"
+        if ledger.waste_usd > 0
+        else f"{usd(ledger.saved_usd)} saved"
+        if ledger.saved_usd > 0
         else "nothing wasted"
     )
-    yield "Cost", usd(book.total_usd) if book.stages else ABSENT, remark
-    if peak := max((stage.peak_bytes for stage in book.stages), default=0):
-        yield ("Peak memory", memory(peak), f"in stage {max(book.stages, key=lambda stage: stage.peak_bytes).stage}")
+    yield "Cost", usd(ledger.total_usd) if ledger.stages else ABSENT, remark
+    if peak := max((stage.peak_bytes for stage in ledger.stages), default=0):
+        yield ("Peak memory", memory(peak), f"in stage {max(ledger.stages, key=lambda stage: stage.peak_bytes).stage}")
 
 
 def model_name(params: Params, parameters: float | None) -> str:

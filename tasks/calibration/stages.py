@@ -40,7 +40,7 @@ from costs.planning.phases import formula_phases
 from costs.planning.rows import count
 from costs.planning.settings import evaluated, runs_a_model, setting_of
 from costs.planning.stages import phase_peak
-from costs.planning.target import target
+from costs.planning.target import find_target
 from tasks.calibration.other_load import OtherLoad
 from tasks.run.code_version import HOME
 from tasks.run.stop import StopRequest
@@ -268,9 +268,9 @@ def _timed_data(folder: Path, params: Params) -> TimedStage:
 
 
 def _setting(root: Path, folder: Path, params: Params, stage: str, machine: Machine) -> Setting:
-    aim = replace(target(params, None, 1, None, root), hardware=device(machine), by_stage=True)
-    aim, rows = replace(aim, root=folder), count(params, folder)
-    return setting_of(params, aim, stage, rows, base_shape(params, root))
+    target = replace(find_target(params, None, 1, None, root), hardware=device(machine), by_stage=True)
+    target, rows = replace(target, root=folder), count(params, folder)
+    return setting_of(params, target, stage, rows, base_shape(params, root))
 
 
 def timed_stage(root: Path, folder: Path, params: Params, stage: str, machine: Machine) -> TimedStage:

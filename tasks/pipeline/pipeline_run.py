@@ -21,7 +21,7 @@ from config.workspace.at_work import locked
 from config.workspace.rows import pipeline_rows
 from costs.ledger.budget import results_key
 from costs.ledger.history import remember
-from costs.ledger.ledger import ledger
+from costs.ledger.ledger import read_ledger
 from costs.ledger.reconcile import read_plan, reconcile
 from reporting.build import build_report, build_summary
 from tasks.dvc.transfers import default_remote, public, push
@@ -202,8 +202,8 @@ def _bring_model(pipeline: Pipeline) -> None:
 def remember_cost(run: Run) -> None:
     """Keep what was planned beside what was measured, for the planner's error; that cannot fail the run."""
     try:
-        book = ledger(run.root, run.params, run.run_id)
-        remember(run.root, book, reconcile(read_plan(run.folder), book))
+        ledger = read_ledger(run.root, run.params, run.run_id)
+        remember(run.root, ledger, reconcile(read_plan(run.folder), ledger))
     except (OSError, RlhfError) as error:
         logger.warning("plan and measurement could not be kept for later plans: %s", error)
 

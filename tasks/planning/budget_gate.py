@@ -88,7 +88,7 @@ def _advice(root: Path, prepared: Planned, exceeded: Excess) -> str:
         fits = (limit.value - exceeded.spent - fixed) / (exceeded.planned - fixed)
         less += f" (about {fits:.0%} of the training fits)"
     goal: Goal = "usd" if limit.unit == "USD" else "time"
-    cheaper = cheapest(params, prepared.aim, tuple(prepared.ahead), goal)
+    cheaper = cheapest(params, prepared.target, tuple(prepared.ahead), goal)
     other = prepare(root, cheaper.params) if cheaper.changes else prepared
     needed = limit.part(total(other.ahead, limit.stage)) if isinstance(other, Planned) else math.inf
     if needed > (1 - WORTH_TELLING) * exceeded.planned:

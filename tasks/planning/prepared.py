@@ -22,7 +22,7 @@ from costs.ledger.budget import Cost, added, all_limits, chain, predecessor, res
 from costs.ledger.reconcile import PLAN_FILE
 from costs.planning.planner import plan as make_plan
 from costs.planning.plans import Plan, StagePlan
-from costs.planning.target import Target, target
+from costs.planning.target import Target, find_target
 from costs.tables.price import stage_price
 from tasks.dvc.status import stale_stages
 from tasks.dvc.transfers import default_remote
@@ -55,7 +55,7 @@ class Unplannable(Prepared):
 
 @dataclass(frozen=True, kw_only=True)
 class Planned(Prepared):
-    aim: Target
+    target: Target
     plan: Plan
     ahead: Mapping[str, Cost]
     """Stage -> what it will cost from here on, by the plan; unchanged stages are not in it."""
@@ -112,8 +112,8 @@ def prepare(
         params=params, continues=before, spent=so_far, spent_elsewhere=elsewhere.spent if elsewhere is not None else {}
     )
     try:
-        aim = target(params, None, None, None, root)
-        plan = make_plan(params, aim)
+        target = find_target(params, None, None, None, root)
+        plan = make_plan(params, target)
     except CostError as error:
         if all_limits(params.budget) or params.budget.approval_usd is not None:
             raise
@@ -128,7 +128,7 @@ def prepare(
     planned = {stage.stage: stage for stage in plan.stages if stage.stage in stale}
     return Planned(
         **vars(facts),
-        aim=aim,
+        target=target,
         plan=plan,
         ahead={name: _ahead(stage, shares[name]) for name, stage in planned.items()},
         fixed=total({name: _fixed(stage) for name, stage in planned.items()}),
@@ -201,9 +201,9 @@ def keep(folder: Path, prepared: Prepared) -> None:
     record: dict[str, Any] = {
         **prepared.plan.as_json(),
         "time": time.time(),
-        "hardware": prepared.aim.hardware.name,
-        "gpus": prepared.aim.gpus,
-        "usd_per_device_hour": prepared.aim.price.expected,
+        "hardware": prepared.target.hardware.name,
+        "gpus": prepared.target.gpus,
+        "usd_per_device_hour": prepared.target.price.expected,
         "continues": prepared.continues,
         "spent": {stage: cost._asdict() for stage, cost in prepared.spent.items()},
         "ahead": {stage: cost._asdict() for stage, cost in prepared.ahead.items()},

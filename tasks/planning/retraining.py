@@ -19,7 +19,7 @@ def with_cycle(prepared: Planned | Unplannable, examined: bool = False) -> Plann
     if not isinstance(prepared, Planned):
         return prepared
     try:
-        plan = plan_cycle(prepared.plan, prepared.params, prepared.aim, examined)
+        plan = plan_cycle(prepared.plan, prepared.params, prepared.target, examined)
     except CostError as error:
         if prepared.params.budget.approval_usd is not None:
             raise

@@ -15,7 +15,7 @@ from config.schema import Params
 from config.workspace.kept import kept_params
 from config.workspace.retraining import RETRAIN_ROWS, RetrainRow
 from config.workspace.rows import pipeline_rows
-from costs.ledger.ledger import ledger
+from costs.ledger.ledger import read_ledger
 
 PURPOSE = "retrain"
 """Tag of a cycle's pipeline run, and the key of its first row that says so."""
@@ -76,4 +76,4 @@ def run_usd(root: Path, params: Params, run_id: str) -> float:
         kept = kept_params(root, run_id)
     except RlhfError:
         kept = params
-    return ledger(root, kept, run_id).total_usd
+    return read_ledger(root, kept, run_id).total_usd

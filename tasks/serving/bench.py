@@ -125,9 +125,9 @@ def _plan(root: Path, params: Params, url: str, benchmark: Benchmark) -> Serving
     concurrencies = [load.concurrency for load in benchmark.loads if load.concurrency is not None]
     if benchmark.engine != "llama_cpp" or not is_loopback(url):
         return None
-    aim = Aim(this_device(root), own_price(benchmark.usd_per_hour, "rlhf bench", benchmark.time), root=root)
+    target = Aim(this_device(root), own_price(benchmark.usd_per_hour, "rlhf bench", benchmark.time), root=root)
     return plan_serving(
-        params, aim, benchmark.weights, benchmark.slots, concurrencies, pace_seconds=benchmark.pace_seconds
+        params, target, benchmark.weights, benchmark.slots, concurrencies, pace_seconds=benchmark.pace_seconds
     )
 
 

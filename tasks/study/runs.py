@@ -28,7 +28,7 @@ from config.workspace.machine import MACHINE_FILE, SERVING_FILE
 from config.workspace.rows import pipeline_rows
 from config.workspace.study import StudyFile
 from costs.ledger.budget import results_key
-from costs.ledger.ledger import ledger
+from costs.ledger.ledger import read_ledger
 from reporting.comparison.runs import Comparison, Variant, compare, read_run
 from reporting.numbers import duration, usd
 from tasks.dvc.status import yaml_of
@@ -222,4 +222,4 @@ def completed(place: Path) -> dict[str, str]:
 def spent(place: Path) -> float:
     """What the runs of a study have cost, failed ones too."""
     runs = dict.fromkeys(row.run_id for row in pipeline_rows(place) if row.event == "start")
-    return sum(ledger(place, kept_params(place, run_id), run_id).total_usd for run_id in runs)
+    return sum(read_ledger(place, kept_params(place, run_id), run_id).total_usd for run_id in runs)

@@ -10,9 +10,9 @@ import pytest
 from mlflow import MlflowClient
 
 from tests.audit.accounts import STAGES, Accounts, rows_of
-from tests.audit.books import FIRST, SECOND, THIRD, write_books
 from tests.audit.checks import check_points, runs_by_key
 from tests.audit.expected import comparisons, total_comparison
+from tests.audit.ledgers import FIRST, SECOND, THIRD, write_ledgers
 from tracking.sync import sync
 
 pytestmark = pytest.mark.integration
@@ -23,8 +23,8 @@ WATTS = {"cpu": 170.0, "a100-80": 400.0}
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Path:
-    folder = tmp_path_factory.mktemp("books")
-    params = write_books(folder)
+    folder = tmp_path_factory.mktemp("ledgers")
+    params = write_ledgers(folder)
     shutil.copyfile(empty_database, folder / "mlflow.db")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

@@ -15,9 +15,9 @@ from reporting.build import build_report
 from reporting.inputs import read_findings
 from reporting.summary import summary
 from tests.audit.accounts import Accounts, rows_of
-from tests.audit.books import FIRST, SECOND, THIRD, write_books
 from tests.audit.checks import agrees, check_ledger, check_summary
 from tests.audit.expected import PANELS, comparisons, curve, key_figure, report_figures, sequences, total_comparison
+from tests.audit.ledgers import FIRST, SECOND, THIRD, write_ledgers
 from tests.audit.page import Page, numbers, read, says
 
 RUNS = (FIRST, SECOND)
@@ -25,8 +25,8 @@ RUNS = (FIRST, SECOND)
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("books")
-    write_books(folder)
+    folder = tmp_path_factory.mktemp("ledgers")
+    write_ledgers(folder)
     return folder
 
 

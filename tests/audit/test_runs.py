@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from cli.main import app
 from config.records import kept_folder
 from tests.audit.accounts import Accounts
-from tests.audit.books import FIRST, SECOND, THIRD, write_books
+from tests.audit.ledgers import FIRST, SECOND, THIRD, write_ledgers
 from tests.audit.page import Page, numbers, read, says
 
 METRICS = {
@@ -39,8 +39,8 @@ IN_POINTS = (
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("books")
-    write_books(folder)
+    folder = tmp_path_factory.mktemp("ledgers")
+    write_ledgers(folder)
     return folder
 
 

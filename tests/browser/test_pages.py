@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 
 from config.load import load
 from costs.planning.planner import plan
-from costs.planning.target import target
+from costs.planning.target import find_target
 from labelling.server import Session, serve, url
 from reporting.build import build_report
 from reporting.comparison.page import comparison_page
@@ -47,7 +47,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     write_two_runs(root)
     files = {"report": build_report(root, load(root / "runs/pipeline" / FIRST / "params.yaml"), FIRST)}
     params = load(RECIPE)
-    made = plan(params, target(params, None, 1, None, root), ("data", "sft", "reward", "ppo", "evaluate"))
+    made = plan(params, find_target(params, None, 1, None, root), ("data", "sft", "reward", "ppo", "evaluate"))
     texts = {
         "compare": comparison_page(compare_runs(root, [FIRST, SECOND]), "Two runs side by side", "rlhf compare"),
         "plan": plan_page(made, "Plan of demo.yaml"),

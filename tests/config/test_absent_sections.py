@@ -12,7 +12,7 @@ from config.records import stages_of
 from config.schema import Params
 from costs.ledger.budget import results_key, same_results
 from costs.planning.planner import plan
-from costs.planning.target import target
+from costs.planning.target import find_target
 from tests.conftest import ROOT
 
 
@@ -43,7 +43,7 @@ def test_sections_of_other_methods_may_be_absent_and_stay_so(method: str, absent
 def test_a_plan_needs_no_other_methods_section(method: str, tmp_path: Path) -> None:
     others = [other for other in METHODS if other != method]
     whole, lean = (validate(without(method, *absent), "here") for absent in ([], others))
-    made, planned = (plan(params, target(params, None, 1, None, tmp_path)) for params in (whole, lean))
+    made, planned = (plan(params, find_target(params, None, 1, None, tmp_path)) for params in (whole, lean))
     assert [stage.stage for stage in planned.stages] == list(stages_of(method))
     assert planned == made
 

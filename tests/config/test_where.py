@@ -17,7 +17,7 @@ from costs.ledger.budget import results_key, same_results
 from costs.planning.planner import plan
 from costs.planning.rows import count
 from costs.planning.settings import setting_of
-from costs.planning.target import target
+from costs.planning.target import find_target
 from costs.tables.price import pool_of
 from tests.conftest import ROOT
 
@@ -94,12 +94,12 @@ def test_a_place_that_cannot_be_is_refused_in_one_line(assignment: str, message:
 
 def test_the_plan_takes_processes_sharding_and_offload_of_each_stage(tmp_path: Path) -> None:
     params = demo("where.default.processes=2", "where.ppo={processes: 4, sharding: zero3, offload: true}")
-    aim = target(params, "a100-80", None, None, tmp_path)
-    made = {stage.stage: stage.gpus for stage in plan(params, aim).stages}
+    target = find_target(params, "a100-80", None, None, tmp_path)
+    made = {stage.stage: stage.gpus for stage in plan(params, target).stages}
     assert made == {"data": 1, "sft": 2, "reward": 2, "ppo": 4, "evaluate": 1}
-    rows, model = (count(params, tmp_path), setting_of(params, aim, "sft", count(params, tmp_path), _model(params)))
+    rows, model = (count(params, tmp_path), setting_of(params, target, "sft", count(params, tmp_path), _model(params)))
     assert (model.levers.parallel, model.levers.offload_weights) == ("ddp", False)
-    ppo = setting_of(params, aim, "ppo", rows, _model(params))
+    ppo = setting_of(params, target, "ppo", rows, _model(params))
     assert (ppo.levers.parallel, ppo.levers.offload_weights) == ("fsdp", True)
 
 

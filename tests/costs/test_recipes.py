@@ -9,7 +9,7 @@ from config.load import load
 from costs.planning.moments import moments
 from costs.planning.planner import plan
 from costs.planning.settings import settings
-from costs.planning.target import target
+from costs.planning.target import find_target
 
 RECIPES = {"gpu-24gb": 1, "gpu-80gb": 1, "node-8gpu": 8, "two-nodes": 16}
 TOLERANCE = 0.25
@@ -22,7 +22,7 @@ more.
 def test_a_recipe_for_gpus_fits_them_for_the_time_and_money_it_names(name: str, tmp_path: Path) -> None:
     file = Path("recipes") / f"{name}.yaml"
     params = load(file)
-    made = plan(params, target(params, None, None, None, tmp_path))
+    made = plan(params, find_target(params, None, None, None, tmp_path))
     assert {
         stage.stage: stage.gpus for stage in made.stages if stage.stage in ("sft", "reward", "ppo")
     } == dict.fromkeys(("sft", "reward", "ppo"), RECIPES[name])
@@ -37,7 +37,7 @@ def test_a_recipe_for_gpus_fits_them_for_the_time_and_money_it_names(name: str, 
 def test_what_is_divided_shrinks_with_the_number_of_devices(tmp_path: Path) -> None:
     def bytes_of(level: str, gpus: int, part: str) -> float:
         params = load(Path("recipes/node-8gpu.yaml"), [f"where.sft.sharding={level}"])
-        setting = settings(params, target(params, None, gpus, None, tmp_path))["sft"]
+        setting = settings(params, find_target(params, None, gpus, None, tmp_path))["sft"]
         held = {moment.phase: moment.roles for moment in moments(setting)}
         return held["train:loss"]["policy"][part]
 
@@ -50,7 +50,7 @@ def test_what_is_divided_shrinks_with_the_number_of_devices(tmp_path: Path) -> N
 
 def test_a_role_that_samples_is_whole_meanwhile(tmp_path: Path) -> None:
     params = load(Path("recipes/node-8gpu.yaml"))
-    setting = settings(params, target(params, None, None, None, tmp_path))["ppo"]
+    setting = settings(params, find_target(params, None, None, None, tmp_path))["ppo"]
     held = {moment.phase: moment.roles for moment in moments(setting)}["rollout"]
     weights = 7_615_616_512
     copied = weights - 152_064 * 3584  # the embedding is looked up

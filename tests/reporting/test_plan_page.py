@@ -8,7 +8,7 @@ import pytest
 from config.load import load
 from costs.planning.planner import plan
 from costs.planning.plans import Plan
-from costs.planning.target import target
+from costs.planning.target import find_target
 from reporting.numbers import memory
 from reporting.plan_page import plan_page
 from tests.conftest import ROOT
@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 
 def planned(*assignments: str) -> Plan:
     params = load(ROOT / "recipes" / "demo.yaml", list(assignments))
-    return plan(params, target(params, None, 1, None, Path("nowhere")), ("sft", "ppo"))
+    return plan(params, find_target(params, None, 1, None, Path("nowhere")), ("sft", "ppo"))
 
 
 class Elements(HTMLParser):

@@ -97,10 +97,10 @@ def test_a_student_has_paid_for_itself_after_so_many_tokens(tmp_path: Path) -> N
     assert ">at once<" not in page(findings)  # this run made no student
     ppo = findings.ledger.stage("ppo")
     assert ppo is not None
-    book = replace(findings.ledger, stages=(*findings.ledger.stages, replace(ppo, stage="distill")))
+    ledger = replace(findings.ledger, stages=(*findings.ledger.stages, replace(ppo, stage="distill")))
     # 0.001 USD a second for 300 tokens in each, and for 500
     saved = 0.001 / 300 - 0.001 / 500
-    assert f">{short(ppo.usd / saved)} tokens<" in page(replace(findings, ledger=book))
+    assert f">{short(ppo.usd / saved)} tokens<" in page(replace(findings, ledger=ledger))
 
 
 def test_what_was_served_shares_the_cost_of_training(tmp_path: Path, params: Params) -> None:

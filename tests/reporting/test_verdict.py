@@ -13,7 +13,7 @@ from costs.ledger.ledger import StageCost
 from costs.ledger.reconcile import reconcile
 from reporting.inputs import Findings, read_findings
 from reporting.verdict import Verdict, bill, usd_per_win_rate_point, verdict
-from tests.costs.books import book, stage_cost
+from tests.costs.ledgers import build_ledger, stage_cost
 from tests.reporting.plausible_run import BEGIN, write_cached_run, write_pipeline_run
 from tests.support.clock import Clock
 
@@ -128,7 +128,7 @@ def stage(name: str = "ppo", state: str = "done", **changes: Any) -> StageCost:
 
 
 def findings(*stages: StageCost, state: str = "completed", metrics: dict[str, Any] | None = None) -> Findings:
-    made = book(*stages, state=state)
+    made = build_ledger(*stages, state=state)
     params = load(Path(__file__).parents[2] / "recipes" / "demo.yaml")
     found = {"evaluate": metrics or {}}
     return Findings(params, made, reconcile(None, made), found, {}, [], [], {}, [])

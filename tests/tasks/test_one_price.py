@@ -9,7 +9,7 @@ from config.load import load
 from config.records import UsageRow, stages_of
 from config.schema import Params
 from config.workspace.retraining import RETRAIN_ROWS, RetrainRow
-from costs.ledger.ledger import ledger
+from costs.ledger.ledger import read_ledger
 from costs.tables.price import stage_price
 from tasks.planning.prepared import spent_by_stage
 from tasks.retraining import cycle
@@ -45,27 +45,27 @@ def test_every_consumer_prices_an_hour_of_a_stage_alike(
     for stage in stages_of(params.align.method):
         watch = progress.Watch(tmp_path, params, stage)
         row = an_hour(tmp_path, params, stage)
-        book = ledger(tmp_path, params, "r").stage(stage)
-        assert book is not None
+        ledger = read_ledger(tmp_path, params, "r").stage(stage)
+        assert ledger is not None
         place = params.where.of(stage)
-        assert book.usd >= place.processes * params.prices.usd_per_device_hour > 0
-        total += book.usd
+        assert ledger.usd >= place.processes * params.prices.usd_per_device_hour > 0
+        total += ledger.usd
 
         shipped = {each.key: each.value for each in usage_metrics(row, stage_price(params, stage))}
-        assert shipped["phase/train/usd"] == pytest.approx(book.usd)
+        assert shipped["phase/train/usd"] == pytest.approx(ledger.usd)
 
         monkeypatch.setattr(progress, "now", lambda: 0.0)
         watch.look()
         monkeypatch.setattr(progress, "now", lambda: HOUR)
-        assert watch.look().usd == pytest.approx(book.usd)
+        assert watch.look().usd == pytest.approx(ledger.usd)
 
-        assert spent_by_stage(tmp_path, params, ["r"])[stage].usd == pytest.approx(book.usd)
+        assert spent_by_stage(tmp_path, params, ["r"])[stage].usd == pytest.approx(ledger.usd)
 
         left = BudgetWatch(Run(tmp_path, "other", params), stage).time_left(place.processes)
         assert left is not None
         assert params.budget.max_usd is not None
         hours = left.seconds / HOUR
-        assert hours * book.usd == pytest.approx(params.budget.max_usd)
+        assert hours * ledger.usd == pytest.approx(params.budget.max_usd)
 
         checkpoint = tmp_path / "checkpoints" / stage / FINGERPRINT / "step-1"
         checkpoint.mkdir(parents=True)
@@ -73,7 +73,7 @@ def test_every_consumer_prices_an_hour_of_a_stage_alike(
         (checkpoint / "code.json").write_text('{"training/gone.py": "0"}')
         changed = changed_since_checkpoint(tmp_path, params, stage)
         assert changed is not None
-        assert changed.cost.usd == pytest.approx(book.usd)
+        assert changed.cost.usd == pytest.approx(ledger.usd)
     assert run_usd(tmp_path, params, "r") == pytest.approx(total)
 
 

@@ -13,7 +13,7 @@ from config.errors import CostError, DataError, EnvironmentFault, ParamsError
 from config.load import load, read
 from config.workspace.study import read_study
 from costs.planning.planner import plan
-from costs.planning.target import target
+from costs.planning.target import find_target
 from tasks.study.runs import works
 from tests.conftest import ROOT
 
@@ -55,7 +55,7 @@ def test_a_recipe_is_written_for_data_and_a_device_and_never_replaced(project: P
     assert said["data"] == {"source": source, "vote_source": None}
     params = load(written)
     assert (params.prices.device, params.prices.usd_per_device_hour) == ("rtx4090", 0.5)
-    made = plan(params, target(params, None, 1, None, project), ("sft", "reward", "ppo"))
+    made = plan(params, find_target(params, None, 1, None, project), ("sft", "reward", "ppo"))
     assert all(stage.fits for stage in made.stages)
     before = written.read_bytes()
     with pytest.raises(Exception, match="already exists and is not replaced"):
@@ -102,7 +102,7 @@ def test_what_does_not_fit_with_all_weights_learns_adapters_at_their_rate() -> N
     assert params.dpo is not None
     assert made.dpo.lora is not None
     assert made.dpo.learning_rate == pytest.approx(10 * params.dpo.learning_rate)
-    shown = plan(made, target(made, None, 1, None, ROOT), STAGES)
+    shown = plan(made, find_target(made, None, 1, None, ROOT), STAGES)
     assert all(stage.fits for stage in shown.stages)
     with pytest.raises(CostError, match="fits t4 neither with all weights nor with adapters"):
         fitting(wanted(ROOT, "mine", FOUND, "Qwen/Qwen2.5-32B", "t4", None, "dpo"))

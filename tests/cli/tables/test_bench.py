@@ -7,7 +7,7 @@ from rich.console import Console, RenderableType
 from cli.tables.bench import bench_view, plan_view, usd
 from config.load import load
 from costs.planning.serving import plan_serving
-from costs.planning.target import target
+from costs.planning.target import find_target
 from tests.conftest import ROOT
 from tests.support.benchmarks import benchmark
 
@@ -29,8 +29,8 @@ def test_a_benchmark_has_a_row_a_load_and_the_prices_of_its_knee() -> None:
 
 def test_a_plan_fits_too() -> None:
     params = load(ROOT / "recipes/gpu-24gb.yaml")
-    aim = target(params, "a100-80", 1, None, ROOT)
-    found = shown(plan_view(plan_serving(params, aim, "f32", 256, (1, 64, 256), 500.0)))
+    target = find_target(params, "a100-80", 1, None, ROOT)
+    found = shown(plan_view(plan_serving(params, target, "f32", 256, (1, 64, 256), 500.0)))
     assert max(map(len, found.splitlines())) <= 80
     assert "500 requests/s:" in found
     assert "a month" in found

@@ -20,11 +20,11 @@ from costs.planning.compare import Difference
 from costs.planning.explain import explain_params
 from costs.planning.planner import plan
 from costs.planning.plans import Band, Interval, PhasePlan, Plan, PlanError, StagePlan, Usd
-from costs.planning.target import target
+from costs.planning.target import find_target
 from reporting.inputs import Findings, read_findings
 from tasks.pipeline.clean import Leftover
 from tests.conftest import ROOT
-from tests.costs import books
+from tests.costs import ledgers
 from tests.reporting.plausible_run import write_pipeline_run
 
 GIB = 2**30
@@ -47,7 +47,7 @@ def findings(tmp_path: Path) -> Findings:
 
 
 def stage_cost(stage: str, usd: float, saved_usd: float, retries: int) -> StageCost:
-    return books.stage_cost(
+    return ledgers.stage_cost(
         stage,
         seconds=30.0,
         usd=usd,
@@ -183,18 +183,18 @@ RECIPES = sorted(path.name for path in (ROOT / "recipes").glob("*.yaml") if path
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_plans_and_explanations_fit_80_columns_and_a_phase_60_lines(recipe: str) -> None:
     params = load(ROOT / "recipes" / recipe)
-    aim = target(params, None, None, None, Path("nowhere"))
-    made = plan(params, aim, params.stages)
+    target = find_target(params, None, None, None, Path("nowhere"))
+    made = plan(params, target, params.stages)
     shown = [plan_tables.stage_table(made), plan_tables.interval_table(made),
              plan_tables.phase_table(made), plan_tables.memory_table(made)]  # fmt: skip
     for view in shown:
         assert_whole(view)
     for stage in made.stages:
-        whole = explain_params(params, aim, params.stages, stage.stage)
+        whole = explain_params(params, target, params.stages, stage.stage)
         assert_whole(plan_tables.explain_view(whole))
         for phase in stage.phases:
             asked = f"{stage.stage}.{phase.phase}"
-            found = explain_params(params, aim, params.stages, asked)
+            found = explain_params(params, target, params.stages, asked)
             assert len(assert_whole(plan_tables.explain_view(found))) <= 60
 
 

@@ -15,7 +15,7 @@ from costs.planning.phases import phases
 from costs.planning.planner import plan
 from costs.planning.rows import count
 from costs.planning.settings import evaluated, setting_of
-from costs.planning.target import target
+from costs.planning.target import find_target
 from tests.conftest import ROOT
 
 RECIPE = ROOT / "recipes/demo-distill.yaml"
@@ -23,8 +23,8 @@ RECIPE = ROOT / "recipes/demo-distill.yaml"
 
 def setting(*overrides: str) -> Setting:
     params = load(RECIPE, list(overrides))
-    aim = target(params, None, None, None, Path("nowhere"))
-    found = setting_of(params, aim, "distill", count(params, aim.root), base_shape(params, aim.root))
+    target = find_target(params, None, None, None, Path("nowhere"))
+    found = setting_of(params, target, "distill", count(params, target.root), base_shape(params, target.root))
     assert found.rlhf is not None
     return found
 
@@ -80,11 +80,11 @@ def test_a_student_of_the_teachers_layers_has_its_width() -> None:
 
 def test_the_stage_is_planned_and_explained_where_there_is_a_section() -> None:
     params = load(RECIPE)
-    aim = target(params, None, None, None, Path("nowhere"))
-    found = plan(params, aim)
+    target = find_target(params, None, None, None, Path("nowhere"))
+    found = plan(params, target)
     assert [stage.stage for stage in found.stages][-2:] == ["distill", "evaluate"]
     assert evaluated(params) == 4
-    without = plan(load(ROOT / "recipes/demo.yaml"), aim)
+    without = plan(load(ROOT / "recipes/demo.yaml"), target)
     assert "distill" not in [stage.stage for stage in without.stages]
-    said = explain_params(params, aim, params.stages, "distill")
+    said = explain_params(params, target, params.stages, "distill")
     assert said.seconds == pytest.approx(found.stages[-2].seconds)

@@ -18,7 +18,7 @@ from config.records import AttemptRow, PipelineRow, UsageRow
 from config.schema import Params
 from config.workspace.at_work import locked
 from costs.ledger.attempts import Attempt, kept_step, read_attempts, split_usage
-from costs.ledger.ledger import ledger
+from costs.ledger.ledger import read_ledger
 
 ROOT = Path(__file__).parents[3]
 
@@ -117,7 +117,7 @@ def done_attempt(
 def test_an_attempt_killed_before_its_first_usage_row_has_no_length(tmp_path: Path, params: Params) -> None:
     pipeline(tmp_path, "a", "start")
     Process(tmp_path, "sft", 1, "a", 100.0)
-    (stage,) = ledger(tmp_path, params).stages
+    (stage,) = read_ledger(tmp_path, params).stages
     assert (stage.seconds, stage.usd, stage.attempts, stage.phases) == (0.0, 0.0, 1, ())
 
 
@@ -127,7 +127,7 @@ def test_attempts_are_in_the_order_in_which_they_came_where_the_clock_was_set_ba
     pipeline(tmp_path, "a", "start")
     attempt(tmp_path, "sft", 1, "a", *steps("train", 1, 3, 3.0), begin=90000.0)
     attempt(tmp_path, "sft", 2, "a", *steps("train", 2, 3, 3.0), begin=100.0, resumed=1, code=0)
-    (stage,) = ledger(tmp_path, params).stages
+    (stage,) = read_ledger(tmp_path, params).stages
     assert stage.waste_seconds == pytest.approx(6.0)
 
 
@@ -135,25 +135,25 @@ def test_a_stop_that_was_resumed_under_another_run_keeps_each_run_its_own_bill(t
     pipeline(tmp_path, "a", "start")
     attempt(tmp_path, "ppo", 1, "a", *steps("update", 1, 2), code=75, message="budget")
     pipeline(tmp_path, "a", "end", state="stopped")
-    before = ledger(tmp_path, params).stages[0]
+    before = read_ledger(tmp_path, params).stages[0]
     assert (before.state, before.message, before.waste_usd, before.attempt) == ("stopped", "budget", 0.0, None)
     pipeline(tmp_path, "b", "start")
     attempt(tmp_path, "ppo", 2, "b", ("update", 3, 10.0), resumed=2, code=0)
     pipeline(tmp_path, "b", "stage", stage="ppo", attempt=2)
     pipeline(tmp_path, "c", "start")
     pipeline(tmp_path, "c", "stage", stage="ppo", cached=True, attempt=2)
-    assert ledger(tmp_path, params, "a").total_usd == pytest.approx(0.020)
-    assert ledger(tmp_path, params, "a").waste_usd == 0.0
-    assert ledger(tmp_path, params, "b").total_usd == pytest.approx(0.010)
-    assert ledger(tmp_path, params, "c").saved_usd == pytest.approx(0.030)
+    assert read_ledger(tmp_path, params, "a").total_usd == pytest.approx(0.020)
+    assert read_ledger(tmp_path, params, "a").waste_usd == 0.0
+    assert read_ledger(tmp_path, params, "b").total_usd == pytest.approx(0.010)
+    assert read_ledger(tmp_path, params, "c").saved_usd == pytest.approx(0.030)
 
 
 def test_a_crash_without_checkpoint_is_all_waste_once_it_was_done_again(tmp_path: Path, params: Params) -> None:
     pipeline(tmp_path, "a", "start")
     attempt(tmp_path, "sft", 1, "a", ("train", 1, 10.0), code=1, message="ValueError")
-    assert ledger(tmp_path, params).waste_usd == 0.0
+    assert read_ledger(tmp_path, params).waste_usd == 0.0
     done_attempt(tmp_path, "sft", 2, "a", begin=200.0)
-    assert ledger(tmp_path, params).waste_usd == pytest.approx(0.010)
+    assert read_ledger(tmp_path, params).waste_usd == pytest.approx(0.010)
 
 
 def test_a_checkpoint_is_inherited_past_an_attempt_with_other_parameters(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_damaged_checkpoint_makes_more_of_the_earlier_work_waste(tmp_path: Pat
     attempt(tmp_path, "sft", 1, "a", *steps("train", 1, 4))
     for number, resumed in ((2, 3), (3, 1)):
         attempt(tmp_path, "sft", number, "a", ("train", 4, 10.0), resumed=resumed)
-    (stage,) = ledger(tmp_path, params).stages
+    (stage,) = read_ledger(tmp_path, params).stages
     assert stage.waste_seconds == pytest.approx(30 + 10)
 
 
@@ -187,7 +187,7 @@ def test_memory_that_ran_out_in_a_step_done_again_is_wasted_once(tmp_path: Path,
     killed.use("train", 2, 10.0)
     killed.use("train", 3, 10.0)
     attempt(tmp_path, "sft", 2, "a", ("train", 3, 10.0), resumed=2, code=0)
-    (stage,) = ledger(tmp_path, params).stages
+    (stage,) = read_ledger(tmp_path, params).stages
     assert stage.seconds == pytest.approx(36 + 10)
     assert stage.waste_seconds == pytest.approx(6 + 10)
     assert sum(phase.seconds for phase in stage.useful_phases) == pytest.approx(20 + 10)
@@ -201,9 +201,9 @@ def test_an_attempt_that_did_nothing_wastes_nobodys_work(
     attempt(tmp_path, "ppo", 1, "a", ("update", 1, 10.0))
     # killed while loading, or it had to ask
     attempt(tmp_path, "ppo", 2, "a", ("start", 0, 3.0), code=exit_code)
-    assert ledger(tmp_path, params).waste_usd == 0.0
+    assert read_ledger(tmp_path, params).waste_usd == 0.0
     attempt(tmp_path, "ppo", 3, "a", ("update", 2, 10.0), resumed=1, code=0)
-    (stage,) = ledger(tmp_path, params).stages
+    (stage,) = read_ledger(tmp_path, params).stages
     assert stage.waste_seconds == pytest.approx(3)
     assert sum(phase.seconds for phase in stage.useful_phases) == pytest.approx(20)
 
@@ -213,7 +213,7 @@ def test_work_whose_heir_was_abandoned_was_abandoned_too(tmp_path: Path, params:
     attempt(tmp_path, "ppo", 1, "a", ("update", 1, 10.0), fingerprint="one")
     attempt(tmp_path, "ppo", 2, "a", ("update", 2, 10.0), resumed=1, fingerprint="one")
     done_attempt(tmp_path, "ppo", 3, "a", begin=300.0, seconds=7.0, fingerprint="two")
-    (stage,) = ledger(tmp_path, params).stages
+    (stage,) = read_ledger(tmp_path, params).stages
     assert stage.waste_seconds == pytest.approx(20)
     assert sum(phase.seconds for phase in stage.useful_phases) == pytest.approx(7)
 
@@ -258,7 +258,7 @@ def test_what_made_the_outputs_and_the_waste_are_all_that_was_paid(
             reached[fingerprint] = done
             if code is not None:
                 process.event("end", fingerprint, step=done, exit_code=code)
-        (stage,) = ledger(root, params).stages
+        (stage,) = read_ledger(root, params).stages
     made = sum(phase.seconds for phase in stage.useful_phases)
     assert made + stage.waste_seconds == pytest.approx(stage.seconds)
     assert sum(phase.usd for phase in stage.useful_phases) + stage.waste_usd == pytest.approx(stage.usd)
@@ -276,7 +276,7 @@ def test_rows_cut_by_a_crash_or_without_sense_are_counted_not_summed(tmp_path: P
     endless = '{"time":9,"run_id":"a","attempt":1,"step":3,"phase":"train","seconds":Infinity,'
     with (tmp_path / "runs" / "sft" / "usage.jsonl").open("a") as lines:
         lines.write(endless + '"tokens":0,"sequences":0,"peak_bytes":0,"device":"cpu","world_size":1}\n')
-    result = ledger(tmp_path, params)
+    result = read_ledger(tmp_path, params)
     assert result.skipped_rows == 3
     assert result.total_seconds == 10.0
 
@@ -285,7 +285,7 @@ def test_without_a_pipeline_run_the_newest_attempt_of_every_stage_counts(tmp_pat
     done_attempt(tmp_path, "sft", 1, "manual", seconds=10.0)
     done_attempt(tmp_path, "sft", 2, "manual", begin=20.0, seconds=7.0)
     done_attempt(tmp_path, "reward", 1, "manual", seconds=3.0)
-    result = ledger(tmp_path, params)
+    result = read_ledger(tmp_path, params)
     assert (result.run_id, result.state) == ("manual", "manual")
     assert [(stage.stage, stage.seconds) for stage in result.stages] == [("sft", 7.0), ("reward", 3.0)]
 
@@ -293,12 +293,12 @@ def test_without_a_pipeline_run_the_newest_attempt_of_every_stage_counts(tmp_pat
 def test_an_unknown_run_names_the_known_ones(tmp_path: Path, params: Params) -> None:
     pipeline(tmp_path, "a", "start")
     with pytest.raises(CostError, match=r"'nope'.*a"):
-        ledger(tmp_path, params, "nope")
+        read_ledger(tmp_path, params, "nope")
 
 
 def test_nothing_recorded_is_a_plain_error(tmp_path: Path, params: Params) -> None:
     with pytest.raises(CostError, match="rlhf run"):
-        ledger(tmp_path, params)
+        read_ledger(tmp_path, params)
 
 
 def test_an_attempt_without_a_step_has_no_peak_and_its_retries_are_those_rows_alone(
@@ -307,7 +307,7 @@ def test_an_attempt_without_a_step_has_no_peak_and_its_retries_are_those_rows_al
     pipeline(tmp_path, "a", "start")
     process = Process(tmp_path, "sft", 1, "a", 0.0)
     process.event("retry", message="2", lost_seconds=0.0)
-    stage = ledger(tmp_path, params).stages[0]
+    stage = read_ledger(tmp_path, params).stages[0]
     assert (stage.peak_bytes, stage.memory_retries, stage.seconds) == (0, 1, 0.0)
 
 
@@ -331,7 +331,7 @@ def test_an_attempt_after_the_one_that_made_the_outputs_has_no_part_in_them(tmp_
     attempt(tmp_path, "sft", 2, "b", ("train", 1, 7.0))
     pipeline(tmp_path, "c", "start")
     pipeline(tmp_path, "c", "stage", stage="sft", cached=True, attempt=1)
-    (stage,) = ledger(tmp_path, params, "c").stages
+    (stage,) = read_ledger(tmp_path, params, "c").stages
     assert (stage.attempt, stage.saved_seconds) == (1, 20.0)
 
 
@@ -492,7 +492,7 @@ def test_a_stage_without_rows_of_its_own_is_what_the_run_says_of_it(
     done_attempt(tmp_path, "sft", 1, "old", seconds=3.0)
     pipeline(tmp_path, "b", "start")
     pipeline(tmp_path, "b", "stage", stage="sft", **values)
-    (stage,) = ledger(tmp_path, params).stages
+    (stage,) = read_ledger(tmp_path, params).stages
     assert (stage.state, stage.attempt, stage.message) == (state, attempt, "")
     assert (stage.device, stage.world_size, stage.useful_phases) == ("", 1, ())
     assert (stage.saved_seconds, stage.saved_usd) == (0.0, 0.0)
@@ -503,7 +503,7 @@ def test_outputs_of_a_number_that_was_used_twice_are_the_newest(tmp_path: Path, 
     done_attempt(tmp_path, "sft", 1, "older checkout", begin=50.0, seconds=5.0)
     pipeline(tmp_path, "b", "start")
     pipeline(tmp_path, "b", "stage", stage="sft", cached=True, attempt=1)
-    (stage,) = ledger(tmp_path, params).stages
+    (stage,) = read_ledger(tmp_path, params).stages
     assert stage.saved_seconds == 5.0
 
 
@@ -516,8 +516,8 @@ def test_an_attempt_that_went_on_from_a_done_one_has_it_among_its_makers(tmp_pat
     pipeline(tmp_path, "c", "stage", stage="sft", cached=True, attempt=2)
     pipeline(tmp_path, "d", "start")
     pipeline(tmp_path, "d", "stage", stage="sft", cached=True, attempt=3)
-    assert ledger(tmp_path, params, "c").stages[0].saved_seconds == 14.0
-    assert ledger(tmp_path, params, "d").stages[0].saved_seconds == 2.0
+    assert read_ledger(tmp_path, params, "c").stages[0].saved_seconds == 14.0
+    assert read_ledger(tmp_path, params, "d").stages[0].saved_seconds == 2.0
 
 
 def test_the_last_that_a_run_says_of_a_stage_holds(tmp_path: Path, params: Params) -> None:
@@ -525,7 +525,7 @@ def test_the_last_that_a_run_says_of_a_stage_holds(tmp_path: Path, params: Param
     pipeline(tmp_path, "a", "stage", stage="sft", state="failed")
     pipeline(tmp_path, "a", "stage", stage="sft", cached=True)
     pipeline(tmp_path, "a", "stage", stage="reward", state="stopped")
-    assert [stage.state for stage in ledger(tmp_path, params).stages] == ["cached", "stopped"]
+    assert [stage.state for stage in read_ledger(tmp_path, params).stages] == ["cached", "stopped"]
 
 
 @pytest.mark.parametrize("at_work", [True, False])
@@ -536,9 +536,9 @@ def test_what_is_unfinished_runs_while_its_run_is_at_work(tmp_path: Path, params
     Process(tmp_path, "sft", 1, "a", 50.0).use("train", 1, 1.0)
     if at_work:
         with locked(tmp_path):
-            found, old = ledger(tmp_path, params), ledger(tmp_path, params, "old")
+            found, old = read_ledger(tmp_path, params), read_ledger(tmp_path, params, "old")
     else:
-        found, old = ledger(tmp_path, params), ledger(tmp_path, params, "old")
+        found, old = read_ledger(tmp_path, params), read_ledger(tmp_path, params, "old")
     state = "running" if at_work else "unfinished"
     assert (found.state, [stage.state for stage in found.stages]) == (state, ["done", state])
     assert (old.state, found.finished) == ("unfinished", None)
@@ -548,6 +548,6 @@ def test_known_runs_are_named_newest_first(tmp_path: Path, params: Params) -> No
     for run_id in ("a", "b", "a"):
         pipeline(tmp_path, run_id, "start")
     with pytest.raises(CostError, match=r"\(newest first\): a, b\."):
-        ledger(tmp_path, params, "nope")
+        read_ledger(tmp_path, params, "nope")
     with pytest.raises(CostError, match=r"\(newest first\): none\."):
-        ledger(tmp_path / "elsewhere", params, "nope")
+        read_ledger(tmp_path / "elsewhere", params, "nope")

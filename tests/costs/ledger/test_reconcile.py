@@ -15,11 +15,10 @@ from config import jsonl
 from config.load import load
 from config.records import PlannedRow
 from costs.ledger.history import HISTORY, read_history, remember, skipped_note, this_machine
-from costs.ledger.ledger import Ledger, PhaseCost, StageCost, ledger
+from costs.ledger.ledger import Ledger, PhaseCost, StageCost, read_ledger
 from costs.ledger.reconcile import UNKNOWN, Comparison, as_dict, read_plan, reconcile
 from tests.conftest import ROOT
-from tests.costs import books
-from tests.costs.books import stage_cost
+from tests.costs.ledgers import build_ledger, stage_cost
 from tests.support.clock import Clock
 
 PARAMS = load(ROOT / "recipes" / "demo.yaml", ["prices.usd_per_device_hour=3.6"])
@@ -53,15 +52,15 @@ def stopped_then_done(root: Path) -> Ledger:
     second.use("sft", 2, "evaluate", 4, 1.0)
     second.done("sft", 2, 4)
     second.pipeline("end", state="completed")
-    return ledger(root, PARAMS)
+    return read_ledger(root, PARAMS)
 
 
 def test_without_a_plan_or_an_end_there_is_no_error(tmp_path: Path) -> None:
-    book = stopped_then_done(tmp_path)
-    alone = reconcile(None, book)
+    ledger = stopped_then_done(tmp_path)
+    alone = reconcile(None, ledger)
     assert (alone.total.error, alone.stages[0].total.planned_seconds, alone.hardware) == (None, None, "")
     assert alone.stages[0].total.measured_seconds == pytest.approx(25.0)
-    stopped = reconcile(plan(train=9.0), ledger(tmp_path, PARAMS, "a"))
+    stopped = reconcile(plan(train=9.0), read_ledger(tmp_path, PARAMS, "a"))
     assert (stopped.stages[0].total.measured_seconds, stopped.stages[0].total.error) == (None, None)
 
 
@@ -78,10 +77,10 @@ def test_a_plan_that_cannot_be_read_is_no_plan(tmp_path: Path) -> None:
 
 
 def test_what_a_run_made_is_remembered_once_and_outlives_its_rows(tmp_path: Path) -> None:
-    book = stopped_then_done(tmp_path)
-    found = reconcile(plan(start=5.0, train=16.0, save=2.0), book)
-    assert remember(tmp_path, book, found) == 3
-    assert remember(tmp_path, book, found) == 0
+    ledger = stopped_then_done(tmp_path)
+    found = reconcile(plan(start=5.0, train=16.0, save=2.0), ledger)
+    assert remember(tmp_path, ledger, found) == 3
+    assert remember(tmp_path, ledger, found) == 0
     rows = read_history(tmp_path).rows
     assert [(row.phase, row.planned_seconds, row.measured_seconds) for row in rows] == [
         ("start", 5, 4),
@@ -98,15 +97,15 @@ def test_a_stage_that_was_reused_or_not_planned_is_not_remembered(tmp_path: Path
     third = Clock(tmp_path, "c", 9000.0)
     third.pipeline("start")
     third.pipeline("stage", stage="sft", cached=True, attempt=2)
-    cached = ledger(tmp_path, PARAMS)
+    cached = read_ledger(tmp_path, PARAMS)
     assert remember(tmp_path, cached, reconcile(plan(train=9.0), cached)) == 0
     assert remember(tmp_path, cached, reconcile(None, cached)) == 0
     assert reconcile(plan(train=9.0), cached).stages[0].total.measured_seconds == pytest.approx(25.0)
 
 
 def test_a_row_cut_by_a_crash_is_skipped_and_counted_and_other_machines_are_left_out(tmp_path: Path) -> None:
-    book = stopped_then_done(tmp_path)
-    remember(tmp_path, book, reconcile(plan(train=16.0), book))
+    ledger = stopped_then_done(tmp_path)
+    remember(tmp_path, ledger, reconcile(plan(train=16.0), ledger))
     path = tmp_path / HISTORY
     whole = path.read_bytes()
     path.write_bytes(whole + whole.splitlines()[0][:40])
@@ -124,12 +123,12 @@ def test_skipped_rows_are_counted_in_words(skipped: int, words: str | None) -> N
 
 def test_a_stage_that_has_made_nothing_yet_was_not_measured(tmp_path: Path) -> None:
     stopped_then_done(tmp_path)
-    book = ledger(tmp_path, PARAMS, "a")
-    found = reconcile(plan(start=5.0), book)
+    ledger = read_ledger(tmp_path, PARAMS, "a")
+    found = reconcile(plan(start=5.0), ledger)
     assert found.stages[0].phases["start"] == Comparison(5.0, None, pytest.approx(0.005), None, 100.0, None)
     assert found.total == UNKNOWN
-    assert reconcile(None, book).total == UNKNOWN
-    phases = as_dict(book, found)["stages"][0]["phases"]
+    assert reconcile(None, ledger).total == UNKNOWN
+    phases = as_dict(ledger, found)["stages"][0]["phases"]
     assert [phase["planned_seconds"] for phase in phases] == [5.0, None]
 
 
@@ -145,13 +144,13 @@ def two_stages(**changes: Any) -> tuple[Ledger, dict[str, Any]]:
         plan(gpus=2, train=seconds)["stages"][0] | {"stage": name, "peak_bytes_per_gpu": peak}
         for name, seconds, peak in (("sft", 5.0, 20.0), ("reward", 9.0, 50.0))
     ]
-    return books.book(*stages), {"stages": planned, "hardware": "cpu"} | changes
+    return build_ledger(*stages), {"stages": planned, "hardware": "cpu"} | changes
 
 
 def test_every_part_is_remembered_with_its_figures(tmp_path: Path) -> None:
-    book, planned = two_stages()
+    ledger, planned = two_stages()
     before = time.time()
-    assert remember(tmp_path, book, reconcile(planned, book)) == 4
+    assert remember(tmp_path, ledger, reconcile(planned, ledger)) == 4
     rows = read_history(tmp_path).rows
     assert all(before <= row.time <= time.time() for row in rows)
     assert [
@@ -173,18 +172,18 @@ def test_every_part_is_remembered_with_its_figures(tmp_path: Path) -> None:
         ("r", this_machine(), "cpu", "reward", "train", 9.0, 6.0, 100.0, 30.0),
         ("r", this_machine(), "cpu", "reward", "", 9.0, 6.0, 50.0, 30.0),
     ]
-    again = replace(book, run_id="s")
+    again = replace(ledger, run_id="s")
     assert remember(tmp_path, again, reconcile(planned, again)) == 4
 
 
 def test_a_stage_that_is_not_done_or_has_no_peak_is_remembered_as_it_is(tmp_path: Path) -> None:
-    book, planned = two_stages()
+    ledger, planned = two_stages()
     stages = (
-        replace(book.stages[0], state="failed"),
-        replace(book.stages[1], useful_phases=(replace(book.stages[1].useful_phases[0], peak_bytes=0),)),
+        replace(ledger.stages[0], state="failed"),
+        replace(ledger.stages[1], useful_phases=(replace(ledger.stages[1].useful_phases[0], peak_bytes=0),)),
     )
     planned["stages"][1]["peak_bytes_per_gpu"] = 0
-    stopped = replace(book, stages=stages)
+    stopped = replace(ledger, stages=stages)
     assert remember(tmp_path, stopped, reconcile(planned, stopped)) == 2
     whole = read_history(tmp_path).rows[-1]
     assert (whole.stage, whole.planned_peak_bytes, whole.measured_peak_bytes) == ("reward", 0, 0)
@@ -209,16 +208,16 @@ def test_a_note_of_skipped_rows_says_what_to_do() -> None:
 
 
 def test_what_a_stage_took_is_remembered_of_the_device_that_it_was_planned_for(tmp_path: Path) -> None:
-    book = stopped_then_done(tmp_path)
+    ledger = stopped_then_done(tmp_path)
     planned = plan(start=5.0, train=16.0, save=2.0)
     planned["stages"][0]["hardware"] = "h100-sxm"
-    remember(tmp_path, book, reconcile(planned, book))
+    remember(tmp_path, ledger, reconcile(planned, ledger))
     assert {row.hardware for row in read_history(tmp_path).rows} == {"h100-sxm"}
 
 
 def test_the_json_has_the_keys_that_the_documentation_has(tmp_path: Path) -> None:
-    book = stopped_then_done(tmp_path)
-    found = as_dict(book, reconcile(plan(start=2.0, train=20.0), book))
+    ledger = stopped_then_done(tmp_path)
+    found = as_dict(ledger, reconcile(plan(start=2.0, train=20.0), ledger))
     text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8").split("## Costs as JSON")[1]
     written = {
         cells[1].strip(): set(re.findall(r"`(\w+)`", cells[2]))
@@ -234,8 +233,8 @@ def test_the_json_has_the_keys_that_the_documentation_has(tmp_path: Path) -> Non
 
 
 def test_each_attempt_has_its_own_cost(tmp_path: Path) -> None:
-    book = stopped_then_done(tmp_path)
-    (stage,) = book.stages
+    ledger = stopped_then_done(tmp_path)
+    (stage,) = ledger.stages
     (attempt,) = stage.by_attempt  # the other belongs to the run before
     assert (attempt.attempt, attempt.state, attempt.resumed_step) == (2, "done", 1)
     assert (attempt.seconds, attempt.usd) == (stage.seconds, pytest.approx(stage.usd))

@@ -8,12 +8,12 @@ from config.load import load
 from costs.planning.compare import change, compare, markdown
 from costs.planning.planner import plan
 from costs.planning.plans import Plan
-from costs.planning.target import target
+from costs.planning.target import find_target
 
 
 def planned(*assignments: str, stages: tuple[str, ...] = ("sft", "ppo")) -> Plan:
     params = load(Path("recipes/demo.yaml"), list(assignments))
-    return plan(params, target(params, None, 1, None, Path("nowhere")), stages)
+    return plan(params, find_target(params, None, 1, None, Path("nowhere")), stages)
 
 
 def test_what_did_not_change_is_equal_and_what_did_is_reported() -> None:

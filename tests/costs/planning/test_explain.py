@@ -10,7 +10,7 @@ from config.workspace.machine import Machine
 from costs.planning.explain import Explanation, explain_params, resources
 from costs.planning.phases import phases
 from costs.planning.planner import plan
-from costs.planning.target import Target, target
+from costs.planning.target import Target, find_target
 from costs.tables.catalogue import own_price
 from tests.conftest import ROOT
 from tests.costs.machines import machine
@@ -22,22 +22,22 @@ RECIPES = sorted(path.name for path in (ROOT / "recipes").glob("*.yaml") if path
 
 def explained(recipe: str, asked: str, *assignments: str) -> Explanation:
     params = load(ROOT / "recipes" / recipe, list(assignments))
-    aim = target(params, None, None, None, Path("nowhere"))
-    return explain_params(params, aim, params.stages, asked)
+    target = find_target(params, None, None, None, Path("nowhere"))
+    return explain_params(params, target, params.stages, asked)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_totals_and_phases_are_the_plans(recipe: str) -> None:
     params = load(ROOT / "recipes" / recipe)
-    aim = target(params, None, None, None, Path("nowhere"))
-    made = plan(params, aim, params.stages)
-    found = explain_params(params, aim, params.stages, "")
+    target = find_target(params, None, None, None, Path("nowhere"))
+    made = plan(params, target, params.stages)
+    found = explain_params(params, target, params.stages, "")
     assert found.seconds == pytest.approx(made.total["seconds"])
     assert found.usd == pytest.approx(made.total["usd"]["expected"])
     assert found.peak_bytes == made.total["peak_bytes_per_gpu"]
     (sft,) = (stage for stage in made.stages if stage.stage == "sft")
     for phase in sft.phases:
-        asked = explain_params(params, aim, params.stages, f"sft.{phase.phase}")
+        asked = explain_params(params, target, params.stages, f"sft.{phase.phase}")
         assert asked.peak_bytes == phase.peak_bytes
     assert [(each.stage, each.phase, each.seconds, each.usd) for each in found.phases] == [
         (stage.stage, phase.phase, phase.seconds, phase.usd) for stage in made.stages for phase in stage.phases
@@ -58,8 +58,8 @@ def test_on_a_machine_that_was_timed_resources_take_the_pace_of_their_phase(tmp_
     params = load(ROOT / "recipes" / "demo.yaml")
 
     def products(own: Machine) -> float:
-        aim = Target(device(own), own_price(0.1, "a test", "2026-11-23"), root=tmp_path)
-        (phase,) = explain_params(params, aim, params.stages, "ppo.update").phases
+        target = Target(device(own), own_price(0.1, "a test", "2026-11-23"), root=tmp_path)
+        (phase,) = explain_params(params, target, params.stages, "ppo.update").phases
         return next(each.seconds for each in phase.resources if each.name == "matrix products")
 
     assert products(machine()) == pytest.approx(2 * products(machine(stages=())))

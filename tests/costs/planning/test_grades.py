@@ -12,7 +12,7 @@ from costs.planning.accuracy import with_errors
 from costs.planning.grades import UNCHECKED, checked, grade_of, reasons
 from costs.planning.planner import plan
 from costs.planning.plans import Plan
-from costs.planning.target import Target, target
+from costs.planning.target import Target, find_target
 from costs.tables.catalogue import own_price
 from tests.conftest import ROOT
 from tests.costs.machines import machine
@@ -21,13 +21,13 @@ from tests.costs.planning.test_machine import device
 
 def planned(recipe: str, hardware: str | None = None) -> Plan:
     params = load(ROOT / "recipes" / recipe)
-    return plan(params, target(params, hardware, None, None, Path("nowhere")), params.stages)
+    return plan(params, find_target(params, hardware, None, None, Path("nowhere")), params.stages)
 
 
 def calibrated() -> Plan:
     params = load(ROOT / "recipes" / "demo.yaml")
-    aim = Target(device(machine()), own_price(0.1, "a test", "2026-11-25"), root=Path("nowhere"))
-    return plan(params, aim, params.stages)
+    target = Target(device(machine()), own_price(0.1, "a test", "2026-11-25"), root=Path("nowhere"))
+    return plan(params, target, params.stages)
 
 
 def test_on_an_accelerator_our_stages_were_never_checked() -> None:

@@ -7,11 +7,11 @@ import pytest
 from config.load import load
 from costs.ledger.attempts import read_attempts
 from costs.ledger.budget import spent
-from costs.ledger.ledger import ledger
+from costs.ledger.ledger import read_ledger
 from costs.ledger.reconcile import reconcile
 from costs.planning.planner import plan
 from costs.planning.retraining import plan_cycle
-from costs.planning.target import target
+from costs.planning.target import find_target
 from costs.tables.price import StagePrice, rented_devices
 from tests.conftest import ROOT
 
@@ -25,8 +25,8 @@ USD = 2.95
 
 def test_the_contest_of_a_cycle_makes_the_machines_devices_wait() -> None:
     params = load(NODE)
-    aim = target(params, None, None, None, Path("nowhere"))
-    for stage in plan_cycle(plan(params, aim), params, aim).stages:
+    target = find_target(params, None, None, None, Path("nowhere"))
+    for stage in plan_cycle(plan(params, target), params, target).stages:
         assert stage.usd.expected == pytest.approx(8 * stage.seconds / 3600 * USD)
 
 
@@ -59,8 +59,8 @@ def test_the_ledger_and_the_budget_pay_for_those_that_wait(sets: list[str], wait
     (tmp_path / "runs").mkdir()
     usage(tmp_path, "sft", 100.0, 8)
     usage(tmp_path, "evaluate", 60.0, 1)
-    book = ledger(tmp_path, params, "r1")
-    sft, evaluate = (book.stage(name) for name in ("sft", "evaluate"))
+    ledger = read_ledger(tmp_path, params, "r1")
+    sft, evaluate = (ledger.stage(name) for name in ("sft", "evaluate"))
     assert sft is not None
     assert evaluate is not None
     price = USD if waiting else 0.5
@@ -74,7 +74,7 @@ def test_the_ledger_and_the_budget_pay_for_those_that_wait(sets: list[str], wait
     paid = spent(attempts, ["r1"], StagePrice(price, rented_devices(params, "evaluate")))
     assert paid.usd == pytest.approx(evaluate.usd)
     # the plan beside it is in the same money
-    made = plan(params, target(params, None, None, None, Path("nowhere")), ("evaluate",))
-    beside = reconcile(made.as_json(), book).stage("evaluate")
+    made = plan(params, find_target(params, None, None, None, Path("nowhere")), ("evaluate",))
+    beside = reconcile(made.as_json(), ledger).stage("evaluate")
     assert beside is not None
     assert beside.total.planned_usd == pytest.approx(made.stages[0].usd.expected)

@@ -10,7 +10,7 @@ from costs.planning.judge import QUESTION_TOKENS, judge_plan
 from costs.planning.planner import plan
 from costs.planning.rows import count
 from costs.planning.settings import response_tokens
-from costs.planning.target import target
+from costs.planning.target import find_target
 from tests.conftest import ROOT
 
 ENDPOINT = (
@@ -26,9 +26,9 @@ def params(*judge: str) -> Params:
 
 def test_an_endpoint_is_paid_for_every_question_in_both_orders() -> None:
     asked = params(ENDPOINT % "null")
-    aim = target(asked, None, None, None, Path("nowhere"))
-    rows = count(asked, aim.root)
-    found = judge_plan(asked, aim, rows)
+    target = find_target(asked, None, None, None, Path("nowhere"))
+    rows = count(asked, target.root)
+    found = judge_plan(asked, target, rows)
     assert found is not None
     pairs = 500 + 400  # of people, of the evaluation
     people = 500 * (rows.preference_tokens - rows.prompt_tokens)
@@ -36,11 +36,11 @@ def test_an_endpoint_is_paid_for_every_question_in_both_orders() -> None:
     tokens = 2 * (pairs * (QUESTION_TOKENS + rows.prompt_tokens) + 2 * (people + replies))
     assert found.usd == pytest.approx(2e-6 * tokens)
     assert found.seconds == pytest.approx(2 * pairs / 4)
-    without = plan(params(), aim, ("evaluate",)).stages[0]
-    whole = plan(asked, aim, ("evaluate",)).stages[0]
+    without = plan(params(), target, ("evaluate",)).stages[0]
+    whole = plan(asked, target, ("evaluate",)).stages[0]
     assert whole.phases[-1].phase == "judge"
     assert whole.seconds == pytest.approx(without.seconds + found.seconds)
-    rented = found.seconds / 3600 * aim.of(asked, "evaluate").price.expected
+    rented = found.seconds / 3600 * target.of(asked, "evaluate").price.expected
     assert whole.usd.expected == pytest.approx(without.usd.expected + found.usd + rented)
     assert whole.usd.expected == pytest.approx(sum(phase.usd for phase in whole.phases))
     assert whole.time_interval.low < whole.seconds < whole.time_interval.high
@@ -48,8 +48,8 @@ def test_an_endpoint_is_paid_for_every_question_in_both_orders() -> None:
 
 def test_a_cap_limits_what_is_planned() -> None:
     asked = params(ENDPOINT % "0.01")
-    aim = target(asked, None, None, None, Path("nowhere"))
-    found = judge_plan(asked, aim, count(asked, aim.root))
+    target = find_target(asked, None, None, None, Path("nowhere"))
+    found = judge_plan(asked, target, count(asked, target.root))
     assert found is not None
     assert found.usd == 0.01
 
@@ -59,18 +59,18 @@ def test_a_cap_limits_what_is_planned() -> None:
 )
 def test_a_judge_that_learns_takes_the_time_of_its_pairs(judge: str, of_reward: float) -> None:
     asked = params(f"evaluate.judge={judge}")
-    aim = target(asked, None, None, None, Path("nowhere"))
-    reward, evaluation = plan(asked, aim, ("reward", "evaluate")).stages
+    target = find_target(asked, None, None, None, Path("nowhere"))
+    reward, evaluation = plan(asked, target, ("reward", "evaluate")).stages
     train = next(phase.seconds for phase in reward.phases if phase.phase == "train")
     judged = evaluation.phases[-1]
     assert judged.phase == "judge"
     assert judged.seconds > of_reward * train
     fewer = asked.model_copy(update={"data": asked.data.model_copy(update={"judge_fraction": 0.05})})
-    assert plan(fewer, aim, ("evaluate",)).stages[0].phases[-1].seconds < judged.seconds
+    assert plan(fewer, target, ("evaluate",)).stages[0].phases[-1].seconds < judged.seconds
 
 
 def test_people_and_nobody_take_none_of_the_runs_time() -> None:
     people = params("evaluate.judge={kind: people, path: data/judge/votes.jsonl, fewest: 20}")
-    aim = target(people, None, None, None, Path("nowhere"))
+    target = find_target(people, None, None, None, Path("nowhere"))
     for asked in (people, params()):
-        assert judge_plan(asked, aim, count(asked, aim.root)) is None
+        assert judge_plan(asked, target, count(asked, target.root)) is None

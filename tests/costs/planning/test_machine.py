@@ -11,7 +11,7 @@ from config.workspace.machine import MACHINE_FILE, Machine, bf16_instructions
 from costs.planning.machine import device, pace_of, this_machine, timed_stage, unmeasured
 from costs.planning.planner import plan
 from costs.planning.plans import StagePlan
-from costs.planning.target import Target, target
+from costs.planning.target import Target, find_target
 from costs.tables.catalogue import hardware, own_price
 from tests.costs.machines import machine, stage
 
@@ -26,8 +26,8 @@ def written(root: Path) -> Path:
 
 
 def planned(own: Machine, name: str) -> StagePlan:
-    aim = Target(device(own), own_price(0.1, "a test", "2026-11-23"), root=Path("nowhere"))
-    return plan(DEMO, aim, (name,)).stages[0]
+    target = Target(device(own), own_price(0.1, "a test", "2026-11-23"), root=Path("nowhere"))
+    return plan(DEMO, target, (name,)).stages[0]
 
 
 def seconds(made: StagePlan) -> dict[str, float]:
@@ -52,12 +52,12 @@ def test_an_accelerator_has_its_own_peaks_and_the_paces_of_its_stages() -> None:
 
 
 def test_a_plan_that_names_no_device_is_for_the_calibrated_machine(tmp_path: Path) -> None:
-    before = target(DEMO, None, 1, None, tmp_path).hardware
+    before = find_target(DEMO, None, 1, None, tmp_path).hardware
     written(tmp_path)
-    after = target(DEMO, None, 1, None, tmp_path).hardware
+    after = find_target(DEMO, None, 1, None, tmp_path).hardware
     assert before.timed == ()
     assert after.timed == machine().stages
-    assert target(DEMO, "a100-80", 1, None, tmp_path).hardware.name == "a100-80"
+    assert find_target(DEMO, "a100-80", 1, None, tmp_path).hardware.name == "a100-80"
 
 
 def test_a_phase_takes_its_pace_and_a_start_what_it_took_here() -> None:

@@ -16,7 +16,7 @@ from costs.planning.moments import moments
 from costs.planning.planner import plan
 from costs.planning.rows import Rows, count, file_rows
 from costs.planning.settings import compared_responses, setting_of, settings
-from costs.planning.target import Target, target
+from costs.planning.target import Target, find_target
 
 DEMO = Path("recipes/demo.yaml")
 LARGE = ["model.path=meta-llama/Llama-3.1-8B", "model.random=null", "model.dtype=bf16"]
@@ -26,13 +26,13 @@ def demo(*assignments: str) -> Params:
     return load(DEMO, list(assignments))
 
 
-def aim(params: Params, name: str | None = None, gpus: int = 1, root: Path = Path("nowhere")) -> Target:
-    return target(params, name, gpus, None, root)
+def target(params: Params, name: str | None = None, gpus: int = 1, root: Path = Path("nowhere")) -> Target:
+    return find_target(params, name, gpus, None, root)
 
 
 def test_ppo_has_the_phases_that_its_loop_measures() -> None:
     params = demo()
-    phases = [phase.phase for phase in plan(params, aim(params), ("ppo",)).stages[0].phases]
+    phases = [phase.phase for phase in plan(params, target(params), ("ppo",)).stages[0].phases]
     assert phases == ["start", "rollout", "logprobs", "score", "reference", "value", "advantage", "update", "save"]
 
 
@@ -40,7 +40,9 @@ def test_ppo_computes_the_policys_log_probs_again_for_all_responses_or_for_a_sam
     flops = {}
     for recompute in ("true", "false"):
         params = demo(f"ppo.recompute_logprobs={recompute}")
-        flops[recompute] = {phase.phase: phase.flops for phase in plan(params, aim(params), ("ppo",)).stages[0].phases}
+        flops[recompute] = {
+            phase.phase: phase.flops for phase in plan(params, target(params), ("ppo",)).stages[0].phases
+        }
     assert flops["true"]["logprobs"] == pytest.approx(flops["true"]["reference"])
     assert flops["false"]["logprobs"] == pytest.approx(flops["true"]["logprobs"] * 16 / 128)
 
@@ -55,7 +57,7 @@ def test_adapters_on_the_shared_base_have_the_rank_of_the_reward_stage() -> None
     sizes = {}
     for rank in (4, 32):
         params = load(Path("recipes/demo-lora.yaml"), [f"reward.lora.rank={rank}"])
-        setting = settings(params, aim(params))["ppo"]
+        setting = settings(params, target(params))["ppo"]
         sizes[rank] = moments(setting)[0].roles
     small, large = sizes[4], sizes[32]
     assert large["policy"] == small["policy"]
@@ -69,7 +71,7 @@ def test_an_sft_model_that_is_an_adapter_stays_beside_the_policys_as_the_referen
     held = []
     for sft in ("null", lora):
         params = load(Path("recipes/demo-lora.yaml"), [*folder, f"sft.lora={sft}"])
-        held.append(moments(settings(params, aim(params))["ppo"])[0].roles)
+        held.append(moments(settings(params, target(params))["ppo"])[0].roles)
     whole, adapter = held
     assert "ref" not in whole
     assert adapter == whole | {"ref": {"weights": whole["reward"]["weights"]}}
@@ -77,7 +79,7 @@ def test_an_sft_model_that_is_an_adapter_stays_beside_the_policys_as_the_referen
 
 def test_reward_and_value_model_have_no_output_head() -> None:
     untied = demo("model.random.tie_embeddings=false")
-    found = settings(untied, aim(untied))
+    found = settings(untied, target(untied))
     shape = found["sft"].model
     resident = moments(found["ppo"])[0].roles
     assert shape.head_parameters > 0
@@ -93,9 +95,9 @@ def test_reward_and_value_model_have_no_output_head() -> None:
 @pytest.mark.parametrize("method", ["rloo", "grpo"])
 def test_without_a_critic_the_phases_are_those_of_ppo_without_values(method: str) -> None:
     params = demo(f"{method}.kl.coef=0.0", f"{method}.{method}_epochs=3")
-    phases = [phase.phase for phase in plan(params, aim(params), (method,)).stages[0].phases]
+    phases = [phase.phase for phase in plan(params, target(params), (method,)).stages[0].phases]
     assert phases == ["start", "rollout", "logprobs", "score", "reference", "advantage", "update", "save"]
-    setting = settings(params, aim(params))[method]
+    setting = settings(params, target(params))[method]
     assert setting.rlhf is not None
     assert (setting.rlhf.value, setting.rlhf.ppo_epochs) == (None, 3)
 
@@ -103,14 +105,20 @@ def test_without_a_critic_the_phases_are_those_of_ppo_without_values(method: str
 @pytest.mark.parametrize("method", ["dpo", "rloo", "grpo"])
 def test_the_run_is_planned_with_its_own_method(method: str) -> None:
     params = demo(f"align.method={method}")
-    assert [stage.stage for stage in plan(params, aim(params)).stages] == ["data", "sft", "reward", method, "evaluate"]
+    assert [stage.stage for stage in plan(params, target(params)).stages] == [
+        "data",
+        "sft",
+        "reward",
+        method,
+        "evaluate",
+    ]
 
 
 def test_the_reference_of_dpo_is_computed_once_however_many_epochs_there_are() -> None:
     seconds = {}
     for epochs in ("1.0", "3.0"):
         params = demo(f"dpo.epochs={epochs}")
-        stage = plan(params, aim(params), ("dpo",)).stages[0]
+        stage = plan(params, target(params), ("dpo",)).stages[0]
         seconds[epochs] = {phase.phase: phase.seconds for phase in stage.phases}
         assert "ref" not in stage.memory
     assert seconds["3.0"]["reference"] == seconds["1.0"]["reference"] > 0
@@ -122,7 +130,7 @@ def test_dpo_holds_logits_of_replies_alone_a_chunk_at_a_time() -> None:
     # head, whose tiles are large, and at 682 with our own chunks
     def logits(vocab: int) -> float:
         params = demo(f"model.random.vocab_size={vocab}")
-        return moments(settings(params, aim(params))["dpo"])[0].roles["policy"]["logits"]
+        return moments(settings(params, target(params))["dpo"])[0].roles["policy"]["logits"]
 
     read = 128 * 51 * (52.7 - 36.5) / (52.7 / 2)  # half a pair's tokens, the reply's share of them
     assert logits(512) == pytest.approx(read * 512 * 12)  # fp32
@@ -131,7 +139,7 @@ def test_dpo_holds_logits_of_replies_alone_a_chunk_at_a_time() -> None:
 
 def test_evaluation_has_the_phases_that_its_stage_measures() -> None:
     params = demo()
-    assert [phase.phase for phase in plan(params, aim(params), ("evaluate",)).stages[0].phases] == [
+    assert [phase.phase for phase in plan(params, target(params), ("evaluate",)).stages[0].phases] == [
         "start",
         "generate",
         "score",
@@ -141,7 +149,7 @@ def test_evaluation_has_the_phases_that_its_stage_measures() -> None:
 
 def test_steps_are_rows_times_epochs_over_the_batch() -> None:
     params = demo()
-    made = {stage.stage: stage for stage in plan(params, aim(params)).stages}
+    made = {stage.stage: stage for stage in plan(params, target(params)).stages}
     assert made["sft"].steps == 12_000 * 0.9 / 32
     assert made["reward"].steps == pytest.approx(
         params.data.source.preference_rows * 0.9 * params.reward.epochs / params.reward.batch_size
@@ -154,13 +162,13 @@ def test_the_smaller_of_epochs_and_max_steps_is_planned(stage: str) -> None:
     steps = {}
     for max_steps in ("null", "7", "100000"):
         params = demo(f"{stage}.max_steps={max_steps}")
-        steps[max_steps] = plan(params, aim(params), (stage,)).stages[0].steps
+        steps[max_steps] = plan(params, target(params), (stage,)).stages[0].steps
     assert steps["7"] == 7 < steps["null"] == steps["100000"]
 
 
 def test_a_pair_is_two_sequences() -> None:
     params = demo()
-    found = settings(params, aim(params))
+    found = settings(params, target(params))
     assert found["reward"].levers.micro_batch == 2 * params.reward.micro_batch_size
 
 
@@ -179,34 +187,34 @@ def test_a_pair_is_two_sequences() -> None:
 )
 def test_a_batch_of_several_lengths_has_a_mask_that_sdpa_keeps(stage: str, assignment: str, masked: bool) -> None:
     params = demo(assignment)
-    assert settings(params, aim(params))[stage].mask_tensor is masked
+    assert settings(params, target(params))[stage].mask_tensor is masked
 
 
 def test_devices_share_the_batch() -> None:
     params = demo("sft.batch_size=64", "sft.micro_batch_size=4")
-    levers = settings(params, aim(params, "a100-80", gpus=4))["sft"].levers
+    levers = settings(params, target(params, "a100-80", gpus=4))["sft"].levers
     assert levers.micro_batch * levers.accumulation * 4 == 64
 
 
 def test_a_batch_that_does_not_split_over_the_devices_is_refused() -> None:
     params = demo()
     with pytest.raises(CostError, match="32 does not split over 3 devices"):
-        plan(params, aim(params, "a100-80", gpus=3), ("sft",))
+        plan(params, target(params, "a100-80", gpus=3), ("sft",))
 
 
 def test_a_model_too_large_names_the_shortfall_and_a_lever() -> None:
     params = demo(*LARGE)
-    stage = plan(params, aim(params, "rtx4090"), ("sft",)).stages[0]
+    stage = plan(params, target(params, "rtx4090"), ("sft",)).stages[0]
     assert not stage.fits
     assert stage.shortfall_bytes == pytest.approx(
-        stage.device_bytes_per_gpu - aim(params, "rtx4090").hardware.usable_bytes
+        stage.device_bytes_per_gpu - target(params, "rtx4090").hardware.usable_bytes
     )
     assert "LoRA" in stage.lever
 
 
 def test_what_no_lever_helps_says_how_much_it_needs() -> None:
     params = demo("model.path=llama-3.1-405b", "model.random=null", "model.dtype=bf16")
-    assert "it needs at least" in plan(params, aim(params, "t4"), ("sft",)).stages[0].lever
+    assert "it needs at least" in plan(params, target(params, "t4"), ("sft",)).stages[0].lever
 
 
 def test_a_local_folder_is_read_for_its_config(tmp_path: Path) -> None:
@@ -221,7 +229,7 @@ def test_a_local_folder_is_read_for_its_config(tmp_path: Path) -> None:
 def test_an_unknown_stage_is_refused() -> None:
     params = demo()
     with pytest.raises(CostError, match="--stage dpoo is not a stage"):
-        plan(params, aim(params), ("dpoo",))
+        plan(params, target(params), ("dpoo",))
 
 
 # ---------------------------------------------------------------- rows
@@ -250,7 +258,7 @@ def test_what_both_sequences_of_a_pair_begin_with_is_planned_once() -> None:
 
     def work(stage: str, attention: str) -> Workload:
         params = demo(f"model.attention={attention}")
-        return setting_of(params, aim(params), stage, rows, base_shape(params, Path())).workload
+        return setting_of(params, target(params), stage, rows, base_shape(params, Path())).workload
 
     for stage in ("reward", "dpo"):
         for attention in ("sdpa", "flash_attention_2"):
@@ -267,7 +275,7 @@ def test_what_both_sequences_of_a_pair_begin_with_is_planned_once() -> None:
 def test_nothing_is_planned_as_shared_before_it_is_known() -> None:
     rows = Rows(100, 100, 100, 30, 30, 14, 20)
     params = demo()
-    found = setting_of(params, aim(params), "dpo", rows, base_shape(params, Path())).workload
+    found = setting_of(params, target(params), "dpo", rows, base_shape(params, Path())).workload
     assert (found.mean_tokens, found.attention_places, found.loss_tokens) == (30, 1, 1)
     assert found.max_tokens == params.section("dpo").max_length
 
@@ -302,7 +310,7 @@ def test_a_stage_alone_needs_no_other_section(tmp_path: Path) -> None:
         "activation_checkpointing: true}\n"
     )
     params, notes = load_partly(file, [], ("sft",))
-    stage = plan(params, aim(params, "a100-80"), ("sft",)).stages[0]
+    stage = plan(params, target(params, "a100-80"), ("sft",)).stages[0]
     # fp32, and the copy that autocast keeps of all but the embedding
     assert stage.memory["policy"]["weights"] == (4 + 2) * 6_738_415_616 - 2 * 32000 * 4096
     assert stage.steps == 100
@@ -326,7 +334,7 @@ def test_without_a_named_stage_the_file_must_be_complete(tmp_path: Path) -> None
 @pytest.mark.parametrize("recipe", sorted(path.name for path in Path("recipes").glob("*.yaml")))
 def test_every_recipe_can_be_planned(recipe: str) -> None:
     params = load(Path("recipes") / recipe)
-    assert plan(params, aim(params)).total["seconds"] > 0
+    assert plan(params, target(params)).total["seconds"] > 0
 
 
 # ---------------------------------------------------------------- every setting arrives
@@ -338,7 +346,7 @@ def test_every_setting_of_the_loop_reaches_its_plan() -> None:
         "ppo.ppo_epochs=5", "ppo.updates=17", "ppo.max_new_tokens=19",
         "ppo.micro_batch_tokens=777", "ppo.layout=separate",
     )  # fmt: skip
-    setting = settings(params, aim(params))["ppo"]
+    setting = settings(params, target(params))["ppo"]
     loop, work = setting.rlhf, setting.workload
     assert loop is not None
     assert (loop.batch, loop.mini_batches, loop.rollout_batch, loop.ppo_epochs) == (96, 3, 24, 5)
@@ -349,7 +357,7 @@ def test_every_setting_of_the_loop_reaches_its_plan() -> None:
 
 def test_an_adapter_reaches_the_levers_of_its_stage_alone() -> None:
     params = load(Path("recipes/demo-lora.yaml"), ["reward.lora={rank: 5, alpha: 10, dropout: 0.25, modules: [k, o]}"])
-    found = settings(params, aim(params))
+    found = settings(params, target(params))
     levers = found["reward"].levers
     assert (levers.tuning, levers.lora_rank, levers.lora_modules) == ("lora", 5, ("k", "o"))
     assert levers.lora_dropout
@@ -366,7 +374,7 @@ def test_sharding_of_a_stage_is_its_parallelism_and_offloading_needs_it(
     place = params.where.default.model_copy(update={"sharding": word, "offload": True})
     where = params.where.model_copy(update={"default": place})
     placed = params.model_copy(update={"where": where})
-    alone, two = (settings(placed, aim(params, gpus=gpus))["sft"].levers for gpus in (1, 2))
+    alone, two = (settings(placed, target(params, gpus=gpus))["sft"].levers for gpus in (1, 2))
     assert two.parallel == parallel
     assert (two.offload_optimizer, two.offload_weights) == (offloads, offloads)
     assert (alone.offload_optimizer, alone.offload_weights) == (False, False)
@@ -375,7 +383,7 @@ def test_sharding_of_a_stage_is_its_parallelism_and_offloading_needs_it(
 def test_what_is_read_besides_training_is_counted() -> None:
     params = demo()
     rows = count(params, Path("nowhere"))
-    found = settings(params, aim(params))
+    found = settings(params, target(params))
     both = rows.preference + rows.preference_held_out
     assert found["sft"].workload.held_out == rows.sft_held_out
     # scored once more for mean and deviation: at most 2000 pairs
@@ -386,7 +394,7 @@ def test_what_is_read_besides_training_is_counted() -> None:
 
 def test_three_models_answer_every_prompt_of_the_evaluation() -> None:
     params = demo("evaluate.prompts=100", "evaluate.batch_size=32", "evaluate.max_new_tokens=21")
-    work = settings(params, aim(params))["evaluate"].workload
+    work = settings(params, target(params))["evaluate"].workload
     assert (work.steps, work.response_tokens) == (3 * 4, 21)
 
 
@@ -419,7 +427,7 @@ def test_votes_are_pairs_to_learn_from(tmp_path: Path) -> None:
 def test_a_smaller_reward_model_costs_less_wherever_it_is() -> None:
     """The reward stage, PPO with the value model that starts from it, and the evaluation."""
     whole, small = (
-        {stage.stage: stage for stage in plan(params, aim(params)).stages}
+        {stage.stage: stage for stage in plan(params, target(params)).stages}
         for params in (demo(), demo("reward.layers=1"))
     )
     for stage in ("reward", "ppo", "evaluate"):
@@ -430,4 +438,4 @@ def test_a_smaller_reward_model_costs_less_wherever_it_is() -> None:
         assert held[1] < held[0], role
     assert small["sft"].seconds == whole["sft"].seconds
     with pytest.raises(CostError, match=r"reward\.layers=9, and the model .* has 3\. Lower it"):
-        plan(demo("reward.layers=9"), aim(demo()))
+        plan(demo("reward.layers=9"), target(demo()))

@@ -14,7 +14,7 @@ from config.workspace.champions import Champion, ChampionRecord, champion_folder
 from costs.planning.planner import plan
 from costs.planning.plans import StagePlan
 from costs.planning.retraining import plan_contest, plan_cycle, plan_examination
-from costs.planning.target import target
+from costs.planning.target import find_target
 from tests.conftest import ROOT
 
 ASKED = ["evaluate.prompts=400", "evaluate.batch_size=200", "data.source.prompt_rows=40000"]
@@ -25,11 +25,11 @@ def params(*changes: str, recipe: str = "demo") -> Params:
 
 
 def contest(params: Params, root: Path) -> StagePlan:
-    return plan_contest(params, target(params, None, None, None, root))
+    return plan_contest(params, find_target(params, None, None, None, root))
 
 
 def evaluation(params: Params, root: Path) -> StagePlan:
-    return plan(params, target(params, None, None, None, root), ("evaluate",)).stages[0]
+    return plan(params, find_target(params, None, None, None, root), ("evaluate",)).stages[0]
 
 
 def flops(made: StagePlan, phase: str) -> float:
@@ -97,7 +97,7 @@ def test_no_more_prompts_are_planned_than_are_held_out(tmp_path: Path) -> None:
 
 
 def examination(params: Params, root: Path, device: str | None = None) -> StagePlan:
-    return plan_examination(params, target(params, device, None, None, root))
+    return plan_examination(params, find_target(params, device, None, None, root))
 
 
 def seconds(made: StagePlan) -> dict[str, float]:
@@ -154,9 +154,9 @@ def test_the_champions_model_judges_and_the_new_sources_are_read(tmp_path: Path)
 
 def test_a_cycle_is_a_run_between_its_two_processes(tmp_path: Path) -> None:
     asked = params()
-    aim = target(asked, None, None, None, tmp_path)
-    run = plan(asked, aim)
-    cycle, rest = plan_cycle(run, asked, aim), plan_cycle(run, asked, aim, examined=True)
+    target = find_target(asked, None, None, None, tmp_path)
+    run = plan(asked, target)
+    cycle, rest = plan_cycle(run, asked, target), plan_cycle(run, asked, target, examined=True)
     assert [stage.stage for stage in cycle.stages] == [
         "examine", "data", "sft", "reward", "ppo", "evaluate", "contest",
     ]  # fmt: skip

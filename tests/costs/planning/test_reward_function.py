@@ -8,7 +8,7 @@ import pytest
 from config.load import load
 from costs.planning.planner import plan
 from costs.planning.reward_function import UNMEASURED_SECONDS, seconds_per_reply
-from costs.planning.target import target
+from costs.planning.target import find_target
 from tests.conftest import ROOT
 
 FUNCTION = "reward={kind: function, path: mine.py:score, timeout_seconds: 5.0}"
@@ -16,16 +16,16 @@ FUNCTION = "reward={kind: function, path: mine.py:score, timeout_seconds: 5.0}"
 
 def test_its_seconds_are_in_the_loop_and_in_the_evaluation_once_they_are_measured(tmp_path: Path) -> None:
     params = load(ROOT / "recipes/demo.yaml", [FUNCTION, "align.method=rloo", "ppo.value_init=sft"])
-    aim = target(params, None, None, None, tmp_path)
+    target = find_target(params, None, None, None, tmp_path)
     assert seconds_per_reply(params, tmp_path) == UNMEASURED_SECONDS
-    before = {stage.stage: stage for stage in plan(params, aim).stages}
+    before = {stage.stage: stage for stage in plan(params, target).stages}
     for path, content in (
         ("models/reward/function.json", {"path": "mine.py:score"}),
         ("metrics/reward.json", {"seconds_per_reply": 0.5}),
     ):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(json.dumps(content))
-    after = {stage.stage: stage for stage in plan(params, aim).stages}
+    after = {stage.stage: stage for stage in plan(params, target).stages}
     more = 0.5 - UNMEASURED_SECONDS
     replies = {"reward": 400, "rloo": 24 * 128, "evaluate": 3 * 400}
     for stage, count in replies.items():

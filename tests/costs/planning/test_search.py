@@ -11,7 +11,7 @@ from config.load import load, write
 from costs.planning.planner import plan
 from costs.planning.search import Cheaper, Goal, Limits, _sections, cheapest, evaluate, within_total
 from costs.planning.settings import runs_a_model, settings
-from costs.planning.target import target
+from costs.planning.target import find_target
 from tests.conftest import ROOT
 
 LARGE = ["model.path=llama-3.1-8b", "model.random=null", "model.dtype=bf16"]
@@ -21,7 +21,7 @@ RECIPES = sorted(path.name for path in (ROOT / "recipes").glob("*.yaml") if path
 
 def of_run(assignments: list[str], goal: Goal, adapters: bool, device: str | None = "a100-80") -> Cheaper:
     params = load(ROOT / "recipes" / "demo.yaml", assignments)
-    return cheapest(params, target(params, device, 1, None, Path("nowhere")), RUN, goal, adapters)
+    return cheapest(params, find_target(params, device, 1, None, Path("nowhere")), RUN, goal, adapters)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -31,11 +31,11 @@ def test_the_file_that_is_written_is_planned_at_what_was_promised(
     recipe: str, goal: Goal, adapters: bool, tmp_path: Path
 ) -> None:
     params = load(ROOT / "recipes" / recipe)
-    aim = target(params, None, None, None, Path("nowhere"))
-    best = cheapest(params, aim, params.stages, goal, adapters)
+    target = find_target(params, None, None, None, Path("nowhere"))
+    best = cheapest(params, target, params.stages, goal, adapters)
     write(best.params, tmp_path / "best.yaml")
     written = load(tmp_path / "best.yaml")
-    stages = {each.stage: each for each in plan(written, aim, written.stages).stages}
+    stages = {each.stage: each for each in plan(written, target, written.stages).stages}
     assert set(best.by_stage) == {stage for stage in stages if runs_a_model(params, stage)}
     for name, found in best.by_stage.items():
         made = stages[name]
@@ -49,11 +49,11 @@ def test_the_file_that_is_written_is_planned_at_what_was_promised(
 @pytest.mark.parametrize("goal", ["usd", "time", "memory"])
 def test_no_combination_beats_the_winner_by_more_than_a_percent(goal: Goal) -> None:
     params = load(ROOT / "recipes" / "gpu-24gb.yaml")
-    aim = target(params, None, None, None, Path("nowhere"))
-    best = cheapest(params, aim, ("sft",), goal).by_stage["sft"]
+    target = find_target(params, None, None, None, Path("nowhere"))
+    best = cheapest(params, target, ("sft",), goal).by_stage["sft"]
     tried = [
-        evaluate(settings(params.model_copy(update={"sft": section}), aim)["sft"], aim.of(params, "sft").price)
-        for section in _sections(params, aim, "sft", adapters=False)
+        evaluate(settings(params.model_copy(update={"sft": section}), target)["sft"], target.of(params, "sft").price)
+        for section in _sections(params, target, "sft", adapters=False)
     ]
     assert best.tried == len(tried) > 10
 
@@ -65,11 +65,11 @@ def test_no_combination_beats_the_winner_by_more_than_a_percent(goal: Goal) -> N
 
 def test_every_combination_trains_on_the_same_batch() -> None:
     params = load(ROOT / "recipes" / "gpu-24gb.yaml")
-    aim = target(params, None, None, None, Path("nowhere"))
+    target = find_target(params, None, None, None, Path("nowhere"))
     for stage in ("sft", "reward"):
         levers = [
-            settings(params.model_copy(update={stage: section}), aim)[stage].levers
-            for section in _sections(params, aim, stage, adapters=True)
+            settings(params.model_copy(update={stage: section}), target)[stage].levers
+            for section in _sections(params, target, stage, adapters=True)
         ]
         assert len({each.micro_batch for each in levers}) > 3
         assert len({each.micro_batch * each.accumulation for each in levers}) == 1
@@ -156,25 +156,25 @@ def test_a_new_adapter_is_like_those_that_it_has_to_be_a_copy_of_or_is_none() ->
     other = lora.replace("rank: 4", "rank: 8")
     unlike = [*LARGE, f"ppo.lora={lora}", f"reward.lora={other}"]
     params = load(ROOT / "recipes" / "demo.yaml", unlike)
-    aim = target(params, "a100-80", 1, None, Path("nowhere"))
-    sections = _sections(params, aim, "sft", adapters=True)
+    target = find_target(params, "a100-80", 1, None, Path("nowhere"))
+    sections = _sections(params, target, "sft", adapters=True)
     assert {section.lora for section in sections} == {None}  # type: ignore[attr-defined]
 
 
 def test_over_four_bits_the_policy_of_ppo_is_an_adapter() -> None:
     params = load(ROOT / "recipes" / "demo.yaml", LARGE)
-    aim = target(params, "a100-80", 1, None, Path("nowhere"))
+    target = find_target(params, "a100-80", 1, None, Path("nowhere"))
     stored = params.model_copy(update={"model": params.model.model_copy(update={"quantisation": "nf4"})})
     for made, whole in ((params, True), (stored, False)):
-        sections = list(_sections(made, aim, "ppo", adapters=True))
+        sections = list(_sections(made, target, "ppo", adapters=True))
         assert any(section.lora is None for section in sections) == whole  # type: ignore[attr-defined]
         assert any(section.lora is not None for section in sections)  # type: ignore[attr-defined]
 
 
 def test_a_student_in_no_folder_gets_no_adapter() -> None:
     params = load(ROOT / "recipes" / "smollm-distill.yaml")
-    aim = target(params, None, None, None, Path("nowhere"))
-    best = cheapest(params, aim, params.stages, "memory", adapters=True).params
+    target = find_target(params, None, None, None, Path("nowhere"))
+    best = cheapest(params, target, params.stages, "memory", adapters=True).params
     assert best.section("distill").lora is None
 
 
@@ -187,7 +187,7 @@ def test_a_budget_of_tokens_stays_where_the_micro_batch_does() -> None:
 @pytest.mark.parametrize("adapters", [False, True])
 def test_levers_of_divided_stages_are_those_that_params_may_say(goal: Goal, adapters: bool) -> None:
     params = load(ROOT / "recipes" / "node-8gpu.yaml")
-    aim = target(params, None, None, None, Path("nowhere"))
-    made = cheapest(params, aim, ("sft", "reward"), goal, adapters).params
+    target = find_target(params, None, None, None, Path("nowhere"))
+    made = cheapest(params, target, ("sft", "reward"), goal, adapters).params
     assert made.sft.optimizer == made.reward.optimizer == "adamw"
     assert made.model.quantisation is None

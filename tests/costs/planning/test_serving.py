@@ -75,9 +75,9 @@ LENGTH = Lengths(30.0, 25.0)
 
 
 def planned(root: Path, params: Params, **settings: object) -> ServingPlan:
-    aim = Target(hardware("cpu"), own_price(0.36, "a test", "today"), root=root)
+    target = Target(hardware("cpu"), own_price(0.36, "a test", "today"), root=root)
     wanted: dict[str, object] = {"slots": 16, "concurrencies": (1, 4, 16), "lengths": LENGTH}
-    return plan_serving(params, aim, "f32", **(wanted | settings))  # type: ignore[arg-type]
+    return plan_serving(params, target, "f32", **(wanted | settings))  # type: ignore[arg-type]
 
 
 def test_a_third_model_is_planned_as_the_machine_would_serve_it(root: Path, params: Params) -> None:
@@ -141,12 +141,12 @@ def test_a_rate_gets_as_few_devices_as_answer_it(root: Path, params: Params, rat
 
 def test_a_gpu_is_planned_by_its_roofline(tmp_path: Path) -> None:
     params = load(ROOT / "recipes/gpu-80gb.yaml")
-    aim = Target(hardware("h100-sxm"), price("h100-sxm"), root=tmp_path)
-    found = plan_serving(params, aim, "f32", 64, (1, 64), 5.0, Lengths(500, 200))
+    target = Target(hardware("h100-sxm"), price("h100-sxm"), root=tmp_path)
+    found = plan_serving(params, target, "f32", 64, (1, 64), 5.0, Lengths(500, 200))
     assert (found.engine, found.weights, found.calibrated) == ("vllm", params.model.dtype, False)
     shape = served_shape(params, tmp_path)
     alone = 1 / (found.loads[0].tpot_seconds)
-    bandwidth = aim.hardware.bandwidth_bytes_per_second
+    bandwidth = target.hardware.bandwidth_bytes_per_second
     # one at a time, every weight is read for each token
     assert 0.4 < alone * 2 * shape.parameters / bandwidth < 1.0
     assert found.loads[1].tokens_per_second > 20 * found.loads[0].tokens_per_second

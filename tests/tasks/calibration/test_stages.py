@@ -12,7 +12,7 @@ from config.schema import Params
 from config.workspace.machine import MACHINE_FILE, Machine
 from costs.planning.machine import this_machine
 from costs.planning.planner import plan
-from costs.planning.target import target
+from costs.planning.target import find_target
 from tasks.calibration import other_load
 from tasks.calibration.other_load import check_quiet
 from tasks.calibration.stages import calibrate, evenly, shortened
@@ -60,7 +60,7 @@ def test_the_stages_of_a_run_are_timed_and_planned_as_they_were(
 
     device = this_machine(tmp_path)
     assert device is not None
-    made = plan(params, target(params, None, None, None, tmp_path))
+    made = plan(params, find_target(params, None, None, None, tmp_path))
     assert made.stages[1].hardware == "cpu-calibrated"
 
 

@@ -15,7 +15,7 @@ from config.schema import Params
 from config.stage_code import CODE
 from costs.ledger.budget import total
 from costs.planning.planner import plan
-from costs.planning.target import target
+from costs.planning.target import find_target
 from tasks.dvc.status import StageAtWork, is_unchanged, stale_stages
 from tasks.planning.budget_gate import gate, needs_approval
 from tasks.planning.plan_text import markdown, summary
@@ -276,7 +276,7 @@ def test_the_gate_asks_for_what_rlhf_plan_shows_wherever_stages_are_placed(proje
         "prices.usd_per_device_hour_by_pool={gpus: 36.0}",
     )
     prepared = prepare(project, placed)
-    shown = plan(placed, target(placed, None, None, None, project))
+    shown = plan(placed, find_target(placed, None, None, None, project))
     assert {stage.stage: stage.usd.expected for stage in shown.stages} == pytest.approx(
         {stage: cost.usd for stage, cost in prepared.ahead.items()}
     )

@@ -14,7 +14,7 @@ from config import jsonl
 from config.errors import EnvironmentFault, OverBudget, StageStopped
 from config.load import load
 from config.records import UsageRow
-from costs.ledger.ledger import ledger
+from costs.ledger.ledger import read_ledger
 from tasks.dvc import transfers
 from tasks.remote import client
 from tasks.remote.client import check_placement, run_here, run_remote
@@ -91,7 +91,7 @@ def test_a_stage_elsewhere_is_killed_goes_on_is_preempted_and_is_then_unchanged(
     assert not list((tmp_path / "store" / "checkpoints").rglob("manifest.json"))
     assert not list((tmp_path / "store" / "exchange").rglob("*.json"))
 
-    sft = ledger(run.root, run.params, run.run_id).stage("sft")
+    sft = read_ledger(run.root, run.params, run.run_id).stage("sft")
     usage = jsonl.read(run.root / "runs" / "sft" / "usage.jsonl", UsageRow).rows
     assert sft is not None
     assert sft.usd == pytest.approx(sft.seconds * 36.0 / 3600)

@@ -35,7 +35,7 @@ def test_the_rates_of_this_machine_plan_a_server(tmp_path: Path, monkeypatch: py
     assert by_load[1, 2].seconds_per_reply > by_load[1, 1].seconds_per_reply
     large = [each for each in rates.large if each.weights == "f32"]
     assert large[0].seconds_per_reply > 2 * by_load[1, 1].seconds_per_reply
-    aim = Target(hardware("cpu"), own_price(0.1, "a test", "today"), root=tmp_path)
-    plan = plan_serving(load(ROOT / "recipes/demo.yaml"), aim, "q8_0", 16, (1, 16))
+    target = Target(hardware("cpu"), own_price(0.1, "a test", "today"), root=tmp_path)
+    plan = plan_serving(load(ROOT / "recipes/demo.yaml"), target, "q8_0", 16, (1, 16))
     assert plan.calibrated
     assert 20 < plan.loads[0].tokens_per_second < plan.loads[1].tokens_per_second * 2

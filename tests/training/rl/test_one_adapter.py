@@ -19,7 +19,7 @@ from config.errors import ModelError, StageStopped
 from config.load import load, write
 from costs.formulas.ppo_memory import resident_roles
 from costs.planning.settings import settings
-from costs.planning.target import target
+from costs.planning.target import find_target
 from tests.training.support.processes import metric_rows, metrics
 from tests.training.support.tiny import files, open_stage, params, prompts, random_responses, work
 from training.distributed.shards import WEIGHTS
@@ -278,7 +278,7 @@ def test_the_plan_counts_the_weights_that_are_held(
         for path in (root / "models/reward/adapter_config.json",):
             path.write_text(path.read_text().replace(str(base), "../sft"))
     chosen = load(root / "params.yaml")
-    setting = settings(chosen, target(chosen, None, 1, None, root))["ppo"]
+    setting = settings(chosen, find_target(chosen, None, 1, None, root))["ppo"]
     planned = resident_roles(setting)
     assert ("ref" in planned) is (sft_lora is not None)
     heads = 4 * 32 * (2 if layout == "separate" else 1) if layout != "shared_base" else 0

@@ -33,5 +33,5 @@ def stage_cost(stage: str = "sft", **changes: Any) -> StageCost:
     return StageCost(stage=stage, **(nothing | changes))
 
 
-def book(*stages: StageCost, state: str = "completed", price: float = 3.6) -> Ledger:
+def build_ledger(*stages: StageCost, state: str = "completed", price: float = 3.6) -> Ledger:
     return Ledger("r", state, 0.0, 1.0, price, stages, 0)

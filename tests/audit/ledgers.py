@@ -291,7 +291,7 @@ def _plan(run_id: str) -> dict[str, Any]:
     return {"stages": stages, "hardware": "the planned machine"}
 
 
-def write_books(root: Path) -> dict[str, Params]:
+def write_ledgers(root: Path) -> dict[str, Params]:
     """Write the files of the three runs below `root`; the params of each."""
     (root / "dvc.yaml").touch()
     (root / "config").mkdir()
