@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from config.methods.registry import stage_module
-from training.process.stage import entry
+from training.process.run import entry
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also as a script: the code beside it
@@ -39,7 +39,7 @@ sys.path.insert(0, str(ROOT))  # also as a script: the code beside it
 from config import jsonl  # noqa: E402
 from config.load import load, read, write  # noqa: E402
 from config.records import AttemptRow, MetricRow, UsageRow  # noqa: E402
-from training.process.stage import run_stage  # noqa: E402
+from training.process.run import run_stage  # noqa: E402
 
 TRAINED = ("sft", "reward", "ppo", "distill")
 OUTPUTS = {

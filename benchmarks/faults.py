@@ -34,13 +34,7 @@ sys.path.insert(0, str(ROOT))  # also as a script: the code beside it
 
 from benchmarks.fault_injection import checks, moments  # noqa: E402
 from benchmarks.fault_injection.project import STAGES, Project, Timeline  # noqa: E402
-from benchmarks.fault_injection.strikes import (  # noqa: E402
-    KINDS,
-    ROOM_BYTES,
-    Kind,
-    Scene,
-    Terminal,
-)
+from benchmarks.fault_injection.strikes import KINDS, ROOM_BYTES, Kind, Scene, Terminal  # noqa: E402
 from benchmarks.fault_injection.witness import Witness  # noqa: E402
 from benchmarks.fault_injection.world import World  # noqa: E402
 from training.evaluation.intervals import wilson  # noqa: E402

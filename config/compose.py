@@ -14,8 +14,13 @@ from ruamel.yaml.error import YAMLError
 from config.errors import ParamsError
 
 EXTENDS = "extends"
-RECIPES = Path(__file__).parents[1] / "recipes"
 """Key of a params file that names its base: a name beside it, or a path."""
+RECIPES = Path(__file__).parents[1] / "recipes"
+
+
+def recipe_names() -> list[str]:
+    """Every complete recipe; `base` holds what they share."""
+    return sorted(path.stem for path in RECIPES.glob("*.yaml") if path.stem != "base")
 
 
 def compose(base: Mapping[str, Any], overlay: Mapping[str, Any], sets: Sequence[str] = ()) -> dict[str, Any]:

@@ -8,34 +8,23 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 from prefect.utilities.urls import url_for
 
+from config.compose import recipe_names
 from config.errors import RlhfError
 from config.methods.registry import METHODS
 from tasks.deployment.short_form import OF_THE_RECIPE, Change, prefilled, start_pipeline, wanted_params
 
 if TYPE_CHECKING:
+    Recipe = str
     Choice = str
 else:
-    Choice = Literal["as in the recipe", *METHODS]
+    Recipe = Literal[*recipe_names()]
+    Choice = Literal[OF_THE_RECIPE, *METHODS]
 
 
 @flow(name="start", persist_result=False, validate_parameters=False)
 def start(
-    recipe: Literal[
-        "demo",
-        "demo-distill",
-        "demo-lora",
-        "gpu-24gb",
-        "gpu-80gb",
-        "gsm8k-cpu",
-        "node-8gpu",
-        "smollm-cpu",
-        "smollm-distill",
-        "smollm-votes",
-        "trees-cpu",
-        "two-nodes",
-        "votes-cpu",
-    ] = "demo",
-    method: Choice = "as in the recipe",
+    recipe: Recipe = "demo",
+    method: Choice = OF_THE_RECIPE,
     max_usd: float | None = None,
     seed: int | None = None,
     changes: list[Change] | None = None,

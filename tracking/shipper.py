@@ -56,9 +56,7 @@ class Shipper:
         )
 
     def _work(self) -> None:
-        from tracking.sync import (
-            sync,  # MLflow takes over a second to import: here, while the data stage runs
-        )
+        from tracking.sync import sync  # MLflow takes over a second to import: here, while the data stage runs
 
         ended_at: float | None = None
         while True:

@@ -42,7 +42,8 @@ from training.preparation.summary import (
 from training.preparation.vocabulary import train_tokenizer
 from training.preparation.worlds import World, world_of
 from training.process.artifacts import replacing, write_csv, write_json
-from training.process.stage import Stage, run_stage
+from training.process.run import run_stage
+from training.process.stage import Stage
 
 logger = logging.getLogger("training.data")  # as a process this module is called __main__
 

@@ -42,7 +42,8 @@ from training.preparation.prompts import read_prompts
 from training.process.artifacts import write_json
 from training.process.curves import write_curves
 from training.process.out_of_memory import OomBackoff
-from training.process.stage import Stage, run_stage
+from training.process.run import run_stage
+from training.process.stage import Stage
 from training.rl.episodes import choose_prompts, joined, mini_batches, stream_seed
 from training.rl.phases import in_phase
 from training.rl.rollout_phase import roll_out

@@ -41,7 +41,8 @@ from training.preparation.preferences import read_pairs
 from training.preparation.tokens import Rows
 from training.process.artifacts import write_json
 from training.process.curves import write_curves
-from training.process.stage import Stage, run_stage
+from training.process.run import run_stage
+from training.process.stage import Stage
 from training.process.usage import Work
 
 SECTIONS = ("seed", "model", "dpo")

@@ -33,7 +33,8 @@ from training.preparation.prompts import held_out_prompts
 from training.preparation.worlds import World
 from training.process.artifacts import write_csv, write_json, write_jsonl
 from training.process.checkpoint import restoring
-from training.process.stage import Stage, run_stage
+from training.process.run import run_stage
+from training.process.stage import Stage
 from training.rewards.function import function_scores, is_function
 from training.rollout.engine import Limits, sampling_noise
 from training.rollout.static import generate

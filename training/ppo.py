@@ -33,7 +33,8 @@ from training.preparation.prompts import read_prompts
 from training.process.artifacts import write_json
 from training.process.curves import write_curves
 from training.process.out_of_memory import OomBackoff
-from training.process.stage import Stage, run_stage
+from training.process.run import run_stage
+from training.process.stage import Stage
 from training.rewards.episodes import episode_rewards
 from training.rl.divergence import check_rollout, check_update
 from training.rl.episodes import Episodes, choose_prompts, joined, mini_batches, pad_responses, stream_seed

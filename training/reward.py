@@ -44,7 +44,8 @@ from training.preparation.preferences import Pairs, read_pairs
 from training.process.artifacts import write_csv, write_json
 from training.process.curves import write_curves
 from training.process.out_of_memory import OomBackoff
-from training.process.stage import Stage, run_stage
+from training.process.run import run_stage
+from training.process.stage import Stage
 from training.rewards.check import check_function
 
 SECTIONS = ("seed", "model", "reward")

@@ -32,7 +32,8 @@ from training.modeling.tokenizer import load_tokenizer
 from training.preparation.tokens import Rows, TokenTable
 from training.process.artifacts import write_json
 from training.process.curves import write_curves
-from training.process.stage import Stage, run_stage
+from training.process.run import run_stage
+from training.process.stage import Stage
 
 logger = logging.getLogger("training.sft")  # as a process this module is called __main__
 

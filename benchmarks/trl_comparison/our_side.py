@@ -16,7 +16,8 @@ import psutil
 import torch
 
 from training import ppo, sft
-from training.process.stage import Stage, run_stage
+from training.process.run import run_stage
+from training.process.stage import Stage
 
 BENCH = Path("bench")
 

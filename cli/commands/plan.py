@@ -296,9 +296,7 @@ def show(planned: "Plan", as_json: bool, html: Path | None, title: str) -> None:
 
 
 def _views() -> Any:
-    from cli.tables import (
-        plan as plan_tables,  # rich takes a tenth of a second to import; --json does without
-    )
+    from cli.tables import plan as plan_tables  # rich takes a tenth of a second to import; --json does without
 
     return plan_tables
 

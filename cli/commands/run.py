@@ -58,9 +58,7 @@ def _end_without_server(code: int) -> None:
 
 
 def _start(params: Params) -> "State[Any]":
-    from flows.rlhf import (
-        rlhf,  # Prefect takes over a second to import and reads its settings at import
-    )
+    from flows.rlhf import rlhf  # Prefect takes over a second to import and reads its settings at import
     from tasks.run.stop import on_signals
     from tasks.servers.lost_server import recorded_state
 

@@ -51,9 +51,7 @@ def prefect_plan(root: Path, port: int, tracking: Tracking | None = None, with_k
     if with_key:
         environment["PREFECT_SERVER_API_AUTH_STRING"] = api_key(root)
     if tracking is not None and is_postgresql(tracking.uri):
-        from tasks.servers.databases import (
-            prefect_url,  # its libraries take half a second to import
-        )
+        from tasks.servers.databases import prefect_url  # its libraries take half a second to import
 
         environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = prefect_url(tracking.uri)
     return Plan(

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.audit.ledgers import CHANGES, SECOND
 from typer.testing import CliRunner
 
 from cli.main import app
 from config.load import load, write
+from tests.audit.ledgers import CHANGES, SECOND
 from tests.audit.page import read, says
 from tests.conftest import ROOT
 

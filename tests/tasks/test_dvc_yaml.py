@@ -13,7 +13,7 @@ from config.methods.registry import METHODS, stage_module
 from config.records import STAGES
 from config.sections.where import SHARED_STAGES
 from tests.conftest import ROOT
-from training.process.stage import entry
+from training.process.run import entry
 
 PIPELINE = defined(ROOT)
 ROOMS_OF_PLUMBING = ("training/process/", "training/distributed/")

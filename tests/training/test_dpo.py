@@ -262,7 +262,7 @@ def test_an_adapter_learns_on_the_sft_model_which_is_its_reference(project: Proj
     found = metrics(straight, "dpo")
     assert found["learning_parameters"] < found["parameters"] / 4
     stage, run = open_stage(interrupted, "dpo")
-    stage.stop_requested = True
+    stage.stopper.requested = True
     with pytest.raises(StageStopped):
         run(stage)
     work(interrupted, "dpo")

@@ -215,7 +215,7 @@ def test_a_stop_after_any_model_goes_on_to_the_same_figures(project: Project, fi
     root = project("evaluate")
     for _ in MODELS:
         stage, run = open_stage(root, "evaluate")
-        stage.stop_requested = True
+        stage.stopper.requested = True
         with pytest.raises(StageStopped):
             run(stage)
     work(root, "evaluate")

@@ -19,7 +19,7 @@ from tests.training.support.processes import metric_rows, metrics
 TOUR = ROOT / "docs" / "tour.md"
 TRAIN = """
 import sys
-from training.process.stage import entry, run_stage
+from training.process.run import entry, run_stage
 sys.exit(run_stage("reinforce", *entry("reinforce")))
 """
 PLAN = """

@@ -350,7 +350,7 @@ def test_a_run_killed_and_stopped_on_its_way_ends_with_the_bits_of_the_undisturb
 
 def stopped_after_one_more_update(root: Path) -> None:
     stage, run = open_stage(root, "ppo")
-    stage.stop_requested = True
+    stage.stopper.requested = True
     with pytest.raises(StageStopped):
         run(stage)
     assert len(names(stage.checkpoints.folder)) <= 2

@@ -242,7 +242,7 @@ def test_an_adapter_learns_on_the_sft_model_which_is_its_reference(project: Proj
     assert rows[0]["kl"] == pytest.approx(0.0, abs=1e-4)
     assert abs(rows[-1]["kl"]) > 10 * abs(rows[0]["kl"])
     stage, run = open_stage(interrupted, method)
-    stage.stop_requested = True
+    stage.stopper.requested = True
     with pytest.raises(StageStopped):
         run(stage)
     work(interrupted, method)

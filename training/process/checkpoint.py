@@ -8,7 +8,7 @@ of the code, and the fingerprint
 
 The folder lies outside the DVC outs, because DVC deletes those before a rerun. The fingerprint is of the stage's
 parameters and inputs, so a checkpoint made with other settings is never picked up. The code is not in it: whether to
-go on from what other code made is for the user to say (`Stage.resolve_changed_code`).
+go on from what other code made is for the user to say (`training.process.run.resolve_changed_code`).
 """
 
 import hashlib

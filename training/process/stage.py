@@ -6,66 +6,29 @@ place. It ends with 0 (done), 2 (bad input: one clear line), 75 (asked to stop, 
 
 import logging
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from importlib import import_module
 from pathlib import Path
-from types import FrameType
-from typing import Any, NamedTuple
-
-import torch
-import transformers
 
 import training
 from config import jsonl
-from config.alive import is_alive
 from config.differences import Watched, in_a_line, sections_of
-from config.errors import (
-    EXIT_CRASHED,
-    EXIT_DONE,
-    CheckpointError,
-    DataError,
-    EnvironmentFault,
-    ParamsError,
-    RlhfError,
-    StageStopped,
-)
+from config.errors import DataError, ParamsError, StageStopped
 from config.inputs import student_path
 from config.load import load
-from config.methods.registry import stage_module
-from config.records import (
-    CHANGED_CODE_VARIABLE,
-    CONTINUE,
-    LAUNCHER_VARIABLE,
-    NO_RUN_ID,
-    PIPELINE_VARIABLE,
-    RESTART,
-    RUN_ID_VARIABLE,
-    AttemptRow,
-    MetricRow,
-    UsageRow,
-    kept_folder,
-)
+from config.records import NO_RUN_ID, RUN_ID_VARIABLE, AttemptRow, MetricRow, kept_folder
 from config.schema import Params
-from config.stage_code import some, stage_code
+from config.stage_code import stage_code
 from config.workspace.at_work import locked
 from training.distributed import collectives
-from training.process import allocator, garbage_collection
 from training.process.checkpoint import DONE, Checkpoints, fingerprint
 from training.process.device import device, device_name
-from training.process.faults import is_out_of_memory, named_fault
+from training.process.stopper import Stopper
 from training.process.usage import Meter
 
 logger = logging.getLogger("training")
-
-NO_MEMORY = (
-    "out of memory, and no smaller pieces would help here. Take a smaller model, or a device with "
-    "more memory: see rlhf plan."
-)
-LOST_PEER = "another process of the stage exited without an error message: what it printed comes before this."
 
 Inputs = Sequence[str] | Callable[[Params], Sequence[str]]
 """Files and folders that a stage reads, relative to the project's folder; a function of the params if those name
@@ -86,24 +49,20 @@ class Stage:
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self.torch_device = device()
         self.device = device_name(self.torch_device)
-        self._launcher = int(os.environ.get(LAUNCHER_VARIABLE, "0"))
-        self._pipeline = os.environ.get(PIPELINE_VARIABLE)
         self.held = ExitStack()
         """The lock of the folder, for a stage that was started by hand."""
         self._folder = root / "runs" / name
         self._sections = sections
         self._inputs = inputs(self.params) if callable(inputs) else inputs
         kept = kept_folder(root, self.run_id) / "params.yaml"
-        self._params_file = Watched(root / "params.yaml", load(kept) if kept.exists() else self.params, sections)
+        self.stopper = Stopper(Watched(root / "params.yaml", load(kept) if kept.exists() else self.params, sections))
         self.attempt = 1 + max(
             (row.attempt for row in jsonl.read(self._folder / "attempts.jsonl", AttemptRow).rows), default=0
         )
         self.step = 0
         self.fingerprint = ""
-        self._resume_note = ""
+        self.resume_note = ""
         """Code files changed since the checkpoint that this attempt resumes from."""
-        self.stop_requested = False
-        """This process was asked to stop."""
         self.stopping = False
         """All processes of the stage have agreed to stop here."""
         self.meter = Meter(self._stream("usage"), self.run_id, self.attempt, self.device, self.world_size)
@@ -117,7 +76,7 @@ class Stage:
         Raises DataError if an input is missing, ParamsError if the run it belongs to began with other params,
         EnvironmentFault if another process works in this folder.
         """
-        if self.rank == 0 and self._pipeline is None:
+        if self.rank == 0 and not self.stopper.has_pipeline:
             self.held.enter_context(locked(self.root))
         sections = sections_of(self.params, self._sections)
         missing = next((item for item in self._inputs if not (self.root / item).exists()), None)
@@ -163,59 +122,6 @@ class Stage:
             )
         return step is not None
 
-    def resolve_changed_code(self) -> None:
-        """If other code made the newest checkpoint: resume from it or start again, as the environment or the user at
-        the terminal decides.
-
-        Raises CheckpointError without a decision.
-        """
-        checkpoint = self.checkpoints.latest()
-        changed = self.checkpoints.changed_code(checkpoint) if checkpoint else []
-        if checkpoint is None or not changed:
-            return
-        seconds = self._seconds_to(checkpoint.step)
-        change = (
-            f"other code made the checkpoint after step {checkpoint.step}: {some(changed)} changed "
-            "since. "
-            f"Starting over takes the {seconds:.0f} s again that were measured up to there."
-        )
-        answer = os.environ.get(CHANGED_CODE_VARIABLE) or self._asked(change)
-        if answer == RESTART:
-            self.checkpoints.ignore_other_code()
-            logger.warning("%s starts over: %s", self.name, change)
-        elif answer == CONTINUE:
-            self._resume_note = f"with changed code: {some(changed, len(changed))}"
-        else:
-            raise CheckpointError(
-                f"{change} Say {CHANGED_CODE_VARIABLE}={CONTINUE} or {RESTART}; to rlhf run, "
-                f"--changed-code {CONTINUE} or {RESTART}."
-            )
-
-    def _asked(self, change: str) -> str:
-        """The user's answer, "" if stdin is not a terminal."""
-        if self.world_size > 1 or not (sys.stdin.isatty() and sys.stderr.isatty()):
-            return ""
-        print(
-            f"{self.name}: {change} Go on from it, or start over? [c]ontinue, [r]estart: ",
-            file=sys.stderr,
-            end="",
-            flush=True,
-        )
-        words = sys.stdin.readline().strip().lower()
-        return next((answer for answer in (CONTINUE, RESTART) if words and answer.startswith(words)), "")
-
-    def _seconds_to(self, step: int) -> float:
-        """Seconds of the work up to `step` without repetitions: for each step and phase the last row among attempts
-        with this fingerprint.
-        """
-        events = jsonl.read(self._folder / "attempts.jsonl", AttemptRow).rows
-        attempts = {row.attempt for row in events if row.fingerprint == self.fingerprint}
-        rows = jsonl.read(self._folder / "usage.jsonl", UsageRow).rows
-        last = {
-            (row.step, row.phase): row.seconds for row in rows if row.attempt in attempts and 1 <= row.step <= step
-        }
-        return sum(last.values())
-
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Append a row of training metrics."""
         self.step = step
@@ -232,7 +138,7 @@ class Stage:
                 attempt=self.attempt,
                 event=event,
                 fingerprint=self.fingerprint,
-                pid=self._launcher or os.getpid(),
+                pid=self.stopper.launcher or os.getpid(),
                 step=self.step,
                 exit_code=exit_code,
                 message=message,
@@ -245,7 +151,7 @@ class Stage:
     def resumed(self, step: int) -> None:
         """Record that work resumes from a checkpoint after `step`."""
         self.step = step
-        self.mark("resume", message=self._resume_note)
+        self.mark("resume", message=self.resume_note)
         logger.info("%s resumes from its checkpoint after step %d", self.name, step)
 
     def retried(self, step: int, lost_seconds: float, message: str) -> None:
@@ -260,7 +166,7 @@ class Stage:
 
         Raises ParamsError.
         """
-        if changed := self._params_file.differences():
+        if changed := self.stopper.params_file.differences():
             raise ParamsError(
                 f"params.yaml changed while {self.name} was running: {in_a_line(changed)}. The "
                 "record would name values that did not make the "
@@ -269,41 +175,24 @@ class Stage:
                 "or run again to begin with the new one."
             )
 
-    def _params_changed(self) -> bool:
-        """params.yaml may be unreadable while it is being written: the next check decides."""
-        try:
-            return bool(self._params_file.differences())
-        except ParamsError:
-            return False
-
     def stop_if_requested(self) -> None:
-        """Exit if asked to stop, orphaned, or params.yaml changed. Call where everything worth keeping is saved."""
-        if self.stop_requested or self.orphaned or self._params_changed():
+        """Exit if the stage must stop. Call where everything worth keeping is saved."""
+        if self.stopper.must_stop():
             raise self.stopped()
 
     def synchronise_stop(self) -> bool:
-        """Collective: set and return `stopping`, which is true if any process of the stage was asked to stop, lost its
-        parent or found params.yaml changed.
+        """Collective: set and return `stopping`, which is true if any process of the stage must stop.
 
         Call it once a step, before deciding on a checkpoint: a request that comes later waits for the next step.
         """
-        wanted = self.stop_requested or self.orphaned or self._params_changed()
-        self.stopping = collectives.all_reduce_max(wanted) > 0
+        self.stopping = collectives.all_reduce_max(self.stopper.must_stop()) > 0
         return self.stopping
-
-    @property
-    def orphaned(self) -> bool:
-        """Whether the launcher, or the pipeline process that watches the budget, is gone."""
-        if self._launcher not in (0, os.getppid()):
-            return True
-        pid, _, created = (self._pipeline or "").partition(":")
-        return bool(pid) and not is_alive(int(pid), float(created))
 
     def stopped(self) -> StageStopped:
         """The exception to raise once everything is saved. Raises ParamsError instead if the stage stops because
         params.yaml changed.
         """
-        if not self.stop_requested:
+        if not self.stopper.requested:
             self.check_params()
         return StageStopped(
             f"{self.name} was asked to stop: checkpointed after step {self.step}, run again to go on from there."
@@ -313,95 +202,3 @@ class Stage:
     def interactive(self) -> bool:
         """Whether stderr is a terminal: progress bars make sense."""
         return self.rank == 0 and sys.stderr.isatty()
-
-    def request_stop(self, signum: int, frame: FrameType | None) -> None:
-        self.stop_requested = True
-
-
-def stop_signals() -> tuple[signal.Signals, ...]:
-    """Signals that stop a stage; SIGHUP of a lost terminal too, unless nohup ignores it."""
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return (signal.SIGTERM, signal.SIGINT) if ignored else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-
-def configure_process() -> None:
-    """Process-wide settings of a stage: memory and logging."""
-    garbage_collection.begin_work()
-    allocator.configure()
-    first = os.environ.get("RANK", "0") == "0"
-    logging.basicConfig(
-        level=logging.INFO if first else logging.ERROR, format="%(asctime)s %(name)s %(message)s", datefmt="%H:%M:%S"
-    )
-
-
-class Entry(NamedTuple):
-    """What a stage process reads and runs: the arguments of `run_stage` after the name."""
-
-    sections: tuple[str, ...]
-    inputs: Inputs
-    work: Callable[[Stage], None]
-
-
-def entry(stage: str) -> Entry:
-    """The entry of `stage` in its module: SECTIONS (plus the stage's own, if the module serves several stages),
-    INPUTS, and the function with the module's name.
-    """
-    name = stage_module(stage)
-    module: Any = import_module(name)
-    sections = module.SECTIONS if stage in module.SECTIONS else (*module.SECTIONS, stage)
-    return Entry(sections, module.INPUTS, getattr(module, name.rsplit(".", 1)[1]))
-
-
-def run_stage(name: str, sections: Sequence[str], inputs: Inputs, work: Callable[[Stage], None]) -> int:
-    """Run `work` as the stage process `name` in the current folder; returns the exit code."""
-    configure_process()
-    try:
-        stage = Stage(name, sections, inputs)
-    except RlhfError as error:
-        collectives.report_fault(f"{name}: {error}")
-        return error.exit_code
-    if not stage.interactive:
-        transformers.utils.logging.disable_progress_bar()
-    for number in stop_signals():
-        signal.signal(number, stage.request_stop)
-    # training.process.launch blocked them until now
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_signals())
-    code, message = EXIT_CRASHED, ""
-    try:
-        stage.begin()
-        collectives.join(name, stage.torch_device)
-        torch.manual_seed(stage.params.seed)
-        if not stage.reuse_finished_outputs():
-            stage.resolve_changed_code()
-            work(stage)
-        stage.check_params()
-        code = EXIT_DONE
-        collectives.leave()
-    except RlhfError as error:
-        code, message = error.exit_code, str(error)
-    except Exception as error:
-        fault = EnvironmentFault(NO_MEMORY) if is_out_of_memory(error) else named_fault(error, Path.cwd())
-        if isinstance(fault, RlhfError):
-            code, message = fault.exit_code, str(fault)
-        elif not collectives.is_lost_peer(error):
-            message = f"{type(error).__name__}: {error}"
-            raise
-        elif (peer_fault := collectives.fault_of_peer()) is not None:
-            message = peer_fault.removeprefix(f"{name}: ")
-        else:
-            message = LOST_PEER
-            raise
-    except BaseException as error:
-        message = f"{type(error).__name__}: {error}"
-        raise
-    finally:
-        if message:
-            collectives.report_fault(f"{name}: {message}")
-        try:
-            stage.meter.close(stage.step)
-            stage.mark("end", code, message)
-        # a full disk has no room for these rows either: keep the message above visible
-        except OSError as error:
-            logger.warning("the last rows of runs/%s could not be written: %s", name, error)
-        stage.held.close()
-    return code

@@ -75,7 +75,7 @@ STRAIGHT = {"trunk-none": "none", "trunk-zero2": "zero2", "base-zero3": "zero3",
 
 def stop_after_a_step(root: Path, stage_name: str) -> None:
     stage, run = open_stage(root, stage_name)
-    stage.stop_requested = True
+    stage.stopper.requested = True
     with pytest.raises(StageStopped):
         run(stage)
 

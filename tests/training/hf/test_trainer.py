@@ -131,7 +131,7 @@ def test_a_loss_that_is_no_number_is_named_and_no_model_appears(project: Project
 
 def stopped(root: Path, stage_name: str) -> None:
     stage, run = open_stage(root, stage_name)
-    stage.stop_requested = True
+    stage.stopper.requested = True
     with pytest.raises(StageStopped):
         run(stage)
 
@@ -155,7 +155,7 @@ def test_a_damaged_checkpoint_falls_back_and_still_ends_with_the_same_bits(
 def test_a_run_stopped_after_its_last_step_is_done(project: Project) -> None:
     root = project("sft", sft={"max_steps": 1})
     stage, run = open_stage(root, "sft")
-    stage.stop_requested = True
+    stage.stopper.requested = True
     run(stage)
     assert (root / "models/sft/model.safetensors").exists()
 

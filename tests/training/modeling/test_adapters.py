@@ -362,7 +362,7 @@ def test_a_stopped_stage_with_adapters_ends_with_the_bits_of_the_undisturbed_one
     straight, stopped = (on_a_base(stage, name, **{stage: changes}) for name in ("straight", "stopped"))
     work(straight, stage)
     begun, run = open_stage(stopped, stage)
-    begun.stop_requested = True
+    begun.stopper.requested = True
     with pytest.raises(StageStopped):
         run(begun)
     saved = begun.checkpoints.latest()

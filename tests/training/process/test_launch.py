@@ -16,7 +16,7 @@ from tests.training.support.processes import attempts, signalled, start
 from tests.training.support.tiny import ROOT, files, work
 from training.process import launch
 from training.process.launch import exit_code, main, supervise
-from training.process.stage import LOST_PEER
+from training.process.run import LOST_PEER
 
 pytestmark = pytest.mark.usefixtures("forks")
 

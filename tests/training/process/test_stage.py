@@ -21,7 +21,8 @@ from config.workspace.at_work import RUN_LOCK
 from tests.conftest import ROOT
 from tests.training.support.processes import attempts, finish, metric_rows, metrics, signalled, start
 from tests.training.support.tiny import files, on_a_small_disk, open_stage, run_main
-from training.process.stage import Stage, entry, run_stage
+from training.process.run import entry, run_stage
+from training.process.stage import Stage
 
 pytestmark = pytest.mark.usefixtures("forks")
 
@@ -244,7 +245,7 @@ def test_other_processes_than_the_first_write_no_rows(project: Project, monkeypa
 def test_a_stage_stops_only_when_asked(project: Project) -> None:
     stage, _ = open_stage(project("ppo"), "ppo")
     stage.stop_if_requested()
-    stage.request_stop(signal.SIGTERM, None)
+    stage.stopper.request(signal.SIGTERM, None)
     with pytest.raises(StageStopped) as stopped:
         stage.stop_if_requested()
     assert stopped.value.exit_code == 75

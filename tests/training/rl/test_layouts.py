@@ -269,7 +269,7 @@ def test_a_stopped_run_on_the_shared_base_ends_with_the_bits_of_the_undisturbed_
     work(straight, "ppo")
     for _ in range(2):
         stage, run = open_stage(stopped, "ppo")
-        stage.stop_requested = True
+        stage.stopper.requested = True
         with pytest.raises(StageStopped):
             run(stage)
         latest = stage.checkpoints.latest()

@@ -237,7 +237,7 @@ def test_a_stopped_run_ends_with_the_bits_of_the_undisturbed_one(project: Projec
     straight, stopped = (project(name, ppo={"layout": layout}) for name in ("straight", "stopped"))
     work(straight, "ppo")
     stage, run = open_stage(stopped, "ppo")
-    stage.stop_requested = True
+    stage.stopper.requested = True
     with pytest.raises(StageStopped):
         run(stage)
     latest = stage.checkpoints.latest()

@@ -136,7 +136,7 @@ def test_both_engines_train_alike_and_the_paged_one_resumes_to_the_same_bits(pro
     static, first = trained("static", "static", 2), trained("paged", "paged", 2)
     stopped = project("ppo", "stopped", ppo={"rollout_engine": "paged", "updates": 2, "schedule": "constant"})
     stage, run = open_stage(stopped, "ppo")
-    stage.stop_requested = True
+    stage.stopper.requested = True
     with pytest.raises(StageStopped):
         run(stage)
     work(stopped, "ppo")

@@ -77,7 +77,7 @@ def main(jobs: Sequence[Job]) -> int:
 
         def begin_stopping(stage: Stage, stops: bool = job.stops) -> None:
             begin(stage)
-            stage.stop_requested = stops
+            stage.stopper.requested = stops
 
         Stage.begin = begin_stopping  # type: ignore[method-assign]
         code = run_main(Path(job.root), job.stage)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from config.methods.registry import SAMPLING_METHODS
-from training.process.stage import entry, run_stage
+from training.process.run import entry, run_stage
 
 LAST_LOADED = {
     **dict.fromkeys(SAMPLING_METHODS, ("training.ppo", "load_state")),

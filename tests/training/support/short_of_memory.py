@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from training.process.stage import entry, run_stage
+from training.process.run import entry, run_stage
 
 
 def fail_above(most_tokens: int) -> None:

@@ -23,7 +23,8 @@ from config.sections.model import Model, RandomModel
 from training.modeling.models import base_model, new_reward_model
 from training.modeling.tokenizer import encode_prompts, trained_tokenizer
 from training.preparation.worlds import BY_HAND
-from training.process.stage import Stage, entry, run_stage
+from training.process.run import entry, run_stage
+from training.process.stage import Stage
 
 ROOT = Path(__file__).parents[3]
 FAMILIES = ("llama", "qwen2", "qwen3", "gpt2")
