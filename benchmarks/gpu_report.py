@@ -130,9 +130,8 @@ def matrix() -> tuple[list[Cell], list[Cell]]:
         adapted = base in ("lora", "nf4")
 
         def cell(
-            name: str, stage: str, *more: str, base: str = base, on: tuple[str, ...] = overrides,
-            processes: int = 1,
-        ) -> Cell:  # fmt: skip
+            name: str, stage: str, *more: str, base: str = base, on: tuple[str, ...] = overrides, processes: int = 1
+        ) -> Cell:
             method = (f"align.method={stage}",) if stage in ("rloo", "grpo", "dpo") else ()
             full = f"{base} {stage} {name}".strip()
             return Cell(full, stage, (*on, *method, *more), base, processes=processes)
@@ -141,10 +140,9 @@ def matrix() -> tuple[list[Cell], list[Cell]]:
         for layout in layouts:
             engines = ("static",) if layout == "shared_trunk" else ("static", "paged")
             then += [
-                cell(f"{layout} {engine}", "ppo", f"ppo.layout={layout}",
-                     f"ppo.rollout_engine={engine}")
+                cell(f"{layout} {engine}", "ppo", f"ppo.layout={layout}", f"ppo.rollout_engine={engine}")
                 for engine in engines
-            ]  # fmt: skip
+            ]
         then += [cell("", "rloo"), cell("paged", "rloo", "rloo.rollout_engine=paged")]
         then += [cell("", "grpo"), cell("", "dpo")]
         if not adapted:
@@ -158,10 +156,9 @@ def matrix() -> tuple[list[Cell], list[Cell]]:
         if base == "fp32":
             then.append(cell("2 processes", "ppo", processes=2))
     then += [
-        Cell(f"{base} evaluate", "evaluate", BASES[base], base,
-             aligned_by=f"{base} ppo {layout} static")
+        Cell(f"{base} evaluate", "evaluate", BASES[base], base, aligned_by=f"{base} ppo {layout} static")
         for base, layout in (("fp32", "separate"), ("bf16", "separate"), ("lora", "shared_base"))
-    ]  # fmt: skip
+    ]
     return first, then
 
 
@@ -206,8 +203,7 @@ class Bench:
             aligned = self.work / "cells" / cell.aligned_by.replace(" ", "-") / "models" / "ppo"
             (folder / "models" / "ppo").symlink_to(aligned)
         folder.mkdir(parents=True, exist_ok=True)
-        write(validate(compose(read(recipe), {}, list(cell.overrides)), cell.name),
-              folder / "params.yaml")  # fmt: skip
+        write(validate(compose(read(recipe), {}, list(cell.overrides)), cell.name), folder / "params.yaml")
         command = [stage_module(cell.stage)]
         if cell.stage in SHARED_STAGES:
             command = ["training.process.launch", cell.stage, "--processes", str(cell.processes)]
@@ -260,9 +256,8 @@ def planned_bytes(folder: Path, stage: str, usage: Sequence[UsageRow]) -> dict[s
         mean = sum(row.tokens for row in rolled) / sum(row.sequences for row in rolled)
         work = setting.workload
         longer = replace(
-            work, max_tokens=round(mean), mean_tokens=mean,
-            mean_response_tokens=max(1.0, mean - work.prompt_tokens),
-        )  # fmt: skip
+            work, max_tokens=round(mean), mean_tokens=mean, mean_response_tokens=max(1.0, mean - work.prompt_tokens)
+        )
         setting = replace(setting, workload=longer)
     held = moments(setting)
     return {phase: phase_peak(held, phase) for phase in dict.fromkeys(map(phase_of, held))}
@@ -314,8 +309,7 @@ def speed_cells(shape: str, batch: int, new_tokens: int) -> list[Cell]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", choices=("matrix", "speed"),
-                        default=["matrix", "speed"])  # fmt: skip
+    parser.add_argument("--parts", nargs="+", choices=("matrix", "speed"), default=["matrix", "speed"])
     parser.add_argument("--cells", default="", help="only those whose name has this in it")
     parser.add_argument("--minutes", type=float, default=8.0, help="to stop after (default 8)")
     parser.add_argument("--together", type=int, default=6, help="cells at a time (default 6)")
@@ -327,8 +321,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, not a table")
     options = parser.parse_args()
     if not (options.cpu or torch.accelerator.is_available()):
-        print("No accelerator here: torch sees the CPU alone. --cpu runs the matrix on it.",
-              file=sys.stderr)  # fmt: skip
+        print("No accelerator here: torch sees the CPU alone. --cpu runs the matrix on it.", file=sys.stderr)
         sys.exit(2)
     options.work = options.work.resolve()  # links lead there
     options.work.mkdir(parents=True, exist_ok=True)
@@ -360,8 +353,7 @@ def show(outcomes: Sequence[Outcome], as_json: bool) -> None:
     if as_json:
         print(json.dumps([outcome._asdict() for outcome in outcomes], indent=1))
         return
-    table = Table("cell", "exit", "seconds", "peak MiB", "tokens a second by phase",
-                  "planned / held memory", box=None)  # fmt: skip
+    table = Table("cell", "exit", "seconds", "peak MiB", "tokens a second by phase", "planned / held memory", box=None)
     errors = []
     for one in sorted(outcomes):
         rates: list[Any] = [

@@ -44,8 +44,7 @@ def _print_estimates(tables: list[Path]) -> int:
     try:
         rows = [row for table in tables for row in read_table(table)]
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        print(f"{' '.join(map(str, tables))}: {' '.join(str(error).split())}. Name a YAML table.",
-              file=sys.stderr)  # fmt: skip
+        print(f"{' '.join(map(str, tables))}: {' '.join(str(error).split())}. Name a YAML table.", file=sys.stderr)
         return 2
     print(json.dumps({"rows": estimates(rows)}, indent=1, default=str))
     return 0

@@ -25,10 +25,7 @@ from typing import NamedTuple
 
 from benchmarks.projects.checkouts import clone
 
-PACKAGES = (
-    "cli", "config", "costs", "flows", "labelling", "reporting", "serving", "tasks", "tracking",
-    "training",
-)  # fmt: skip
+PACKAGES = ("cli", "config", "costs", "flows", "labelling", "reporting", "serving", "tasks", "tracking", "training")
 PURE = ("costs/formulas/", "costs/tables/", "training/rl/ppo_math.py", "docker/")
 """Files in which nothing is wired."""
 WORDS = ("logger", "print", "warn", "echo", "say", "flush", "debug")

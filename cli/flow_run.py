@@ -101,7 +101,7 @@ def plan_first(
 
     def decide(changed: "Sequence[ChangedCode]") -> str:
         if not is_answered() and not yes and sys.stdin.isatty():
-            os.environ[CHANGED_CODE_VARIABLE] = _asked(changed)
+            os.environ[CHANGED_CODE_VARIABLE] = _ask(changed)
         return policy()
 
     run_alone = prepare(root, params, decide)
@@ -128,7 +128,7 @@ def _ask_for_approval(planned_usd: float, approval_usd: float | None) -> None:
         raise CostError(f"{above}: not approved, nothing was started.")
 
 
-def _asked(changed: "Sequence[ChangedCode]") -> str:
+def _ask(changed: "Sequence[ChangedCode]") -> str:
     """Ask at the terminal what to do with checkpoints of other code. Raises CheckpointError without an answer."""
     for change in changed:
         print(change, file=sys.stderr)

@@ -60,7 +60,7 @@ class Watched:
         self._path, self._sections = path, sections
         self._began = sections_of(began, sections)
         self._seen: tuple[int, int, int] | None = None
-        self._found: list[Difference] = []
+        self._differences: list[Difference] = []
 
     def differences(self) -> list[Difference]:
         """Keys that have changed since; the file is read only if it was written. Raises ParamsError if it cannot be
@@ -69,6 +69,6 @@ class Watched:
         status = self._path.stat() if self._path.exists() else None
         seen = (status.st_mtime_ns, status.st_size, status.st_ino) if status else None
         if seen is None or seen != self._seen:
-            self._found = differences(self._began, sections_of(load(self._path), self._sections))
+            self._differences = differences(self._began, sections_of(load(self._path), self._sections))
             self._seen = seen
-        return self._found
+        return self._differences

@@ -37,7 +37,7 @@ def lock_file(path: Path, wait: Callable[[str], bool] | None = None) -> Iterator
         ) from None
     with file:
         killed_at = None
-        while not _taken(file):
+        while not _try_lock(file):
             holder = _holder(file)
             if holder == "?" or is_running(int(holder)):
                 if wait is None or not wait(holder):
@@ -66,7 +66,7 @@ def _holder(file: IO[str]) -> str:
     return content if content.isdigit() else "?"
 
 
-def _taken(file: IO[str]) -> bool:
+def _try_lock(file: IO[str]) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -115,8 +115,7 @@ def _preference(read: Sequence[tuple[Names, Sequence[Answer]]], question: str | 
             raise ParamsError(f"--question {question}: {path} has no such question, but {', '.join(said)}.")
         return question
     compare = [name for name, answers in said.items() if any(answer.compares for _, answer in answers)]
-    vote = [name for name, answers in said.items()
-            if any(_is_vote(answer.value, names) for names, answer in answers)]  # fmt: skip
+    vote = [name for name, answers in said.items() if any(_is_vote(answer.value, names) for names, answer in answers)]
     candidates = compare or vote
     if len(candidates) > 1:
         raise ParamsError(
@@ -292,7 +291,7 @@ def _vote(choice: Any, names: Names) -> int | None:
     if choice is None:
         return None
     if isinstance(choice, list):
-        return _of_list(choice, names)
+        return _ranked_choice(choice, names)
     text = "" if isinstance(choice, bool) else str(choice).strip().casefold()
     for vote, words in (
         (1, (*FIRST, "response1", names["response1"])),
@@ -307,7 +306,7 @@ def _vote(choice: Any, names: Names) -> int | None:
     )
 
 
-def _of_list(choice: Sequence[Any], names: Names) -> int | None:
+def _ranked_choice(choice: Sequence[Any], names: Names) -> int | None:
     if len(choice) == 1 and not isinstance(choice[0], (dict, list)):
         return _vote(choice[0] if choice[0] is not None else "", names)
     ranks: dict[int | None, Any] = {}

@@ -146,9 +146,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(self._vote if self.path == "/api/vote" else None)
 
     def _vote(self) -> dict[str, Any]:
-        if (
-            self.headers.get_content_type() != "application/json"
-        ):  # other sites' forms cannot send this type without a preflight request
+        # other sites' forms cannot send this type without a preflight request
+        if self.headers.get_content_type() != "application/json":
             raise DataError("a vote is sent as application/json.")
         length = int(self.headers.get("Content-Length") or 0)
         if not 0 < length <= MAX_BODY_BYTES:

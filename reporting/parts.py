@@ -22,7 +22,7 @@ def document(
     style = Markup((Path(__file__).parent / "style.css").read_text(encoding="utf-8"))
     template = environment().get_template("document.html")
     page = template.render(
-        title=title, policy=POLICY, style=style, masthead=head, content=_made(content), foot=foot, commands=commands
+        title=title, policy=POLICY, style=style, masthead=head, content=_markup(content), foot=foot, commands=commands
     )
     return page + "\n"
 
@@ -51,27 +51,27 @@ def navigation(anchors: Sequence[tuple[str, str]]) -> Markup:
 
 def section(name: str, title: str, lead: Child, *children: Child) -> Markup:
     """A section of the page with an anchor, a title and one line that describes it."""
-    return macro(TEMPLATE, "section", name, title, lead, _made(children))
+    return macro(TEMPLATE, "section", name, title, lead, _markup(children))
 
 
 def group(title: str | None, *children: Child) -> Markup:
     """Parts of a section under a subtitle."""
-    return macro(TEMPLATE, "group", title, _made(children))
+    return macro(TEMPLATE, "group", title, _markup(children))
 
 
 def card(title: str, *children: Child, note: Child = None) -> Markup:
     """A chart or table under its name; `note` explains a term in one line."""
-    return macro(TEMPLATE, "card", title, _made(children), note)
+    return macro(TEMPLATE, "card", title, _markup(children), note)
 
 
 def grid(*children: Child, kind: str = "thirds") -> Markup:
     """Cards side by side, `thirds` or `halves` on a wide screen."""
-    return macro(TEMPLATE, "grid", _made(children), f"grid {kind}")
+    return macro(TEMPLATE, "grid", _markup(children), f"grid {kind}")
 
 
 def stack(*children: Child) -> Markup:
     """Cards stacked in a cell of a grid."""
-    return macro(TEMPLATE, "grid", _made(children), "stack")
+    return macro(TEMPLATE, "grid", _markup(children), "stack")
 
 
 def table(
@@ -87,9 +87,9 @@ def table(
     unique.
     """
     names = [cell if isinstance(cell, str) else "" for cell in header]
-    lines = [_made(cells) for cells in rows]
+    lines = [_markup(cells) for cells in rows]
     wide = len(header) > MOST_SIDE_BY_SIDE
-    bottom = foot and _made(foot)
+    bottom = foot and _markup(foot)
     keys = row_names or [cells[: numbers.start] for cells in [*lines, *([bottom] if bottom else [])]]
     figures = [[figure_name([*key, name]) for name in names] for key in keys]
     return macro(TEMPLATE, "table", header, lines, bottom, numbers, names, wide, figures)
@@ -97,7 +97,7 @@ def table(
 
 def details(summary: str, *children: Child) -> Markup:
     """Content that is folded until it is opened."""
-    return macro(TEMPLATE, "details", summary, _made(children))
+    return macro(TEMPLATE, "details", summary, _markup(children))
 
 
 def paragraph(content: Child, kind: str = "plain") -> Markup:
@@ -141,7 +141,7 @@ def swatch(tone: str, name: str) -> Markup:
 
 
 def bullets(items: Iterable[Child]) -> Markup:
-    return macro(TEMPLATE, "bullets", _made(list(items)))
+    return macro(TEMPLATE, "bullets", _markup(list(items)))
 
 
 def sample(turns: Sequence[Mapping[str, Any]], replies: Sequence[Mapping[str, Any]]) -> Markup:
@@ -151,5 +151,5 @@ def sample(turns: Sequence[Mapping[str, Any]], replies: Sequence[Mapping[str, An
     return macro(TEMPLATE, "sample", turns, replies)
 
 
-def _made(children: Sequence[Child]) -> list[Markup]:
+def _markup(children: Sequence[Child]) -> list[Markup]:
     return [join(child) for child in children]

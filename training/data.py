@@ -81,8 +81,7 @@ def data(stage: Stage) -> None:
         # 3. baselines for the reward model, and summary statistics
         with stage.meter.phase("summarise", 0):
             trivial, histogram = baselines(datasets), length_histogram(datasets)
-            votes = sum(len(source.digests["preference"]) for source in accepted
-                        if not source.need.teaches_tokens)  # fmt: skip
+            votes = sum(len(source.digests["preference"]) for source in accepted if not source.need.teaches_tokens)
             metrics = {
                 **source_metrics(accepted, quarantine),
                 **duplicate_metrics(datasets),

@@ -95,9 +95,8 @@ def evaluate(stage: Stage) -> None:
     if settings.judge is not None:
         with stage.meter.phase("judge", len(names)) as work:
             verdict = judged(
-                stage.root, stage.params, prompts, answers["aligned"].texts, answers["sft"].texts,
-                work.pay,
-            )  # fmt: skip
+                stage.root, stage.params, prompts, answers["aligned"].texts, answers["sft"].texts, work.pay
+            )
     stage.check_params()
     with stage.meter.phase("compare", len(names)):
         metrics = compare(answers, settings.confidence, stage.params.seed, verdict)

@@ -95,9 +95,8 @@ def reward(stage: Stage) -> None:
     filler = {name: [tokenizer.eos_token_id] for name in ("chosen_ids", "rejected_ids")}
     trainer = BucketedRewardTrainer(
         model=model,
-        args=RewardConfig(
-            **arguments(stage, settings), max_length=None, disable_dropout=False
-        ),  # the model has none but its adapter's
+        # dropout stays on: the model has none but its adapter's
+        args=RewardConfig(**arguments(stage, settings), max_length=None, disable_dropout=False),
         data_collator=collator,
         train_dataset=Dataset.from_list([filler]),  # TRL wants one; `bucket` gives the rows
         processing_class=tokenizer,

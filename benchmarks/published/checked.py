@@ -103,9 +103,7 @@ def _unknown_engine(row: Row, rows: Sequence[Row]) -> Row:
     launch times are the median of other engines that launch in the same way.
     """
     own = row.run.engine
-    if own is None or any(
-        other.run.engine == own and other.source != row.source for other in rows
-    ):  # fmt: skip
+    if own is None or any(other.run.engine == own and other.source != row.source for other in rows):
         return row
     like = [other for other in ENGINES.values() if other != own and _way(other) == _way(own)]
     changes = {name: median(getattr(other, name) for other in like) for name in CHOSEN}

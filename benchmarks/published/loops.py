@@ -109,8 +109,7 @@ def _rollout(planning: Planned, one: Setting, devices: int) -> float:
     elif run.generator == "hybrid" or (run.generator is None and software.name == "deepspeed-chat"):
         software = engine("deepspeed-inference")
     whole = software is not one.engine
-    frozen = replace(one.levers, tuning="frozen", parallel="ddp", weights_fp32=False,
-                     master_fp32=False)  # fmt: skip
+    frozen = replace(one.levers, tuning="frozen", parallel="ddp", weights_fp32=False, master_fp32=False)
     tensor = _tensor_parallel(one, frozen, devices) if whole else 1
     if tensor > 1:
         side = loop.rollout_batch * tensor / devices

@@ -202,9 +202,8 @@ def seconds_per_item(planning: Planned, measured: Measured) -> float:
         return total * (devices if measured.all_gpus else 1)
     if measured.per == "flop":
         work = micro_step(
-            setting, setting.model, setting.levers, setting.levers.micro_batch,
-            setting.workload.mean_tokens,
-        )  # fmt: skip
+            setting, setting.model, setting.levers, setting.levers.micro_batch, setting.workload.mean_tokens
+        )
         again = 0.75 if setting.levers.checkpointing == "full" else 1.0
         return step / (work.flops * again * setting.levers.accumulation)
     if measured.per == "sample":

@@ -50,9 +50,7 @@ def _model(value: Any) -> Any:
     """A name of costs/tables/shapes.yaml, or the fields of a `config.json`."""
     if isinstance(value, str):
         return _known(shape, value)
-    return _known(lambda config: from_config(config, "model"), value) if isinstance(
-        value, Mapping
-    ) else value  # fmt: skip
+    return _known(lambda config: from_config(config, "model"), value) if isinstance(value, Mapping) else value
 
 
 def _engine(value: Any) -> Any:
@@ -253,9 +251,8 @@ class Measured(Typed):
     """None: not published; planned all the same. Of `fits` true or false."""
     unit: str = ""
     per: Literal[
-        "step", "micro_step", "sample", "pair", "token", "input_token", "any_token", "first_token",
-        "job", "flop",
-    ] = "step"  # fmt: skip
+        "step", "micro_step", "sample", "pair", "token", "input_token", "any_token", "first_token", "job", "flop"
+    ] = "step"
     """What a time is for, or what a throughput counts. `token` counts responses' tokens where something is generated,
     `any_token` those of the prompts too.
     """

@@ -19,19 +19,18 @@ if TYPE_CHECKING:
 def calibrate(
     recipe: Annotated[
         Path | None,
-        typer.Option("--recipe", parser=typed_path, metavar="FILE",
-                     help="Params file to time, such as recipes/demo.yaml; without it, "
-                     "params.yaml."),
+        typer.Option(
+            "--recipe",
+            parser=typed_path,
+            metavar="FILE",
+            help="Params file to time, such as recipes/demo.yaml; without it, params.yaml.",
+        ),
     ] = None,
     overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one parameter; "
-                     "repeatable."),
+        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one parameter; repeatable.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object for programs.")
-    ] = False,
-) -> None:  # fmt: skip
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for programs.")] = False,
+) -> None:
     """Run a few steps of every stage of a recipe here, and serve three small models: rlhf plan then plans with the
     pace of this machine. Two minutes for the demo.
     """

@@ -3,6 +3,7 @@ the best levers, how a figure comes about, and a server's plan.
 """
 
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from config.schema import Params
     from costs.planning.explain import Explanation
     from costs.planning.plans import Plan
-    from costs.planning.search import Found
+    from costs.planning.search import StageSearch
     from costs.planning.target import Target
 
 app = typer.Typer(invoke_without_command=True)
@@ -76,15 +77,13 @@ def plan(
     from costs.ledger.history import read_history, skipped_note
     from costs.planning.accuracy import with_errors
 
-    params, target, notes = _asked(file, assignments, stage, hardware, gpus, usd_per_gpu_hour)
+    params, target, notes = _load(file, assignments, stage, hardware, gpus, usd_per_gpu_hour)
     _warn(params, target, hardware)
     past = read_history(Path())
-    note = skipped_note(past.skipped)
-    planned = _made(params, target, stage, retrain)
-    show(
-        with_errors(_noted(planned, (*notes, note) if note else notes), past.rows),
-        as_json, html, file.name,
-    )  # fmt: skip
+    planned = _plan(params, target, stage, retrain)
+    notes = tuple(note for note in (*notes, skipped_note(past.skipped)) if note)
+    planned = with_errors(replace(planned, assumptions=(*planned.assumptions, *notes)), past.rows)
+    show(planned, as_json, html, file.name)
 
 
 @app.command()
@@ -106,16 +105,14 @@ def compare(
 
     plans = []
     for params_file in (file, other):
-        params, target, _ = _asked(params_file, assignments, stage, hardware, gpus, usd_per_gpu_hour)
+        params, target, _ = _load(params_file, assignments, stage, hardware, gpus, usd_per_gpu_hour)
         if params_file is file:
             _warn(params, target, hardware)
-        plans.append(_made(params, target, stage, retrain))
+        plans.append(_plan(params, target, stage, retrain))
     rows = differences(*plans)
     if markdown:
         typer.echo(as_markdown(rows, file.name, other.name), nl=False)
     elif as_json:
-        from dataclasses import asdict
-
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
     else:
         _print(_views().difference_table(rows))
@@ -144,13 +141,13 @@ def optimise(
     from config.load import write
     from costs.planning.search import Limits, cheapest, within_total
 
-    params, target, _ = _asked(file, assignments, stage, hardware, gpus, usd_per_gpu_hour)
+    params, target, _ = _load(file, assignments, stage, hardware, gpus, usd_per_gpu_hour)
     _warn(params, target, hardware)
     best = cheapest(params, target, tuple(stage) or params.stages, goal, adapters)  # type: ignore[arg-type]
     within_total(list(best.by_stage.values()), Limits(max_usd, max_hours))
     write(best.params, out)
     if as_json:
-        by_stage = {name: _found_json(stage_search) for name, stage_search in best.by_stage.items()}
+        by_stage = {name: _search_json(stage_search) for name, stage_search in best.by_stage.items()}
         typer.echo(json.dumps(by_stage | {"changes": list(best.changes), "written": str(out)}, indent=2))
         return
     _print(_views().search_view(best.by_stage))
@@ -171,7 +168,7 @@ def explain(
     """How a figure comes about: every quantity with its formula and source."""
     from costs.planning.explain import explain_params
 
-    params, target, _ = _asked(file, assignments, stage, hardware, gpus, usd_per_gpu_hour)
+    params, target, _ = _load(file, assignments, stage, hardware, gpus, usd_per_gpu_hour)
     _warn(params, target, hardware)
     _show_trail(explain_params(params, target, tuple(stage) or params.stages, part), as_json)
 
@@ -208,7 +205,7 @@ def serve(
     _print(plan_view(serving_plan))
 
 
-def _asked(
+def _load(
     file: Path,
     assignments: list[str],
     stages: list[str],
@@ -229,12 +226,12 @@ def _warn(params: "Params", target: "Target", hardware: str | None) -> None:
     """Say before the figures what makes them doubtful."""
     from costs.planning.target import doubted_price
 
-    for line in (*_is_guessed(params, target, hardware), doubted_price(target)):
+    for line in (*_guess_warnings(params, target, hardware), doubted_price(target)):
         if line is not None:
             typer.echo(line, err=True)
 
 
-def _made(params: "Params", target: "Target", stages: list[str], retrain: bool) -> "Plan":
+def _plan(params: "Params", target: "Target", stages: list[str], retrain: bool) -> "Plan":
     """The plan of the stages, or of all; with --retrain also of a retrain cycle's own processes."""
     from costs.planning.planner import plan
     from costs.planning.retraining import plan_cycle
@@ -243,7 +240,7 @@ def _made(params: "Params", target: "Target", stages: list[str], retrain: bool) 
     return plan_cycle(planned, params, target) if retrain else planned
 
 
-def _is_guessed(params: "Params", target: "Target", hardware: str | None) -> list[str]:
+def _guess_warnings(params: "Params", target: "Target", hardware: str | None) -> list[str]:
     """A warning printed first where figures are guesses, with the fix."""
     from config.inputs import expected_files
     from config.workspace.machine import bf16_instructions
@@ -272,12 +269,6 @@ def _is_guessed(params: "Params", target: "Target", hardware: str | None) -> lis
             "Set model.dtype: fp32."
         )
     return lines
-
-
-def _noted(planned: "Plan", notes: tuple[str, ...]) -> "Plan":
-    from dataclasses import replace
-
-    return replace(planned, assumptions=(*planned.assumptions, *notes))
 
 
 def show(planned: "Plan", as_json: bool, html: Path | None, title: str) -> None:
@@ -318,9 +309,7 @@ def _write(path: Path, text: str) -> None:
         raise EnvironmentFault(f"{path} cannot be written: {error.strerror}. Name another file.") from None
 
 
-def _found_json(stage_search: "Found") -> dict[str, Any]:
-    from dataclasses import asdict
-
+def _search_json(stage_search: "StageSearch") -> dict[str, Any]:
     return {
         "tried": stage_search.tried,
         "before": {

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from costs.planning.compare import Difference
     from costs.planning.explain import Explanation, PhaseReason
     from costs.planning.plans import Plan
-    from costs.planning.search import Found
+    from costs.planning.search import StageSearch
 
 
 def plan_view(plan: "Plan") -> Group:
@@ -231,10 +231,7 @@ def _reason_table(explained: "Explanation") -> Table:
     table.add_column("bound by", no_wrap=True)
     for phase in explained.phases:
         share = phase.seconds / explained.seconds if explained.seconds else 0.0
-        table.add_row(
-            phase.stage, phase.phase, duration(phase.seconds), f"{share:.0%}", usd(phase.usd),
-            phase.bound,
-        )  # fmt: skip
+        table.add_row(phase.stage, phase.phase, duration(phase.seconds), f"{share:.0%}", usd(phase.usd), phase.bound)
     return table
 
 
@@ -259,7 +256,7 @@ def difference_table(rows: list["Difference"]) -> Table:
     return table
 
 
-def search_view(by_stage: dict[str, "Found"]) -> Group:
+def search_view(by_stage: dict[str, "StageSearch"]) -> Group:
     """What the search changed in each stage, and why."""
     lines: list[object] = []
     for stage, result in by_stage.items():

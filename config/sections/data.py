@@ -85,9 +85,8 @@ class HelpdeskSource(Sparse):
 
 
 Format = Literal[
-    "pairs", "votes", "ranked", "rated", "trees", "instructions", "prompts",
-    "nectar", "arena-table", "oasst-messages",
-]  # fmt: skip
+    "pairs", "votes", "ranked", "rated", "trees", "instructions", "prompts", "nectar", "arena-table", "oasst-messages"
+]
 """The formats of training/preparation/layouts.py."""
 NO_PREFERENCES = ("instructions", "prompts")
 

@@ -94,17 +94,17 @@ class Where(_WithStages):
     def of(self, stage: str) -> Place:
         """Where `stage` runs: its overrides on top of the default."""
         base = ONE_PROCESS if stage in SINGLE_STAGES else {}
-        return self.default.model_copy(update={**base, **self._own(stage)})
+        return self.default.model_copy(update={**base, **self._overrides(stage)})
 
     def key(self, stage: str, name: str) -> str:
         """`where.ppo.processes`, or `where.default.processes` if the stage does not override it."""
-        return f"where.{stage if name in self._own(stage) else DEFAULT}.{name}"
+        return f"where.{stage if name in self._overrides(stage) else DEFAULT}.{name}"
 
     def as_written(self, stage: str, name: str) -> str:
         """Key and value, for a message: `where.default.processes=8`."""
         return f"{self.key(stage, name)}={getattr(self.of(stage), name)}"
 
-    def _own(self, stage: str) -> dict[str, Any]:
+    def _overrides(self, stage: str) -> dict[str, Any]:
         override: PlaceOverride | None = getattr(self, stage)
         return override.model_dump() if override is not None else {}
 
@@ -117,7 +117,7 @@ class Where(_WithStages):
     def _single_stages(self) -> "Where":
         for stage in SINGLE_STAGES:
             for name, only in ONE_PROCESS.items():
-                value = self._own(stage).get(name, only)
+                value = self._overrides(stage).get(name, only)
                 if value != only:
                     raise ParamsError(
                         f"where.{stage}.{name}={_written(value)}, and stage {stage} is always one "
@@ -142,7 +142,7 @@ class Where(_WithStages):
         if self.default.offload:
             yield "where.default.offload", any(divides.values())
         for stage in SHARED_STAGES:
-            if self._own(stage).get("offload"):
+            if self._overrides(stage).get("offload"):
                 yield f"where.{stage}.offload", divides[stage]
 
 

@@ -72,10 +72,8 @@ def recomputed_bytes(setting: Setting, shape: ModelShape, levers: Levers, sequen
     if levers.checkpointing == "full":
         rebuilt = kept_per_token(setting, shape, levers, tokens)
     active = 2 * ((shape.experts_per_token * shape.expert_width or shape.mlp_width) + shape.width) * levers.dtype_bytes
-    if (
-        levers.attention == "eager"
-        # the gradients of the softmax's output and of its input, when the feed-forward part's tensors are gone
-    ):
+    # the gradients of the softmax's output and of its input, when the feed-forward part's tensors are gone
+    if levers.attention == "eager":
         kept = layer_kept(shape, levers, setting.engine, tokens, setting.mask_tensor)
         active = max(active, 2 * shape.heads * tokens * levers.dtype_bytes - kept.get("feed_forward", 0.0))
     total = sequences * tokens

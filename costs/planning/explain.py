@@ -92,7 +92,8 @@ def explain_params(params: Params, target: Target, stages: Sequence[str], name: 
 
 
 def _reasons(planned: StagePlan, setting: Setting | None, phase: str) -> list[PhaseReason]:
-    works = {phase.name: phase.work for phase in phases(setting)} if setting else {}
+    # the phases of a judge have no resources: they are not computed by the stage
+    rows = {phase.name: resources(phase.work, setting, phase.name) for phase in phases(setting)} if setting else {}
     return [
         PhaseReason(
             planned.stage,
@@ -101,9 +102,7 @@ def _reasons(planned: StagePlan, setting: Setting | None, phase: str) -> list[Ph
             planned_phase.usd,
             planned_phase.peak_bytes,
             planned_phase.bound,
-            tuple(resources(works[planned_phase.phase], setting, planned_phase.phase))
-            if setting and planned_phase.phase in works  # a judge is in none of the stage's own
-            else (),
+            tuple(rows.get(planned_phase.phase, ())),
         )
         for planned_phase in planned.phases
         if phase in ("", planned_phase.phase)

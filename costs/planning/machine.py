@@ -119,9 +119,7 @@ def timed_stage(device: Hardware, stage: str, parameters: float = 1.0) -> TimedS
 def was_timed(setting: Setting) -> bool:
     """Whether the stage itself ran on the device, with a model of this size."""
     nearest = timed(setting)
-    return nearest is not None and (nearest.stage, nearest.parameters) == (
-        setting.stage, setting.model.parameters
-    )  # fmt: skip
+    return nearest is not None and (nearest.stage, nearest.parameters) == (setting.stage, setting.model.parameters)
 
 
 def pace_of(stage: TimedStage | None, phase: str) -> float:

@@ -69,7 +69,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Found:
+class StageSearch:
     """What the search did for one stage."""
 
     start: Need
@@ -85,7 +85,7 @@ class Cheaper:
     params: Params
     changes: tuple[str, ...]
     """`sft.micro_batch_size=16` ..., what differs."""
-    by_stage: dict[str, Found]
+    by_stage: dict[str, StageSearch]
     """By stage."""
 
 
@@ -124,7 +124,7 @@ def cheapest(params: Params, target: Target, stages: tuple[str, ...], goal: Goal
     best = validate(best.model_dump(mode="json"), "the cheapest params")
     before, after = _needs(params, target), _needs(best, target)
     by_stage = {
-        stage: Found(before[stage], after[stage], count, _choices(params, best, target, stage, after[stage]))
+        stage: StageSearch(before[stage], after[stage], count, _choices(params, best, target, stage, after[stage]))
         for stage, count in tried.items()
     }
     return Cheaper(best, _assignments(params, best), by_stage)
@@ -287,8 +287,7 @@ def _choices(params: Params, best: Params, target: Target, stage: str, need: Nee
         if name == "lora":
             back["model"] = params.model
         without = evaluate(settings(best.model_copy(update=back), target)[stage], price)
-        choices.append(Choice(name, _plain(getattr(before, name)), _plain(value),
-                            _reason(without, need)))  # fmt: skip
+        choices.append(Choice(name, _plain(getattr(before, name)), _plain(value), _reason(without, need)))
     return tuple(choices)
 
 
@@ -315,7 +314,7 @@ def _assignments(before: Params, after: Params) -> tuple[str, ...]:
     )
 
 
-def within_total(stages: list[Found], limits: Limits) -> None:
+def within_total(stages: list[StageSearch], limits: Limits) -> None:
     """Raise CostError if the stages together break a limit: what they need at the least, and what to raise."""
     usd, seconds = (sum(stage.best.usd for stage in stages), sum(stage.best.seconds for stage in stages))
     if limits.max_usd is not None and usd > limits.max_usd:

@@ -202,9 +202,7 @@ def _setting(params: Params, target: Target, shape: ModelShape, slots: int, leng
         ceil(length.input + length.output), length.input + length.output, 1.0,
         ceil(length.input), ceil(length.output), length.output,
     )  # fmt: skip
-    return Setting(
-        "serve", shape, levers, work, target.hardware, engine("vllm"),
-    )  # fmt: skip
+    return Setting("serve", shape, levers, work, target.hardware, engine("vllm"))
 
 
 def _guesses(target: Target) -> tuple[str, ...]:

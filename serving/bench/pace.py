@@ -20,12 +20,9 @@ def pace_seconds() -> float:
     """Mean seconds of a fixed piece of work, run on every core at once."""
     command = [sys.executable, "-S", "-c", WORK]
     started = [  # in their own sessions: Ctrl-C is meant for the load test
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-            start_new_session=True,
-        )
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True)
         for _ in range(os.cpu_count() or 1)
-    ]  # fmt: skip
+    ]
     try:
         return mean(float(process.communicate()[0]) for process in started)
     finally:

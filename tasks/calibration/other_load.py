@@ -14,7 +14,7 @@ class OtherLoad:
     """Samples the processor time of other programs from here on."""
 
     def __init__(self) -> None:
-        self._wall, self._all, self._own = self._now()
+        self._wall, self._all, self._process = self._now()
 
     def _now(self) -> tuple[float, float, float]:
         times, process = psutil.cpu_times(), psutil.Process().cpu_times()
@@ -28,7 +28,7 @@ class OtherLoad:
     def check(self, threads: int) -> None:
         """Raise EnvironmentFault if other programs left too little for our `threads`."""
         wall, everything, process = (
-            now - then for now, then in zip(self._now(), (self._wall, self._all, self._own), strict=True)
+            now - then for now, then in zip(self._now(), (self._wall, self._all, self._process), strict=True)
         )
         check_quiet((everything - process) / wall, psutil.cpu_count() or 1, threads)
 

@@ -155,9 +155,7 @@ def shortened(params: Params, steps: Mapping[str, int]) -> Params:
             evaluate, batches = params.evaluate, ceil(number / evaluated(params))
             overlay[stage] = {"prompts": min(evaluate.prompts, batches * evaluate.batch_size)}
         elif stage in LOOPS:
-            overlay[stage] = {
-                "updates": number, "checkpoint_every_updates": NEVER, "sample_every_updates": NEVER
-            }  # fmt: skip
+            overlay[stage] = {"updates": number, "checkpoint_every_updates": NEVER, "sample_every_updates": NEVER}
         else:
             overlay[stage] = {"max_steps": number, "checkpoint_every_steps": NEVER}
         if stage == "distill":

@@ -66,9 +66,8 @@ def status_of(entry: Any) -> list[Any]:
 @contextmanager
 def repo_about(root: Path, stage: str) -> Iterator[Any]:
     """DVC's Repo, to ask it about `stage`. Raises StageAtWork or EnvironmentFault for what it cannot tell."""
-    from dvc.exceptions import (
-        DvcException,  # imported late: half a second that a stopped or refused run should not pay
-    )
+    # imported late: half a second that a stopped or refused run should not pay
+    from dvc.exceptions import DvcException
     from dvc.lock import LockError
     from dvc.repo import Repo
 

@@ -83,8 +83,8 @@ def push(root: Path, stage: str | None = None) -> str | None:
     """As `send_outputs`; returns in one line why it could not, None if all is there or there is no remote."""
     try:
         send_outputs(root, stage)
-    except EnvironmentFault as met:
-        return str(met)
+    except EnvironmentFault as error:
+        return str(error)
     return None
 
 

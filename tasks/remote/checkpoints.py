@@ -28,7 +28,7 @@ MANIFEST = "manifest.json"
 KEPT = 2
 
 
-class Found(NamedTuple):
+class StoredCheckpoints(NamedTuple):
     """Checkpoints of a run in the store."""
 
     steps: tuple[str, ...]
@@ -46,9 +46,9 @@ class CheckpointStore:
         self._by_inputs = f"{self._place}/by-inputs/{inputs_digest(root, stage)}"
         self._in_store: set[tuple[str, str]] = set()
         """(fingerprint, step) that need not be sent."""
-        self._own: dict[str, list[str]] = {}
+        self._steps_in_store: dict[str, list[str]] = {}
         """Fingerprint -> steps that the store has of this run."""
-        self._adopted: Found | None = None
+        self._adopted: StoredCheckpoints | None = None
         """Checkpoints of another run that this one continues."""
         self._heartbeats_of_adopted: dict[str, bytes | None] = {}
 
@@ -65,7 +65,7 @@ class CheckpointStore:
                     raise
                 continue  # a newer one has taken its place meanwhile
             self._in_store.add((fingerprint, step))
-            sent = self._own.setdefault(fingerprint, [])
+            sent = self._steps_in_store.setdefault(fingerprint, [])
             sent.append(step)
             self._store.write(f"{self._by_inputs}/{self._run_id}", fingerprint.encode())
             while len(sent) > KEPT:
@@ -84,7 +84,7 @@ class CheckpointStore:
             self._store.download(f"{self._prefix(newest.fingerprint, newest.run_id)}/{step}", target)
             self._in_store.add((newest.fingerprint, step))
         if newest.run_id == self._run_id:
-            self._own[newest.fingerprint] = list(newest.steps)
+            self._steps_in_store[newest.fingerprint] = list(newest.steps)
         else:
             self._adopted, self._heartbeats_of_adopted = newest, self._heartbeats(newest.run_id)
 
@@ -93,7 +93,7 @@ class CheckpointStore:
         one that it went on from unless that is still running.
         """
         done = {(row.fingerprint, row.run_id) for row in attempts(self._root, self._stage) if row.fingerprint}
-        done |= {(fingerprint, self._run_id) for fingerprint in self._own}
+        done |= {(fingerprint, self._run_id) for fingerprint in self._steps_in_store}
         if self._adopted is not None and not self._is_at_work(self._adopted.run_id):
             done.add((self._adopted.fingerprint, self._adopted.run_id))
         there = {tuple(name.split("/")[:2]) for name in self._store.below(self._place).names()}
@@ -106,7 +106,7 @@ class CheckpointStore:
         fingerprint = inner_name(fingerprint, "fingerprint")
         return f"{self._place}/{fingerprint}/{inner_name(run_id, 'run id')}"
 
-    def _newest(self) -> Found | None:
+    def _newest(self) -> StoredCheckpoints | None:
         """Of all runs with these inputs, that which came furthest; its own one where it came as far."""
         named = self._store.below(self._by_inputs)
         owners = {(content.decode(), run_id) for run_id in named.names() if (content := named.read(run_id))}
@@ -117,14 +117,14 @@ class CheckpointStore:
             complete, key=lambda checkpoint: (checkpoint.steps[-1], checkpoint.run_id == self._run_id), default=None
         )
 
-    def _complete(self, owners: set[tuple[str, str]]) -> list[Found]:
+    def _complete(self, owners: set[tuple[str, str]]) -> list[StoredCheckpoints]:
         """What the store has of each (fingerprint, run), if that is a complete checkpoint."""
         checkpoints = []
         for fingerprint, run_id in sorted(owners):
             names = self._store.below(self._prefix(fingerprint, run_id)).names()
             steps = tuple(sorted(name.split("/")[0] for name in names if name.endswith(f"/{MANIFEST}")))
             if steps:
-                checkpoints.append(Found(steps, fingerprint, run_id))
+                checkpoints.append(StoredCheckpoints(steps, fingerprint, run_id))
         return checkpoints
 
     def _heartbeats(self, run_id: str) -> dict[str, bytes | None]:

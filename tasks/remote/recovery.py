@@ -60,18 +60,16 @@ def recover_abandoned(run: Run, stage: str, stop: StopRequest) -> str | None:
 def take_lock(root: Path, lock: str) -> None:
     """Put the dvc.lock in place that a stage in a container came back with."""
     write_atomically(root / "dvc.lock", lock)
-    note_pushed(
-        root
-        # what was here was pushed before the stage was handed over, and its container has pushed the rest
-    )
+    # what was here was pushed before the stage was handed over, and its container has pushed the rest
+    note_pushed(root)
 
 
 def clear(exchange: Exchange) -> None:
     """Remove what two sides have exchanged. Errors are ignored: what stays there does no harm."""
     try:
         exchange.remove("")
-    except EnvironmentFault as met:
-        logger.warning("what was exchanged stays at %s: %s", exchange.url, met)
+    except EnvironmentFault as error:
+        logger.warning("what was exchanged stays at %s: %s", exchange.url, error)
 
 
 def _exchanges(run: Run) -> list[tuple[Exchange, str]]:

@@ -222,13 +222,13 @@ def _done(
     """The outputs to the remote, however long that takes; then the checkpoints have done their work."""
 
     def give_up() -> bool:
-        return stop.requested or _asked(exchange) > 0
+        return stop.requested or _stop_requests(exchange) > 0
 
     try:
         persist(lambda: send_outputs(run.root, stage), give_up)
-    except EnvironmentFault as met:
-        raise type(met)(
-            f"{stage} is done, but its outputs could not be sent: {met} It resumes from its last checkpoint."
+    except EnvironmentFault as error:
+        raise type(error)(
+            f"{stage} is done, but its outputs could not be sent: {error} It resumes from its last checkpoint."
         ) from None
     afterwards.callback(_clear, mirror)
     return Reply(
@@ -242,11 +242,11 @@ def _done(
 def _clear(mirror: CheckpointStore) -> None:
     try:
         mirror.remove()
-    except EnvironmentFault as met:
-        logger.warning("checkpoints of a stage that is done stay in the store: %s", met)
+    except EnvironmentFault as error:
+        logger.warning("checkpoints of a stage that is done stay in the store: %s", error)
 
 
-def _asked(exchange: Exchange) -> int:
+def _stop_requests(exchange: Exchange) -> int:
     """Number of stop requests from the pipeline, as far as the store is reachable."""
     try:
         return int(exchange.read(STOP) or 0)
@@ -302,8 +302,8 @@ def _transfers(
         for send in (sender.send, mirror.send):
             try:
                 persist(send, lambda: stop.force)
-            except EnvironmentFault as met:  # it must not take the place of how the stage ended
-                logger.warning("%s", met)
+            except EnvironmentFault as error:  # it must not take the place of how the stage ended
+                logger.warning("%s", error)
 
 
 def _every(seconds: float, ended: threading.Event, task: Callable[[], None]) -> None:

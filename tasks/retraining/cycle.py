@@ -78,7 +78,7 @@ class Cycle:
         self.id = new_run_id(flow_run.name or "retrain")
         self.flow_run_id = flow_run.id
         self.display = Display()
-        self.known: dict[str, str | None] = {"run_id": None, "data_key": None, "champion": None}
+        self.row_fields: dict[str, str | None] = {"run_id": None, "data_key": None, "champion": None}
         """What the last row of the cycle tells, as far as the cycle got."""
         self.sections: list[str] = []
         """Of the page, one of each step."""
@@ -114,9 +114,9 @@ class Cycle:
         """Record the outcome: as a line, a row, and an artifact in the Prefect UI."""
         self.state = state or Completed(name=outcome.capitalize(), message=said)
         self.record(
-            "end", outcome=outcome, said=said, run_id=self.known["run_id"],
-            data_key=self.known["data_key"],
-            detail={"champion": self.known["champion"], "usd": self.usd},
+            "end", outcome=outcome, said=said, run_id=self.row_fields["run_id"],
+            data_key=self.row_fields["data_key"],
+            detail={"champion": self.row_fields["champion"], "usd": self.usd},
         )  # fmt: skip
         page = markdown(outcome, said, self.sections, self.usd)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -162,7 +162,7 @@ def due(cycle: Cycle, busy: str | None, force: bool) -> Due | None:
         champion = require_champion(root)
         champion_folder = check_champion(root, champion.run_id)
         key = key_now(root, params)
-        cycle.known |= {"champion": champion.run_id, "data_key": key}
+        cycle.row_fields |= {"champion": champion.run_id, "data_key": key}
         cycle.sections.append(f"Champion at the start: `{champion.run_id}`.")
         reason = None if force else nothing_new(root, champion, key)
     if reason is not None:
@@ -208,7 +208,7 @@ def trained(cycle: Cycle, state: State[Any]) -> str | None:
     the run fail.
     """
     run_id = _run_of(cycle)
-    cycle.known["run_id"] = run_id
+    cycle.row_fields["run_id"] = run_id
     cycle.usd += run_usd(cycle.root, cycle.params, run_id) if run_id else 0.0
     if state.is_cancelled():
         said = f"{state.message or 'the run was stopped'} The champion stays; the next cycle goes on from there."

@@ -176,20 +176,20 @@ class Receiver:
         it took is known.
         """
         self._folder, self._exchange, self._again = folder, exchange, again
-        self._taken: set[str] = set()
+        self._received: set[str] = set()
 
     def receive(self) -> bool:
         """Take what has come; returns whether anything has."""
         # the offsets are in order
         sent = sorted(name for name in self._exchange.names() if re.search(r"\.\d{12}$", name))
         if self._again:
-            self._taken, self._again = self._taken_before(sent), False
-        new = [name for name in sent if name not in self._taken]
+            self._received, self._again = self._taken_before(sent), False
+        new = [name for name in sent if name not in self._received]
         for name in new:
             content = self._exchange.read(name) or b""
             path = self._path(name)
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._taken.add(name)
+            self._received.add(name)
             with path.open("ab") as file:
                 file.write(content)
                 file.flush()

@@ -115,10 +115,10 @@ def persist(
     while True:
         try:
             return action()
-        except TransientFault as met:
+        except TransientFault as error:
             if give_up() or (patience_seconds is not None and time.monotonic() - began > patience_seconds):
                 raise
-            logger.warning("%s Trying again in %.0f s.", met, wait_seconds)
+            logger.warning("%s Trying again in %.0f s.", error, wait_seconds)
         # so that many clients do not return at once
         _wait(wait_seconds * random.uniform(0.8, 1.2), give_up)
         wait_seconds = min(2 * wait_seconds, LONGEST_WAIT_SECONDS)

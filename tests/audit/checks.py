@@ -61,8 +61,7 @@ def agrees(content: dict[str, Any], expected: dict[str, Any]) -> None:
 
 def check_summary(text: str, accounts: Accounts) -> None:
     """The table of a run on its pages in MLflow and Prefect."""
-    rows = {line.split("|")[1].strip(): line.split("|", 2)[2] for line in text.splitlines()
-            if line.startswith("| ")}  # fmt: skip
+    rows = {line.split("|")[1].strip(): line.split("|", 2)[2] for line in text.splitlines() if line.startswith("| ")}
     for stage, account in accounts.stages.items():
         name = stage if account.state == "done" else f"{stage} ({account.state})"
         off = comparisons(accounts, stage)["all"]["error"]

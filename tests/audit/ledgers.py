@@ -210,16 +210,14 @@ class Writer:
             name: round(1000 * values() * (3 if name.endswith("train_rows") else 1)) for name in COUNTS[stage]
         }
         metrics |= {name: values() for name in NUMBERS[stage]}
-        metrics |= {name: round(30 * values(), 3) for name in metrics if name.endswith("_mean")
-                    and "tokens" in name}  # fmt: skip
+        metrics |= {name: round(30 * values(), 3) for name in metrics if name.endswith("_mean") and "tokens" in name}
         for i, name in enumerate(WITH_BOUNDS.get(stage, ())):
             metrics[f"{name}_low"] = round(metrics[name] - 0.013 - 0.0021 * i, 5)
             metrics[f"{name}_high"] = round(metrics[name] + 0.027 + 0.0034 * i, 5)
         if stage == "sft":
             metrics["parameters"] = 459_168 + round(1000 * seed)
         if stage == "evaluate":
-            metrics |= {"confidence": 0.95, "reward_hacking": False,
-                        "reward_hacking_reason": "both are up"}  # fmt: skip
+            metrics |= {"confidence": 0.95, "reward_hacking": False, "reward_hacking_reason": "both are up"}
         if stage == "reward":  # the baselines' bounds are the data stage's
             for name in ("baseline_longer_wins", "baseline_bow", "bayes_accuracy"):
                 metrics[name] = self._metrics(into, "data")[name]

@@ -32,9 +32,8 @@ def printed(file: Path, *arguments: str) -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(file.parent)
         done = CliRunner().invoke(
-            app, ["plan", "--params", str(file), *arguments], env={"COLUMNS": "200"},
-            catch_exceptions=False,
-        )  # fmt: skip
+            app, ["plan", "--params", str(file), *arguments], env={"COLUMNS": "200"}, catch_exceptions=False
+        )
     assert done.exit_code == 0
     return done.stdout
 
@@ -135,7 +134,7 @@ MOVES = [
     ("ppo.layout=shared_trunk", {"ppo": TIME | MEMORY}),
     ("data.source.sft_rows=24000", {"data": TIME, "sft": TIME}),
     ("where.ppo.processes=4", {name: TIME | MEMORY if name == "ppo" else COST for name in LOCAL}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("change", "moved"), MOVES, ids=[change for change, _ in MOVES])

@@ -30,10 +30,7 @@ METRICS = {
     ("evaluate", "length_aligned"): "Reply tokens",
     ("evaluate", "eos_rate_aligned"): "Replies that end",
 }
-IN_POINTS = (
-    "accuracy", "bayes_accuracy", "right_item_rate", "win_rate_gold", "win_rate_reward",
-    "eos_rate_aligned",
-)  # fmt: skip
+IN_POINTS = ("accuracy", "bayes_accuracy", "right_item_rate", "win_rate_gold", "win_rate_reward", "eos_rate_aligned")
 """Shares, whose difference is in percentage points."""
 
 
@@ -93,8 +90,7 @@ def test_compared_runs_have_the_figures_of_their_files(root: Path, sides: tuple[
             assert list(run["metrics"][name].values()) == values
         expected = difference(before, after) if before != after else [0.0, 0.0, 0.0]
         assert list(second["differences"][name].values()) == pytest.approx(expected), name
-    outs = [{stage: row["detail"]["outs"] for stage, row in accounts.noted.items()}
-            for accounts in sides]  # fmt: skip
+    outs = [{stage: row["detail"]["outs"] for stage, row in accounts.noted.items()} for accounts in sides]
     assert content["shared"] == [
         stage for stage in outs[0] if stage != "evaluate" and outs[0][stage] == outs[1].get(stage)
     ]

@@ -238,5 +238,4 @@ class Stack:
         return docker("ps", "--quiet", "--filter", f"name=^/{stage}-").split()[::-1]
 
 
-SERVICES = ("postgres", "s3", "prefect", "mlflow", "cpu-worker", "retrain-worker",
-            "docker-worker")  # fmt: skip
+SERVICES = ("postgres", "s3", "prefect", "mlflow", "cpu-worker", "retrain-worker", "docker-worker")

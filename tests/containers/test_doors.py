@@ -114,9 +114,8 @@ def test_the_stores_port_for_its_own_parts_turns_away_who_has_no_certificate(
 def engine(stack: Stack, method: str, path: str, body: Any = None) -> tuple[int, str]:
     """What the engine's proxy answers to the worker of stages."""
     said = stack.compose(
-        "exec", "-T", "docker-worker", "python", "-c", ASK_THE_ENGINE,
-        json.dumps([method, path, body]),
-    )  # fmt: skip
+        "exec", "-T", "docker-worker", "python", "-c", ASK_THE_ENGINE, json.dumps([method, path, body])
+    )
     code, text = json.loads(said)
     return code, text
 
@@ -145,9 +144,7 @@ def test_a_worker_of_stages_gets_a_stages_container_whatever_it_asks_for(images:
         )  # fmt: skip
         assert host["Binds"] == [f"{PROJECT}_cache:/cache", f"{PROJECT}_credentials:/run/rlhf:ro"]
         assert {mount["Type"] for mount in found["Mounts"]} == {"volume"}
-        assert (host["Privileged"], host["PidMode"], host["NetworkMode"]) == (
-            False, "", f"{PROJECT}_stages",
-        )  # fmt: skip
+        assert (host["Privileged"], host["PidMode"], host["NetworkMode"]) == (False, "", f"{PROJECT}_stages")
         assert (host["CapAdd"], host["CapDrop"]) == (None, ["ALL"])
         assert host["SecurityOpt"] == ["no-new-privileges"]
     finally:
@@ -238,8 +235,7 @@ def test_what_runs_in_an_image_cannot_change_its_code(images: dict[str, str], im
 
 
 def test_no_service_has_rights_of_linux_or_can_gain_any(stack: Stack) -> None:
-    for service in ("prefect", "mlflow", "cpu-worker", "retrain-worker", "docker-worker",
-                    "engine-proxy", "s3"):  # fmt: skip
+    for service in ("prefect", "mlflow", "cpu-worker", "retrain-worker", "docker-worker", "engine-proxy", "s3"):
         said = stack.compose("exec", "-T", service, "cat", "/proc/1/status")
         state = dict(line.split(":\t", 1) for line in said.splitlines() if ":\t" in line)
         assert int(state["CapEff"], 16) == int(state["CapBnd"], 16) == 0, service

@@ -31,9 +31,8 @@ SMALL = (
 
 def rlhf(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, "-m", "cli.main", *words],
-        cwd=root, capture_output=True, text=True, timeout=900, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "cli.main", *words], cwd=root, capture_output=True, text=True, timeout=900, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done
 

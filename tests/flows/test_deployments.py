@@ -48,9 +48,7 @@ def test_every_deployment_of_prefect_yaml_is_there_prefilled_from_the_recipe(up:
     assert found["rlhf"].parameters == {"params": load(RECIPE).model_dump(mode="json")}
 
 
-FORMS = (
-    "rlhf", "retrain", "promote", "start", "study", "serve-bench", "label-import"
-)  # fmt: skip
+FORMS = ("rlhf", "retrain", "promote", "start", "study", "serve-bench", "label-import")
 
 
 def form_of(up: Stack, flow: str) -> dict[str, Any]:

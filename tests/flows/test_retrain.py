@@ -321,9 +321,7 @@ def test_a_better_model_waits_for_approval_is_promoted_and_rolled_back(
     assert seen == [before], "nothing was started before it was approved"
     row = end(project)
     assert (state.name, row.outcome) == ("Promoted", "promoted"), row.said
-    assert json.loads((project / "contest.asked.json").read_text()) == {
-        "--champion": "one", "--challenger": "three",
-    }  # fmt: skip
+    assert json.loads((project / "contest.asked.json").read_text()) == {"--champion": "one", "--challenger": "three"}
     record = read_record(project)
     assert champion(project) == row.run_id == runs(project)[-1]
     assert record.previous is not None

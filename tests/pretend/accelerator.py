@@ -190,9 +190,8 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Sim, key: Sim, value: Sim, mask: Tensor | None, causal: bool,
-        scale: float | None,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any, query: Sim, key: Sim, value: Sim, mask: Tensor | None, causal: bool, scale: float | None
+    ) -> Tensor:
         ctx.options = {"attn_mask": mask, "scale": scale}, causal
         found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             *map(_host, (query, key, value)), 0.0, causal, attn_mask=mask, scale=scale
@@ -220,8 +219,7 @@ def _attend(
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -torch.inf)
     if enable_gqa:
-        key, value = (each.repeat_interleave(query.shape[1] // key.shape[1], 1)
-                      for each in (key, value))  # fmt: skip
+        key, value = (each.repeat_interleave(query.shape[1] // key.shape[1], 1) for each in (key, value))
     found: Tensor = _Attention.apply(query, key, value, _host(attn_mask), is_causal, scale)
     return found
 

@@ -32,9 +32,8 @@ print(json.dumps({"drawn": drawn, "syncs": SYNCS}))
 def rollout(looks: int, eos: int) -> tuple[list[list[int]], dict[str, int]]:
     """Responses, which are those of the CPU, and where the host waited."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(looks), str(eos)],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", PROGRAM, str(looks), str(eos)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     on_cpu, on_device = found["drawn"]

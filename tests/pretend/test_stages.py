@@ -124,10 +124,10 @@ def test_an_update_waits_as_often_however_many_micro_batches_it_has(both: Both) 
     _, in_pieces = both.found["ppo in pieces"]
     _, whole = both.found["ppo"]
     assert in_pieces == whole
-    per_update = sum(
-        count for line, count in whole.items() if not line.startswith(("sharding", "tensor_file",
-                                                                       "model_files"))
-    ) / 2  # fmt: skip
+    per_update = (
+        sum(count for line, count in whole.items() if not line.startswith(("sharding", "tensor_file", "model_files")))
+        / 2
+    )
     assert per_update <= 20, whole
 
 

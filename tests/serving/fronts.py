@@ -80,9 +80,8 @@ class Served:
         self.key = (root / ".rlhf/serve.key").read_text()
         self.url = f"http://127.0.0.1:{self.port}"
         self.client = httpx.Client(
-            base_url=self.url, headers={"Authorization": f"Bearer {self.key}"}, timeout=60,
-            trust_env=False,
-        )  # fmt: skip
+            base_url=self.url, headers={"Authorization": f"Bearer {self.key}"}, timeout=60, trust_env=False
+        )
         self.await_health()
 
     def want(self, export: Path) -> None:

@@ -483,9 +483,8 @@ def test_a_signal_while_the_engine_starts_ends_both(
     slow.chmod(0o755)
     arguments = (tmp_path, "vllm", free_port(), 1, 1)
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *map(str, arguments)], cwd=ROOT,
-        env={**os.environ, "RLHF_VLLM": str(slow)},
-    )  # fmt: skip
+        [sys.executable, "-c", PROGRAM, *map(str, arguments)], cwd=ROOT, env={**os.environ, "RLHF_VLLM": str(slow)}
+    )
     deadline = time.monotonic() + 20
     while not (children := psutil.Process(process.pid).children()):
         assert time.monotonic() < deadline

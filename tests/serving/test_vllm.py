@@ -52,9 +52,8 @@ def test_greedy_replies_are_those_of_transformers(served: Served, export: Path) 
         found = list(threads.map(lambda each: text_of(served.ask(each, max_tokens=12)), PROMPTS))
     for prompt, reply in zip(PROMPTS, found, strict=True):
         ids = tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False,
-            return_tensors="pt",
-        )  # fmt: skip
+            [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False, return_tensors="pt"
+        )
         with torch.no_grad():
             tokens = model.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :]
         assert reply == tokenizer.decode(tokens, skip_special_tokens=True).replace("\ufffd", "")

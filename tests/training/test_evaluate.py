@@ -189,9 +189,8 @@ def test_what_people_voted_on_the_replies_is_the_judges_verdict(project: Project
 
 def test_a_reward_model_of_the_judges_own_learns_from_its_own_pairs(project: Project) -> None:
     root = project(
-        "evaluate", evaluate={"judge": {"kind": "reward_model", "path": None}},
-        data={"judge_fraction": 0.2},
-    )  # fmt: skip
+        "evaluate", evaluate={"judge": {"kind": "reward_model", "path": None}}, data={"judge_fraction": 0.2}
+    )
     preferences = root / "data/prepared/preference"
     lines = (preferences / "train.jsonl").read_text().splitlines(keepends=True)
     if preferences.is_symlink() or (root / "data/prepared").is_symlink():

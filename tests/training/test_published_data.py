@@ -36,8 +36,7 @@ def winner_index(i: int) -> dict[str, Any]:
 
 def nan_score(i: int) -> dict[str, Any]:
     scores = [float("nan") if i in (7, 31) else 4.5, 1.5]
-    return {"prompt": USER.format(i), "responses": [GOOD.format(i), BAD.format(i)],
-            "scores": scores}  # fmt: skip
+    return {"prompt": USER.format(i), "responses": [GOOD.format(i), BAD.format(i)], "scores": scores}
 
 
 def string_prompt(i: int) -> dict[str, Any]:
@@ -51,10 +50,9 @@ def edges(i: int) -> dict[str, Any]:
         3: {"chosen": "Rules." + hh(i, USER, GOOD), "rejected": "Rules." + hh(i, USER, BAD)},
         5: {"chosen": hh(i, USER, ""), "rejected": hh(i, USER, BAD)},
         8: {"chosen": hh(i, USER, GOOD, "Thanks."), "rejected": hh(i, USER, BAD)},
-        11: {"chosen": hh(i, USER, "Hm.", "Yes.", GOOD),
-             "rejected": hh(i, USER, "Oh.", "Yes.", BAD)},
+        11: {"chosen": hh(i, USER, "Hm.", "Yes.", GOOD), "rejected": hh(i, USER, "Oh.", "Yes.", BAD)},
         13: {"chosen": hh(i, USER, GOOD), "rejected": hh(i, USER, GOOD)},
-    }  # fmt: skip
+    }
     return odd.get(i, {"chosen": hh(i, USER, GOOD), "rejected": hh(i, USER, BAD)})
 
 
@@ -148,14 +146,9 @@ def test_a_reader_of_ones_own_is_checked_like_any_other(tmp_path: Path, monkeypa
               "winner": "left"} for i in range(60)]  # fmt: skip
     crowd.append({"ask": "Same?", "left": "x", "right": "x", "winner": "left"})
     found = checked(tmp_path, crowd, None, {}, None, "mine.py:read")
-    assert (found.pairs, found.refused["identical_replies"]["first"]) == (
-        60, "mine.py:read row 61, rejected",
-    )  # fmt: skip
+    assert (found.pairs, found.refused["identical_replies"]["first"]) == (60, "mine.py:read row 61, rejected")
     assert found.source == {"kind": "python", "path": "mine.py:read", "files": ["rows.jsonl.gz"]}
-    metrics = run(
-        tmp_path, found.source, test_fraction=0.3, sft_source=None, prompt_source=None,
-        vote_source=None,
-    )  # fmt: skip
+    metrics = run(tmp_path, found.source, test_fraction=0.3, sft_source=None, prompt_source=None, vote_source=None)
     assert metrics["quarantined_identical_replies"] == 1
     params = load(tmp_path / "params.yaml")
     assert set(params.data.local_paths().values()) == {"mine.py", "rows.jsonl.gz"}

@@ -38,7 +38,7 @@ OWN: dict[str, dict[str, Any]] = {
     "sft": {"max_length": 36},
     "reward": {"max_length": 60, "init": "base", "layers": 1, "normalise": False},
     "dpo": {"max_length": 60, "beta": 0.6, "loss": "robust", "label_smoothing": 0.15},
-}  # fmt: skip
+}
 USUAL: dict[str, Any] = {
     "lora": None,
     "optimizer": "adamw",

@@ -72,7 +72,7 @@ def gain(scores_a: ArrayLike, scores_b: ArrayLike, confidence: float) -> Gain:
     return _gain(float(difference_B.mean()), float(error), count - 1, confidence)
 
 
-class Kept(NamedTuple):
+class ShareKept(NamedTuple):
     """Share of a gain that is kept, and its interval."""
 
     share: float
@@ -80,7 +80,9 @@ class Kept(NamedTuple):
     high: float
 
 
-def gain_kept(student: ArrayLike, aligned: ArrayLike, sft: ArrayLike, confidence: float, seed: int) -> Kept | None:
+def gain_kept(
+    student: ArrayLike, aligned: ArrayLike, sft: ArrayLike, confidence: float, seed: int
+) -> ShareKept | None:
     """(student - sft) / (aligned - sft) of the mean scores, with a bootstrap interval over the prompts, answered by
     all three; None if the aligned model gained nothing.
 
@@ -97,7 +99,7 @@ def gain_kept(student: ArrayLike, aligned: ArrayLike, sft: ArrayLike, confidence
     low, high = np.percentile((student_B - sft_B) / gained, (tail, 100 - tail))
     mean_student, mean_aligned, mean_sft = scores_3B.mean(axis=1)
     share = (mean_student - mean_sft) / (mean_aligned - mean_sft)
-    return Kept(float(share), float(low), float(high))
+    return ShareKept(float(share), float(low), float(high))
 
 
 def gain_at_equal_length(

@@ -303,9 +303,8 @@ def train(trainer: Trainer, stage: Stage) -> None:
     batches. Raises StageStopped after a checkpoint if the stage was asked to stop, EnvironmentFault if no micro-batch
     fits in memory.
     """
-    for (
-        parameter
-    ) in trainer.model.parameters():  # TRL casts adapters on a 4-bit base to bf16, where small steps vanish
+    # TRL casts adapters on a 4-bit base to bf16, where small steps vanish
+    for parameter in trainer.model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
     trainer.place(stage)
@@ -315,8 +314,8 @@ def train(trainer: Trainer, stage: Stage) -> None:
     checkpoint = stage.checkpoints.latest()
     if checkpoint:
         stage.resumed(checkpoint.step)
+    # a killed process may have left it incomplete
     if stage.rank == 0:
-        # left incomplete by a killed process
         shutil.rmtree(trainer.args.output_dir, ignore_errors=True)
     collectives.barrier()
     if checkpoint:

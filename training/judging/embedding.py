@@ -46,7 +46,7 @@ class EmbeddingJudge:
                 f"evaluate.judge.path={folder} has no sentence encoder "
                 f"({' '.join(str(error).split())[:120]}). Fetch one: rlhf fetch minilm."
             ) from None
-        self._known: dict[str, Array] = {}
+        self._cache: dict[str, Array] = {}
         self._weights: Array | None = None
 
     def train(self, pairs: Sequence[Pair]) -> None:
@@ -75,16 +75,15 @@ class EmbeddingJudge:
     @torch.no_grad()
     def _embedded(self, texts: Sequence[str]) -> Array:
         """Mean of the last hidden states over the tokens, of length 1; shape [texts, width]."""
-        new = sorted({text for text in texts if text not in self._known}, key=len)
+        new = sorted({text for text in texts if text not in self._cache}, key=len)
         for start in range(0, len(new), BATCH):
             batch = new[start : start + BATCH]
             inputs = self._tokenizer(
-                [text or " " for text in batch], padding=True, truncation=True,
-                max_length=LONGEST, return_tensors="pt",
-            )  # fmt: skip
+                [text or " " for text in batch], padding=True, truncation=True, max_length=LONGEST, return_tensors="pt"
+            )
             hidden_BLD = self._encoder(**inputs).last_hidden_state
             mask_BL1 = inputs["attention_mask"][..., None]
             mean_BD = (hidden_BLD * mask_BL1).sum(1) / mask_BL1.sum(1)
             unit_BD = torch.nn.functional.normalize(mean_BD, dim=1)
-            self._known |= dict(zip(batch, unit_BD.numpy(), strict=True))
-        return np.stack([self._known[text] for text in texts])
+            self._cache |= dict(zip(batch, unit_BD.numpy(), strict=True))
+        return np.stack([self._cache[text] for text in texts])

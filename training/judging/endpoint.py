@@ -45,9 +45,7 @@ AGAIN = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.REQUEST_TIMEOUT)
 TRIES, PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5, 1.0, 60.0
 
 
-REFUSALS = (
-    HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY
-)  # fmt: skip
+REFUSALS = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
 """Statuses about one question: too long, or not to be talked about."""
 
 
@@ -88,7 +86,7 @@ class EndpointJudge:
         answer, or refuses all. What was answered until then is kept; a question that is refused has no answer.
         """
         requests = [self._request(pair) for pair in pairs]
-        answers = {key: answer for key, _ in requests if (answer := self._kept(key)) is not None}
+        answers = {key: answer for key, _ in requests if (answer := self._stored_answer(key)) is not None}
         ahead = {key: body for key, body in requests if key not in answers}
         waiting, size = list(ahead.items()), self._settings.parallel
         with ThreadPoolExecutor(size) as pool:
@@ -145,7 +143,7 @@ class EndpointJudge:
                 f"${most:.4f}, evaluate.judge.max_usd={limit:g}: raise it, and run again to go on."
             )
 
-    def _kept(self, key: str) -> Answer | None:
+    def _stored_answer(self, key: str) -> Answer | None:
         row = self._answers.execute(
             "select text, prompt_tokens, reply_tokens from answers where key = ?", (key,)
         ).fetchone()
@@ -153,8 +151,7 @@ class EndpointJudge:
 
     def _keep(self, key: str, answer: Answer) -> None:
         with self._answers:
-            self._answers.execute("insert or replace into answers values (?, ?, ?, ?)",
-                                  (key, *answer))  # fmt: skip
+            self._answers.execute("insert or replace into answers values (?, ?, ?, ?)", (key, *answer))
         usd = self._usd(answer.prompt_tokens, answer.reply_tokens)
         self.usd += usd
         self._paid(answer.prompt_tokens + answer.reply_tokens, usd)

@@ -38,10 +38,7 @@ from training.modeling.tokenizer import Prompt, prompt_text, response_text
 
 PREFERENCES = "data/prepared/preference"
 CACHE = Path("evaluation/judge.sqlite")
-KEYS = (
-    "judge_accuracy", "judge_accuracy_shorter", "win_rate_judge",
-    "win_rate_judge_length_controlled",
-)  # fmt: skip
+KEYS = ("judge_accuracy", "judge_accuracy_shorter", "win_rate_judge", "win_rate_judge_length_controlled")
 """Each with _low and _high."""
 NOTHING: dict[str, Any] = {f"{key}{end}": None for key in KEYS for end in ("", "_low", "_high")} | {
     "judge_pairs": None, "judge_longer_wins": None, "position_flip_rate": None,
@@ -132,8 +129,7 @@ def verdict_of_people(
             f"{len(votes)} of evaluate.judge.fewest={fewest} prompts have a vote: rlhf label "
             "--judge, then start this again"
         )
-    metrics: dict[str, Any] = NOTHING | {"judge": "people", "judge_fault": fault,
-                                         "judge_votes": len(votes)}  # fmt: skip
+    metrics: dict[str, Any] = NOTHING | {"judge": "people", "judge_fault": fault, "judge_votes": len(votes)}
     if fault is None:
         voted, mine, others = ([side[place] for place in votes] for side in (names, ours, theirs))
         metrics |= verdict_metrics(list(votes.values()), voted, mine, others, confidence, seed)

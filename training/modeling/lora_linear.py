@@ -103,7 +103,7 @@ class _Buffers(threading.local):
     """
 
     def __init__(self) -> None:
-        self.of_dtype: dict[torch.dtype, Tensor] = {}
+        self.by_dtype: dict[torch.dtype, Tensor] = {}
 
 
 _buffers = _Buffers()
@@ -115,9 +115,9 @@ def _buffer(like: Tensor) -> Tensor | None:
     """
     if like.device.type != "cpu":
         return None
-    block = _buffers.of_dtype.get(like.dtype)
+    block = _buffers.by_dtype.get(like.dtype)
     if block is None or block.numel() < like.numel():
-        block = _buffers.of_dtype[like.dtype] = torch.empty(like.numel(), dtype=like.dtype)
+        block = _buffers.by_dtype[like.dtype] = torch.empty(like.numel(), dtype=like.dtype)
     return block[: like.numel()].view(like.shape)
 
 

@@ -148,7 +148,8 @@ def _missing(
     form: str, columns: Mapping[str, str], present: Sequence[str], first: Mapping[str, Any]
 ) -> tuple[str, str] | None:
     """The first column of ours that is needed and whose name in the source is not there."""
-    whole = columns.get("prompt") not in present and (  # the replies hold it
+    # without a prompt column the replies hold the prompt
+    whole = columns.get("prompt") not in present and (
         form == "pairs"
         or (form == "votes" and is_conversation(first.get(columns["response1"])))
         or (form == "instructions" and bool(set(MESSAGES) & set(present)))

@@ -73,8 +73,7 @@ def _below(first: Any, second: Any) -> bool:
     return isinstance(first, numbers) and isinstance(second, numbers) and first < second
 
 
-_SPEAKERS = [re.compile(rf"(?:\A|\n)\s*(?:{names}):", re.IGNORECASE)
-             for names in ("human|user", "assistant|ai|bot")]  # fmt: skip
+_SPEAKERS = [re.compile(rf"(?:\A|\n)\s*(?:{names}):", re.IGNORECASE) for names in ("human|user", "assistant|ai|bot")]
 
 
 def _is_rendered(prompt: str) -> bool:

@@ -26,8 +26,7 @@ Test = Callable[[Any], bool]
 
 MESSAGES = ("messages", "conversations", "conversation")
 REPLIES = ("responses", "completions", "replies", "answers", "outputs", "generations")
-ORDERS = ("ranks", "ranking", "rank", "scores", "score", "ratings", "rating",
-          "overall_score", "fine-grained_score")  # fmt: skip
+ORDERS = ("ranks", "ranking", "rank", "scores", "score", "ratings", "rating", "overall_score", "fine-grained_score")
 """Columns, or fields of a reply, that order replies: ranks from lowest, others from highest."""
 TEXTS = ("text", "content", "response", "answer", "completion", "output")
 """Fields of a reply with its text."""
@@ -65,8 +64,7 @@ def by_row(change: Callable[[Row, Columns], Iterable[Row]]) -> Reader:
 
 def _object(content: Any) -> Row:
     if not isinstance(content, dict):
-        raise Refused("wrong_type", "", f"{type_name(content)} where an object with columns is "
-                      "expected")  # fmt: skip
+        raise Refused("wrong_type", "", f"{type_name(content)} where an object with columns is expected")
     if None in content:
         raise Refused("field_count", "", content[None])
     return content
@@ -128,9 +126,8 @@ def pair(prompt: Any, chosen: Any, rejected: Any, names: Sequence[str] = ("chose
     if before and other and not same_turns(before, other):
         parts = sum(same_turns([a], [b]) for a, b in zip(before, other, strict=False))
         raise Refused(
-            "conversations_part", names[1], f"the two conversations part at turn {parts + 1}, "
-            "before the last reply",
-        )  # fmt: skip
+            "conversations_part", names[1], f"the two conversations part at turn {parts + 1}, before the last reply"
+        )
     yield {"prompt": _shared(prompt, before or other, names[0]), "chosen": good, "rejected": bad}
 
 
@@ -220,15 +217,13 @@ def _voted(prompt: Any, texts: Sequence[Any], votes: list[int], names: Sequence[
     """A row of votes on two replies, which may be whole conversations."""
     first, second = texts
     row = next(pair(prompt, first, second, names))
-    return {"prompt": row["prompt"], "response1": row["chosen"], "response2": row["rejected"],
-            "votes": votes}  # fmt: skip
+    return {"prompt": row["prompt"], "response1": row["chosen"], "response2": row["rejected"], "votes": votes}
 
 
 def _trees(row: Row, columns: Columns) -> Iterator[Row]:
     root = row.get(columns["prompt"])
     if root is None:
-        raise Refused("missing_column", "", f"this row has no {columns['prompt']!r} with the "
-                      "tree's first message")  # fmt: skip
+        raise Refused("missing_column", "", f"this row has no {columns['prompt']!r} with the tree's first message")
     yield {"prompt": root}
 
 
@@ -303,8 +298,7 @@ def _rated(table: Table, columns: Columns, vote: str | None = None) -> Iterator[
         try:
             contents = [_object(row.content) for row in rows]
             scores = [cell(row, columns["score"]) for row in contents]
-            sides = [_side(cell(row, columns["completion"]), columns["completion"], False)
-                     for row in contents]  # fmt: skip
+            sides = [_side(cell(row, columns["completion"]), columns["completion"], False) for row in contents]
             prompt = _shared(prompt_of(contents[0], columns), sides[0][0], columns["completion"])
             texts = [text for _, text in sides]
             if all(isinstance(score, bool) for score in scores) and len(set(scores)) == 1:

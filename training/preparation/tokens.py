@@ -79,8 +79,7 @@ class TokenTable:
                 f"{path} cannot be read ({' '.join(str(error).split())[:120]}). Run the data stage."
             ) from None
         self.columns: tuple[str, ...] = tuple(self._table.column_names)
-        self._parts = {name: [_Part(chunk) for chunk in self._table[name].chunks]
-                       for name in self.columns}  # fmt: skip
+        self._parts = {name: [_Part(chunk) for chunk in self._table[name].chunks] for name in self.columns}
         sizes = [len(part) for part in self._parts[self.columns[0]]]
         self._ends = np.cumsum(sizes)
 

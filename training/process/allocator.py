@@ -42,7 +42,7 @@ class _Mallinfo2(ctypes.Structure):
 
 def configure() -> None:
     """Map large blocks from now on, with a fixed threshold; the first call of a stage."""
-    mallopt = _found("mallopt")
+    mallopt = _c_function("mallopt")
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
         mallopt(M_TRIM_THRESHOLD, TRIMMED_BYTES)  # otherwise each free at the end of the heap would shrink it
@@ -50,21 +50,21 @@ def configure() -> None:
 
 def release_free_memory() -> None:
     """Return free heap memory, so that the next phase's peak is its own; skipped if it is little."""
-    trim = _found("malloc_trim")
+    trim = _c_function("malloc_trim")
     if trim is not None and free_bytes() >= TRIMMED_BYTES:
         trim(0)
 
 
 def free_bytes() -> int:
     """Free bytes of the main heap that were not returned. 0 if unknown."""
-    info = _found("mallinfo2")
+    info = _c_function("mallinfo2")
     if info is None:
         return 0
     info.restype = _Mallinfo2
     return int(info().fordblks)
 
 
-def _found(name: str) -> Any:
+def _c_function(name: str) -> Any:
     """A function of the C library, None if it has none of this name."""
     try:
         return getattr(ctypes.CDLL(None), name)

@@ -37,12 +37,12 @@ class OomBackoff:
         self._stage = stage
         self._name = name
         self.size = size
-        saved = self._left().get(name, size)
+        saved = self._reduced_sizes().get(name, size)
         if saved < size:
             self.size = saved
             stage.mark("retry", message=f"after an attempt out of memory: {name} {size} -> {saved}")
 
-    def _left(self) -> dict[str, int]:
+    def _reduced_sizes(self) -> dict[str, int]:
         """Sizes left by an attempt with the same number of processes that ran out of memory."""
         try:
             sizes = json.loads(self._path.read_text(encoding="utf-8"))
@@ -85,7 +85,7 @@ class OomBackoff:
         if self.size == 1:
             raise self._smallest(step)
         half = self.size // 2
-        sizes = {**self._left(), self._name: half}
+        sizes = {**self._reduced_sizes(), self._name: half}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_json(self._path, {"processes": self._stage.world_size, "sizes": sizes})
         raise SmallerPieces(

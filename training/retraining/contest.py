@@ -79,8 +79,7 @@ def contest(
         name, fault, paid = verdict.name, verdict.fault, verdict.usd
         if verdict.preferences is not None:
             prefers = [answer for answer in verdict.preferences if answer is not None]
-            rate = win_rate(score_judge(prefers, [0.5] * len(prefers)), len(prefers), confidence,
-                            params.seed)  # fmt: skip
+            rate = win_rate(score_judge(prefers, [0.5] * len(prefers)), len(prefers), confidence, params.seed)
             trusted = gain(prefers, [0.5] * len(prefers), confidence)
     else:
         name = GOLD if world else CHAMPIONS_REWARD

@@ -48,10 +48,8 @@ def check_function(stage: Stage, limits: Mapping[str, Any]) -> None:
         function = RewardFunction(folder, stage.root)
         rows = rows_by_prompt(stage.root)
         with stage.meter.phase("score", 0) as work:
-            replies = known_replies(list(islice(jsonl.plain(prepared / "prompts/test.jsonl"),
-                                                TRIED_PROMPTS)))  # fmt: skip
-            pairs = pair_calls(list(islice(jsonl.plain(prepared / "preference/test.jsonl"),
-                                           TRIED_PAIRS)), rows)  # fmt: skip
+            replies = known_replies(list(islice(jsonl.plain(prepared / "prompts/test.jsonl"), TRIED_PROMPTS)))
+            pairs = pair_calls(list(islice(jsonl.plain(prepared / "preference/test.jsonl"), TRIED_PAIRS)), rows)
             began = time.perf_counter()
             calls = [*replies, *pairs]
             scores = function.scores(calls)

@@ -84,7 +84,7 @@ def _generate_batch(
             break
         ended_B = ended_B | (token_B == limits.eos)
         if (t + 1) % looks == 0:
-            source_B = _kept((~ended_B).cpu())
+            source_B = _compacted_rows((~ended_B).cpu())
             if not len(source_B):
                 break
             if len(source_B) <= (len(live) - 1 if on_cpu else FEWER_ROWS * len(live)):
@@ -175,7 +175,7 @@ def _buckets(lengths: Sequence[int]) -> list[tuple[int, int]]:
     return list(zip(starts, [*starts[1:], len(lengths)], strict=True))
 
 
-def _kept(running_B: Tensor) -> Tensor:
+def _compacted_rows(running_B: Tensor) -> Tensor:
     """The running rows, so ordered that most of them stay where they are: those beyond the new number of rows fill the
     holes.
     """

@@ -83,9 +83,8 @@ def generate(
     }  # fmt: skip
     seeds = [0] * len(prompts) if noise_BT is None else (noise_BT[:, 0] * 2**24).long().tolist()
     answers = _server.ask(
-        [(list(prompt), {**sampling, "seed": seed})
-         for prompt, seed in zip(prompts, seeds, strict=True)]
-    )  # fmt: skip
+        [(list(prompt), {**sampling, "seed": seed}) for prompt, seed in zip(prompts, seeds, strict=True)]
+    )
     choices = [answer["choices"][0] for answer in answers]
     logprobs = [torch.tensor([token["logprob"] for token in choice["logprobs"]["content"]]) for choice in choices]
     return Rollout([choice["token_ids"] for choice in choices], logprobs, None)
@@ -182,10 +181,7 @@ class Server:
                 strict=True,
             )
         ]  # fmt: skip
-        gap = float(
-            torch.cat([(x - torch.tensor(y)).abs() for x, y in zip(ours, theirs, strict=True)])
-            .mean()
-        )  # fmt: skip
+        gap = float(torch.cat([(x - torch.tensor(y)).abs() for x, y in zip(ours, theirs, strict=True)]).mean())
         if self._first_gap is None:
             self._first_gap = gap
         if gap > GAP_GROWTH * self._first_gap + GAP_NATS:

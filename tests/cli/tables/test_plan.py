@@ -160,9 +160,8 @@ def test_a_search_shows_what_was_before_what_is_better() -> None:
     lora = {"rank": 16, "modules": ["q", "v"]}
     choices = [
         SimpleNamespace(key=key, before=before, after=after, reason="less memory")
-        for key, before, after in (("micro_batch_size", 8, 1), ("packing", False, True),
-                                   ("lora", None, lora))
-    ]  # fmt: skip
+        for key, before, after in (("micro_batch_size", 8, 1), ("packing", False, True), ("lora", None, lora))
+    ]
     found = SimpleNamespace(start=start, best=best, tried=7, choices=choices)
     lines = [str(line) for line in plan_tables.search_view({"ppo": found}).renderables]  # type: ignore[dict-item]
     assert lines == [

@@ -50,10 +50,7 @@ GB = 1e9
 @pytest.mark.parametrize(("parallel", "gigabytes"), [("ddp", 120.0), ("zero1", 31.4), ("zero2", 16.6)])
 def test_zero_divides_the_states_of_7_5_billion_parameters_as_printed(parallel: str, gigabytes: float) -> None:
     # arXiv 1910.02054 figure 1: 7.5B parameters, 64 devices, mixed precision with fp32 master weights and Adam
-    setting = sft(
-        "llama-7b", gpus=64, dtype="fp16", master_fp32=True, parallel=parallel,
-        software="deepspeed-chat",
-    )  # fmt: skip
+    setting = sft("llama-7b", gpus=64, dtype="fp16", master_fp32=True, parallel=parallel, software="deepspeed-chat")
     model = setting.model
     states = (
         weights(setting, model, setting.levers)
@@ -586,9 +583,8 @@ def test_a_host_needs_what_is_allocated() -> None:
 def test_under_fsdps_mixed_precision_the_residual_stream_is_narrow() -> None:
     def inputs(parallel: str, software: str, gpus: int = 2) -> float:
         setting = small_setting(
-            weights_fp32=True, parallel=parallel, gpus=gpus, software=software,
-            checkpointing="full",
-        )  # fmt: skip
+            weights_fp32=True, parallel=parallel, gpus=gpus, software=software, checkpointing="full"
+        )
         held = activation_bytes(setting, setting.model, setting.levers, 1, 8)
         return held - 8 * (2 * 10 * 2 + 4 * 10)
 

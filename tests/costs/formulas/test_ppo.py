@@ -118,9 +118,7 @@ def test_rows_are_packed_to_the_budget_of_a_pass(gpus: int) -> None:
     setting = loop(gpus=gpus, rlhf={"rescored": 10})
     passes, micro = (7, 24 / 7) if gpus == 1 else (4, 3)
     found = rows(setting)
-    assert list(found) == [
-        "rollout", "logprobs", "score", "reference", "value", "advantage", "update",
-    ]  # fmt: skip
+    assert list(found) == ["rollout", "logprobs", "score", "reference", "value", "advantage", "update"]
     # a score reads the last token of all seven; log-probs and values the said ones of six
     score = passed(setting, REWARD, micro, 7, 0, 1 / 7)
     same(found["score"], repeated("score", score, 5 * passes, setting))
@@ -174,15 +172,11 @@ def test_responses_without_a_mean_are_as_long_as_they_may_be() -> None:
 
 
 def test_phases_are_those_of_the_roles_that_there_are() -> None:
-    assert list(rows(loop(rlhf={"ref": False}))) == [
-        "rollout", "score", "value", "advantage", "update",
-    ]  # fmt: skip
+    assert list(rows(loop(rlhf={"ref": False}))) == ["rollout", "score", "value", "advantage", "update"]
     assert "value" not in rows(loop(rlhf={"layout": "shared_trunk"}))
     assert "value" not in rows(loop("grpo"))
     # rules give the rewards
-    assert list(rows(loop(rlhf={"reward": None}))) == [
-        "rollout", "reference", "value", "advantage", "update",
-    ]  # fmt: skip
+    assert list(rows(loop(rlhf={"reward": None}))) == ["rollout", "reference", "value", "advantage", "update"]
 
 
 @pytest.mark.parametrize(("gpus", "sequences"), [(1, 24), (4, 6)])

@@ -106,10 +106,7 @@ def test_stages_on_trainers_import_more(stage: str) -> None:
 
 def kept_share(setting: Setting, mapped: set[str]) -> float:
     """Share of a layer's kept bytes in parts that are not `mapped`."""
-    kept = layer_kept(
-        setting.model, setting.levers, setting.engine, setting.workload.max_tokens,
-        setting.mask_tensor,
-    )  # fmt: skip
+    kept = layer_kept(setting.model, setting.levers, setting.engine, setting.workload.max_tokens, setting.mask_tensor)
     assert mapped <= set(kept)
     return sum(size for part, size in kept.items() if part not in mapped) / sum(kept.values())
 

@@ -8,9 +8,8 @@ from config.workspace.benchmarked import Usage
 from costs.formulas.serving import payback_tokens, split_method, token_price, usd_of_usage
 
 HOUR = Usage(
-    wall_seconds=3600, busy_seconds=900, input_tokens=2e6, output_tokens=1e6,
-    prefill_seconds=300, decode_seconds=900,
-)  # fmt: skip
+    wall_seconds=3600, busy_seconds=900, input_tokens=2e6, output_tokens=1e6, prefill_seconds=300, decode_seconds=900
+)
 
 
 def test_allocation_pays_for_idling_and_usage_does_not() -> None:

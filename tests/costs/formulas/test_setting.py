@@ -48,9 +48,7 @@ def test_devices_are_at_least_one() -> None:
 
 
 def test_bytes_of_weights_by_type() -> None:
-    assert [Levers(dtype=name).dtype_bytes for name in ("fp32", "tf32", "bf16", "fp16")] == [
-        4, 4, 2, 2,
-    ]  # fmt: skip
+    assert [Levers(dtype=name).dtype_bytes for name in ("fp32", "tf32", "bf16", "fp16")] == [4, 4, 2, 2]
     assert Levers(weights_fp32=True).weight_bytes == 4
     assert (Levers(weights_fp32=True).mixed, Levers().mixed) == (True, False)
     assert not Levers(weights_fp32=True, dtype="fp32").mixed

@@ -217,11 +217,9 @@ def seconds(setting: Setting, phase: str) -> float:
 def test_every_process_evaluates_all_rows_of_sft_and_its_share_of_pairs() -> None:
     for stage, share in (("sft", 1), ("reward", 4)):
         alone, four = (
-            replace(sft(gpus=gpus, tokens=256), stage=stage, workload=Workload(
-                256, 256, 10, held_out=64
-            ))
+            replace(sft(gpus=gpus, tokens=256), stage=stage, workload=Workload(256, 256, 10, held_out=64))
             for gpus in (1, 4)
-        )  # fmt: skip
+        )
         assert seconds(alone, "evaluate") == pytest.approx(share * seconds(four, "evaluate"))
 
 

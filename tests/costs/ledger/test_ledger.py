@@ -48,9 +48,7 @@ class Process:
         world_size: int = 1,
     ) -> None:
         self.folder, self.clock = root / "runs" / stage, begin
-        self.common: dict[str, Any] = {
-            "run_id": run_id, "attempt": number, "device": "cpu", "world_size": world_size,
-        }  # fmt: skip
+        self.common: dict[str, Any] = {"run_id": run_id, "attempt": number, "device": "cpu", "world_size": world_size}
         self.event("start", fingerprint=fingerprint)
 
     def event(self, event: Any, fingerprint: str = "f", step: int = 0, **values: Any) -> None:
@@ -374,9 +372,7 @@ def test_attempts_are_told_apart_by_number_and_run(tmp_path: Path) -> None:
     for number, run_id in ((1, "a"), (1, "b"), (2, "b")):
         done_attempt(tmp_path, "sft", number, run_id)
     found, _ = read_attempts(tmp_path / "runs" / "sft")
-    assert [(each.number, each.run_id, len(each.usage)) for each in found] == [
-        (1, "a", 1), (1, "b", 1), (2, "b", 1),
-    ]  # fmt: skip
+    assert [(each.number, each.run_id, len(each.usage)) for each in found] == [(1, "a", 1), (1, "b", 1), (2, "b", 1)]
 
 
 @pytest.mark.parametrize("ended", [True, False])

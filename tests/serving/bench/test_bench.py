@@ -67,9 +67,7 @@ async def outside(url: str, key: str, clients: int, seconds: float) -> float:
             nonlocal tokens
             while time.perf_counter() < began + seconds:
                 place += 1
-                body = PAYLOADS[place % len(PAYLOADS)] | {
-                    "stream": True, "stream_options": {"include_usage": True},
-                }  # fmt: skip
+                body = PAYLOADS[place % len(PAYLOADS)] | {"stream": True, "stream_options": {"include_usage": True}}
                 async with client.stream("POST", f"{url}/v1/chat/completions", json=body) as answer:
                     parts = [line async for line in answer.aiter_lines() if '"usage"' in line]
                 tokens += json.loads(parts[-1].removeprefix("data: "))["usage"]["completion_tokens"]
@@ -182,9 +180,8 @@ def test_ctrl_c_keeps_the_loads_that_were_measured(front: Served, project: Path)
     command += ["--concurrency", ",".join(map(str, range(1, 41))), "--seconds", "2"]
     environment = {**os.environ, "RLHF_SERVE_KEY": front.key, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
-        command, cwd=project, env=environment, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        command, cwd=project, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     assert process.stderr is not None
     first = process.stderr.readline()
     assert first.startswith("concurrency 1: ")

@@ -69,9 +69,7 @@ def test_a_stage_that_fails_leaves_the_file_and_no_folder(tmp_path: Path) -> Non
     (tmp_path / MACHINE_FILE).parent.mkdir()
     (tmp_path / MACHINE_FILE).write_text("as it was")
     content = load(TINY).model_dump(mode="json")
-    content["data"]["source"] = {
-        "kind": "file", "path": "missing.jsonl", "format": "pairs", "columns": {}
-    }  # fmt: skip
+    content["data"]["source"] = {"kind": "file", "path": "missing.jsonl", "format": "pairs", "columns": {}}
     params = Params.model_validate(content)
     with pytest.raises(EnvironmentFault, match=r"a short data stage fails .*missing\.jsonl"):
         calibrate(tmp_path, params, lambda line: None, StopRequest())

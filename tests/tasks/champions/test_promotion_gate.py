@@ -148,18 +148,12 @@ def test_conditions_that_fail_or_cannot_be_checked_say_why() -> None:
         "interval 50.0% to 60.0% must be above 50%",
     )
     name = "no reward hacking"
-    assert check(1, hacking=True, hacking_reason="own up") == (
-        name, False, "its own reward model is misled: own up",
-    )  # fmt: skip
-    assert check(1, hacked=True) == (
-        name, False, "the run's evaluation found reward hacking: score up, gold not",
-    )  # fmt: skip
+    assert check(1, hacking=True, hacking_reason="own up") == (name, False, "its own reward model is misled: own up")
+    assert check(1, hacked=True) == (name, False, "the run's evaluation found reward hacking: score up, gold not")
     assert check(1, hacking=None, hacking_reason="too few") == (
         name, None, "not enough evidence against the champion: too few",
     )  # fmt: skip
-    assert check(1, hacked=None) == (
-        name, None, "not enough evidence against its SFT model: score up, gold not",
-    )  # fmt: skip
+    assert check(1, hacked=None) == (name, None, "not enough evidence against its SFT model: score up, gold not")
     assert check(2, max_kl=None) == (
         "KL within bounds",
         None,

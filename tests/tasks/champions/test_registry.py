@@ -126,9 +126,7 @@ def test_chat_talks_to_the_runs_own_models_whatever_is_in_place(
     (project / "models/ppo/x.txt").write_text("half of another run's")
     for number in (0, 3):
         found = chat(project, monkeypatch, f"run-{number}")
-        assert found == {
-            "ppo": f"{number} models/ppo", "sft": f"{number} models/sft", "method": "ppo"
-        }  # fmt: skip
+        assert found == {"ppo": f"{number} models/ppo", "sft": f"{number} models/sft", "method": "ppo"}
     assert list((project / ".rlhf").glob("chat-*")) == []
     promote(project, "run-1", "the first", by="ada")
     assert chat(project, monkeypatch, "champion")["ppo"] == "1 models/ppo"

@@ -24,9 +24,7 @@ def served() -> dict[str, dict[str, Any]]:
 
 
 def test_the_stack_serves_what_a_checkout_serves(served: dict[str, dict[str, Any]]) -> None:
-    assert set(served) == {
-        "start", "rlhf", "retrain", "promote", "study", "serve-bench", "label-import"
-    }  # fmt: skip
+    assert set(served) == {"start", "rlhf", "retrain", "promote", "study", "serve-bench", "label-import"}
     for name, each in served.items():
         assert set(each["parameters"]) == set(each["parameter_openapi_schema"]["properties"]), name
     schema = served["label-import"]["parameter_openapi_schema"]

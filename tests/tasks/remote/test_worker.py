@@ -173,7 +173,7 @@ def fill(source: str, target: str) -> None:
 @pytest.mark.parametrize("by", ["file", "folder"])
 def test_a_volume_that_fills_up_is_no_crash_to_be_tried_again(
     run: Run, ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
-) -> None:  # fmt: skip
+) -> None:
     def lay_out(root: Path, remote: dict[str, str]) -> None:
         if by == "file":
             fill("", "")

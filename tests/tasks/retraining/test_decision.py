@@ -98,9 +98,7 @@ def test_what_is_left_of_the_month_is_said_and_is_never_negative(spent: float, l
     assert f"left in 2026-11 (${spent:.2f} are spent)" in decision.reasons[0]
 
 
-MOVED = {
-    "distance": 0.5, "new_words": (0.2, 0.1), "accuracy": (0.5, 0.6),
-}  # fmt: skip
+MOVED = {"distance": 0.5, "new_words": (0.2, 0.1), "accuracy": (0.5, 0.6)}
 
 
 def test_every_reason_says_its_figures() -> None:

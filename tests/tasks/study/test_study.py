@@ -91,9 +91,8 @@ def test_a_study_is_killed_goes_on_and_shares_what_its_variants_share(tmp_path: 
     command = [str(Path(sys.executable).with_name("rlhf")), "study", "mine.yaml", "--json"]
     environment = os.environ | {"PYTHONPATH": str(project)}
     first = subprocess.Popen(
-        command, cwd=project, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
+        command, cwd=project, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert first.stderr is not None
     for line in first.stderr:
         if line.startswith("2 of 3"):

@@ -36,8 +36,7 @@ def test_a_common_prefix_counts_once_and_a_filler_not_at_all() -> None:
     collator = PairCountingCollator(PairCollator(PAD))
     collator(rows)
     expected = sum(
-        len(row["chosen_ids"]) + len(row["rejected_ids"])
-        - shared_length(row["chosen_ids"], row["rejected_ids"])
+        len(row["chosen_ids"]) + len(row["rejected_ids"]) - shared_length(row["chosen_ids"], row["rejected_ids"])
         for row in rows[:3]
-    )  # fmt: skip
+    )
     assert collator.take().tokens == expected

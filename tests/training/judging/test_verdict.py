@@ -49,18 +49,16 @@ def prefer(monkeypatch: pytest.MonkeyPatch, judge: Taste) -> Params:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    rows = [{"prompt": f"human {i}", "chosen": f"good {i}", "rejected": f"bad  {i}"}
-            for i in range(40)]  # fmt: skip
+    rows = [{"prompt": f"human {i}", "chosen": f"good {i}", "rejected": f"bad  {i}"} for i in range(40)]
     write_jsonl(tmp_path / "data/prepared/preference/test.jsonl", rows)
     return tmp_path
 
 
 def vote(root: Path, count: int, preferred: int = 1) -> None:
     rows = [
-        {"prompt": PROMPTS[i], "response1": OURS[i], "response2": THEIRS[i], "vote": preferred,
-         "annotator": "ann"}
+        {"prompt": PROMPTS[i], "response1": OURS[i], "response2": THEIRS[i], "vote": preferred, "annotator": "ann"}
         for i in range(count)
-    ]  # fmt: skip
+    ]
     write_jsonl(root / "data/judge/votes.jsonl", rows)
 
 

@@ -79,9 +79,9 @@ def test_what_is_folded_leaves_nothing_behind_but_one_block() -> None:
     first, second = layer_with(["policy"]), layer_with(["policy"])
     x = torch.ones(1, first.in_features)
     first(x)
-    [before] = (block.data_ptr() for dtype, block in _buffers.of_dtype.items() if dtype == torch.float32)
+    [before] = (block.data_ptr() for dtype, block in _buffers.by_dtype.items() if dtype == torch.float32)
     second(x)
-    assert [block.data_ptr() for dtype, block in _buffers.of_dtype.items() if dtype == torch.float32] == [before]
+    assert [block.data_ptr() for dtype, block in _buffers.by_dtype.items() if dtype == torch.float32] == [before]
 
 
 def test_an_adapter_that_is_frozen_gets_no_gradient() -> None:

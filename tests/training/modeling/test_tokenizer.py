@@ -237,11 +237,10 @@ def test_an_end_of_turn_that_is_not_the_end_of_a_reply_is_named(
     [
         ("{{ strftime_now('%d %b %Y') }}", "31 Jan 2026"),
         ('{%- if strftime_now is defined %}{{ strftime_now( "%Y" ) }}{% endif %}', "2026"),
-        ("{% for m in messages %}{% generation -%} {{ m.content }}{%- endgeneration %}{% endfor %}"
-         , "Hello?"),
+        ("{% for m in messages %}{% generation -%} {{ m.content }}{%- endgeneration %}{% endfor %}", "Hello?"),
         ("{% for m in messages %}{{ m.content }}{% break %}{% endfor %}", "Hello?"),
     ],
-)  # fmt: skip
+)
 def test_a_chat_template_is_rendered_alike_everywhere_and_every_day(template: str, rendered: str) -> None:
     tokenizer = trained_tokenizer(["hello"], 300)
     tokenizer.chat_template = portable(template, "2026-01-31")

@@ -185,9 +185,7 @@ def test_pairs_in_every_spelling(row: Any, expected: Any) -> None:
 
 
 def test_several_rejected_replies_are_each_worse_than_the_chosen_one() -> None:
-    assert pairs({"prompt": "p", "chosen": "a", "rejected": ["b", "c"]}) == [
-        ("p", "a", "b"), ("p", "a", "c"),
-    ]  # fmt: skip
+    assert pairs({"prompt": "p", "chosen": "a", "rejected": ["b", "c"]}) == [("p", "a", "b"), ("p", "a", "c")]
 
 
 def test_each_refused_pair_has_its_own_reason() -> None:
@@ -265,7 +263,7 @@ def test_messages_in_every_harmless_spelling_are_a_demonstration(messages: Any) 
         {"completions": [{"response": r, "score": s} for r, s in (("b", 2), ("a", 3), ("c", 1))]},
         {"answers": '["b", "a", "c"]', "rank": "[1, 0, 2]"},
     ],
-)  # fmt: skip
+)
 def test_ranked_replies_give_every_pair_of_unequal_rank(more: Any) -> None:
     form, parsed = read({"prompt": "Hello?", **more})
     [example] = parsed.examples
@@ -284,9 +282,7 @@ def test_undesirable_replies_are_no_demonstrations() -> None:
     _, parsed = read(
         {"prompt": "p", "completion": "x", "label": True}, {"prompt": "q", "completion": "y", "label": False}
     )
-    assert [(each.prompt, each.completions) for each in parsed.examples] == [
-        ("p", ("x",)), ("q", ()),
-    ]  # fmt: skip
+    assert [(each.prompt, each.completions) for each in parsed.examples] == [("p", ("x",)), ("q", ())]
 
 
 def test_conversations_of_an_arena_that_part_before_the_last_reply_are_refused() -> None:
@@ -356,9 +352,7 @@ def test_one_vote_a_row_counts_with_those_on_the_same_pair_whatever_the_columns(
 def test_a_vote_that_is_none_is_refused_alone() -> None:
     rows = [{"prompt": "p", **REPLIES, "winner": said} for said in ("A", "perhaps", None, "B")]
     _, parsed = read(*rows)
-    assert [(each.origin.number, each.reason) for each in parsed.refusals] == [
-        (2, "not_a_vote"), (3, "not_a_vote"),
-    ]  # fmt: skip
+    assert [(each.origin.number, each.reason) for each in parsed.refusals] == [(2, "not_a_vote"), (3, "not_a_vote")]
     assert parsed.refusals[0].detail == "'perhaps' is no vote (words)"
 
 

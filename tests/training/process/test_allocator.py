@@ -21,7 +21,7 @@ torch.ones(2**22)  # freed: glibc raises its limit to these 16 MiB
 """
 
 pytestmark = pytest.mark.skipif(
-    allocator._found("mallinfo2") is None, reason="this C library is not glibc 2.33 or newer"
+    allocator._c_function("mallinfo2") is None, reason="this C library is not glibc 2.33 or newer"
 )
 
 
