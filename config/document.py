@@ -32,6 +32,8 @@ SHOWN_ONCE = {
 }
 """All sources have the same shape, and all stages the same kind of place."""
 BAR = r"\|"
+WIDEST_CELL = 200
+"""Characters. A longer meaning is a paragraph under the table."""
 TYPES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false", "null": "null"}
 
 
@@ -68,9 +70,9 @@ def _section(
         if name:
             yield f"{' '.join(node['description'].split())}{remark}\n"
         yield "| key | value | meaning |\n|---|---|---|"
-        yield (
-            "\n".join(f"| `{key}` | {value} | {meaning.replace('|', BAR)} |" for key, value, meaning in plain) + "\n"
-        )
+        cells = [(key, value, meaning if len(meaning) <= WIDEST_CELL else "see below") for key, value, meaning in plain]
+        yield "\n".join(f"| `{key}` | {value} | {meaning.replace('|', BAR)} |" for key, value, meaning in cells) + "\n"
+        yield from (f"`{key}`: {meaning}\n" for key, _, meaning in plain if len(meaning) > WIDEST_CELL)
     for arguments in inner:
         yield from _section(arguments[0], arguments[1], schema, *arguments[2:])
 

@@ -11,10 +11,11 @@ from tests.conftest import ROOT
 
 
 def rows_of(heading: str) -> dict[str, tuple[str, str]]:
-    """key -> (value, meaning) of the table under a heading."""
+    """key -> (value, meaning) of the table under a heading; a long meaning is a paragraph below it."""
     section = params_markdown().split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    long = dict(re.findall(r"^`(\w+)`: (.*)$", section, re.MULTILINE))
     return {
-        key: (value, meaning)
+        key: (value, long.get(key, meaning))
         for key, value, meaning in re.findall(r"^\| `(\w+)` \| (.*?) \| (.*) \|$", section, re.MULTILINE)
     }
 

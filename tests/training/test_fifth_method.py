@@ -26,9 +26,9 @@ PLAN = """
 from pathlib import Path
 from config.load import load
 from costs.planning.planner import plan
-from costs.planning.target import target
+from costs.planning.target import find_target
 params = load(Path("params.yaml"))
-found = plan(params, target(params, "rtx4090", 1, None, Path()), params.stages)
+found = plan(params, find_target(params, "rtx4090", 1, None, Path()), params.stages)
 print(*[f"{stage.stage} {stage.seconds > 0}" for stage in found.stages])
 """
 

@@ -219,17 +219,14 @@ def test_the_json_has_the_keys_that_the_documentation_has(tmp_path: Path) -> Non
     ledger = stopped_then_done(tmp_path)
     found = as_dict(ledger, reconcile(plan(start=2.0, train=20.0), ledger))
     text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8").split("## Costs as JSON")[1]
-    written = {
-        cells[1].strip(): set(re.findall(r"`(\w+)`", cells[2]))
-        for line in text.splitlines()
-        if len(cells := line.split("|")) == 4
-    }
-    both = written["run, each stage and each phase"]
+    parts = (part.partition(":\n") for part in text.split("Keys of ")[1:])
+    written = {name: set(re.findall(r"`(\w+)`", keys)) for name, _, keys in parts}
+    both = written["the run, each stage and each phase"]
     (stage,) = found["stages"]
-    assert set(found) - {"stages"} | {"usd_per_win_rate_point"} == written["run"] | both
-    assert set(stage) - {"phases", "by_attempt"} == written["stage"] | both
-    assert all(set(phase) == written["phase"] | both for phase in stage["phases"])
-    assert all(set(attempt) == written["attempt"] for attempt in stage["by_attempt"])
+    assert set(found) - {"stages"} | {"usd_per_win_rate_point"} == written["the run"] | both
+    assert set(stage) - {"phases", "by_attempt"} == written["each stage"] | both
+    assert all(set(phase) == written["each phase"] | both for phase in stage["phases"])
+    assert all(set(attempt) == written["each attempt"] for attempt in stage["by_attempt"])
 
 
 def test_each_attempt_has_its_own_cost(tmp_path: Path) -> None:
