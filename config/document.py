@@ -70,9 +70,10 @@ def _section(
         if name:
             yield f"{' '.join(node['description'].split())}{remark}\n"
         yield "| key | value | meaning |\n|---|---|---|"
-        cells = [(key, value, meaning if len(meaning) <= WIDEST_CELL else "see below") for key, value, meaning in plain]
-        yield "\n".join(f"| `{key}` | {value} | {meaning.replace('|', BAR)} |" for key, value, meaning in cells) + "\n"
-        yield from (f"`{key}`: {meaning}\n" for key, _, meaning in plain if len(meaning) > WIDEST_CELL)
+        below = {key: meaning for key, _, meaning in plain if len(meaning) > WIDEST_CELL}
+        for key, value, meaning in plain:
+            yield f"| `{key}` | {value} | {'see below' if key in below else meaning.replace('|', BAR)} |"
+        yield "".join(f"\n`{key}`: {meaning}\n" for key, meaning in below.items())
     for arguments in inner:
         yield from _section(arguments[0], arguments[1], schema, *arguments[2:])
 
