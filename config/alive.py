@@ -17,8 +17,8 @@ if sys.platform == "linux":
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def created(pid: int) -> float:
-        """When the process `pid` was created, by the clock of `now`. The system's own creation time moves with every
-        correction of the clock.
+        """Time at which the process `pid` was created, on the clock of `now`. The system's own creation time moves
+        with every correction of the clock.
 
         Raises psutil.NoSuchProcess.
         """

@@ -24,7 +24,7 @@ EXIT_DIVERGED = 3
 EXIT_RESUMABLE = 75
 """EX_TEMPFAIL of sysexits.h: try again later."""
 EXIT_OVER_BUDGET = 76
-"""Not 75: engines that restart what ended with 75 would spend more than was allowed."""
+"""Not 75: an engine that restarts jobs that exit with 75 would spend more than the budget."""
 EXIT_SMALLER_PIECES = 77
 """One of several processes ran out of memory: training.process.launch restarts all of them with smaller
 micro-batches.

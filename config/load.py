@@ -32,8 +32,8 @@ def load(path: Path, overrides: list[str] | None = None) -> Params:
 
 
 def load_partly(path: Path, overrides: list[str], stages: tuple[str, ...]) -> tuple[Params, tuple[str, ...]]:
-    """Params of a file of which only `stages` are to be planned, and a note on what was filled in: what is missing
-    comes from recipes/base.yaml. Without `stages` the file must be complete.
+    """Params for planning only `stages`, with missing keys from recipes/base.yaml, and a note on what was filled in.
+    Without `stages` the file must be complete.
 
     A run needs every parameter; only plans are made from such a file.
 

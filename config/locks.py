@@ -1,5 +1,5 @@
-"""File locks. A lock is held until the process that took it, and every stage that it has started, has ended, however
-they end: a stage inherits the lock, so that nobody else works on what a killed run's stage is still writing.
+"""File locks. A lock is held until the process that took it and every stage that it started have ended. A stage
+inherits the lock, so that nobody else writes to the workspace while the stage of a killed run is still writing.
 """
 
 import fcntl

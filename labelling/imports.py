@@ -1,4 +1,4 @@
-"""Votes from the JSON exports of Label Studio and Argilla. What cannot be read becomes a Refused with its reason,
+"""Votes from the JSON exports of Label Studio and Argilla. An unreadable entry becomes a Refused with its reason,
 never an exception.
 
 label-studio   a list of tasks: data (the texts), annotations[] with completed_by, was_cancelled and
@@ -57,7 +57,7 @@ class _Unreadable(Exception):
 
 
 class Answer(NamedTuple):
-    """What one person said to one question."""
+    """One person's answer to one question."""
 
     annotator: Any
     question: str | None

@@ -48,8 +48,8 @@ class Session:
         return self._state(annotator, votes, unvoted)
 
     def back(self, annotator: str, before: str) -> dict[str, Any]:
-        """As `next`, with the pair voted on before the pair `before`, or last if that has no vote; the first stays the
-        first.
+        """Like `next`, but with the pair voted on before the pair `before`, or the last one if that has no vote; the
+        first pair stays first.
         """
         with self._lock:
             votes = {

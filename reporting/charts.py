@@ -161,7 +161,7 @@ def line_chart(
 
 
 def _probes(curves: Sequence[Series], frame: Plot, shares: bool) -> list[dict[str, object]]:
-    """For every x, what appears while the pointer is near it: a dot on each curve, and the values."""
+    """Dots and values that appear while the pointer is near an x, for every x."""
     shown = percent if shares else decimal
     by_series = [dict(s.points) for s in curves]
     xs = sorted({x for s in curves for x, _ in s.points})

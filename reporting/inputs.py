@@ -47,15 +47,15 @@ class Findings:
     plots: Mapping[str, list[Mapping[str, str]]]
     """Rows of plots/data_*.csv by file stem."""
     notes: list[str]
-    """What could not be read or does not belong to this run, for the reader of the report."""
+    """Notes for the reader of the report: unreadable files, and files of other runs."""
     reply_rates: Mapping[str, float] = field(default_factory=dict)
     """Reply tokens per second of each model while it answered the held-out prompts."""
     quantised: tuple[QuantisedFile, ...] = ()
-    """What the run's export measured; empty without one."""
+    """Measurements of the run's export; empty without one."""
     benchmarks: tuple[Benchmark, ...] = ()
     """What rlhf bench measured of the run's model, per way of serving it."""
     teacher_benchmarks: tuple[Benchmark, ...] = ()
-    """Of a student: measurements of the aligned model, served by another run."""
+    """For a student: measurements of the aligned model, served by another run."""
     served: Served = NOTHING_SERVED
     """Rows of rlhf serve for this run's model."""
 
@@ -218,7 +218,7 @@ def _curves(folder: Path, ledger: Ledger, stage: str, attempts: list[Attempt], n
 
 
 def _values_by_step(attempts: list[Attempt], last: int, rows: list[MetricRow]) -> dict[int, dict[str, float]]:
-    """What was logged by the attempts up to number `last`."""
+    """Rows logged by the attempts up to number `last`."""
     by_step: dict[int, dict[str, float]] = {}
     for attempt in attempts:
         if attempt.number > last:

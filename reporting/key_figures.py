@@ -45,6 +45,6 @@ def key_figure(stage: str, metrics: Mapping[str, Any]) -> str:
 
 
 def overfits(metrics: Mapping[str, float]) -> list[str]:
-    """From which step on the loss on validation rows surely rose, if it did."""
+    """The step after which the loss on validation rows rose beyond doubt, if it did."""
     step = metrics.get("overfits_from")
     return [f"overfits from step {count(step)}"] if step is not None else []

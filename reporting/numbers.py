@@ -60,7 +60,7 @@ def count(value: float | None) -> str:
 
 
 def short(value: float) -> str:
-    """With a suffix for a power of 1000 and three digits: 460 k, 1.24 M, 7.00 B, up to E (10 to the 18th)."""
+    """Format with three digits and a suffix for a power of 1000: 460 k, 1.24 M, 7.00 B, up to E (10 to the 18th)."""
     for size, unit in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.{max(0, 2 - int(math.log10(abs(value) / size)))}f} {unit}"

@@ -17,7 +17,7 @@ from reporting.verdict import aligned_wins
 class PastRun(NamedTuple):
     run_id: str
     state: str = ""
-    """As Ledger.state."""
+    """The same as Ledger.state."""
     started: float | None = None
     """Seconds since the epoch."""
     method: str | None = None
@@ -32,7 +32,7 @@ class PastRun(NamedTuple):
     changed: str = ""
     """Parameters that differ from the previous run in the list; empty for the oldest."""
     note: str = ""
-    """What is missing of the run or why it ended early; empty if nothing is."""
+    """Missing parts of the run, or the reason for its early end; empty if there are none."""
     made_usd: float | None = None
     """Cost of making its outputs, reused stages included."""
 

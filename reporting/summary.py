@@ -43,5 +43,5 @@ def _point(findings: Findings) -> str:
 
 
 def _named(name: str, state: str) -> str:
-    """With its state, unless that is the usual one."""
+    """Append the state unless it is the usual one."""
     return name if state in ("done", "completed") else f"{name} ({state.replace('_', ' ')})"

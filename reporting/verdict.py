@@ -51,7 +51,7 @@ class Wins(NamedTuple):
 
 
 def aligned_wins(findings: Findings) -> Wins:
-    """By gold if there is a gold score, else by the judge, else by the reward model; all None if by none."""
+    """Win rate by gold score if there is one, else by the judge, else by the reward model; all None without any."""
     judge = next(
         (name for name in ("gold", "judge") if findings.value("evaluate", f"win_rate_{name}") is not None), "reward"
     )
@@ -111,7 +111,7 @@ def _outcome(findings: Findings) -> tuple[str, str, str]:
 
 
 def _without_hacking(findings: Findings) -> str:
-    """What the sentence adds if no hacking was found."""
+    """The end of the sentence if no hacking was found."""
     metrics = findings.metrics["evaluate"]
     if "reward_hacking" not in metrics:
         return ""

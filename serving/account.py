@@ -27,9 +27,7 @@ class Price(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """Of a request and its reply, and the seconds before and after the reply's first token; 0 where nothing measured
-    them.
-    """
+    """Tokens of a request and its reply, and the seconds before and after its first token; 0 by default."""
 
     prompt: int = 0
     reply: int = 0
@@ -37,7 +35,7 @@ class Tokens(NamedTuple):
     decode_seconds: float = 0.0
 
     def with_those_of(self, content: Mapping[str, Any]) -> "Tokens":
-        """With the counts of an answer or a chunk: `usage` as in OpenAI's API, and llama.cpp's `timings`, which leave
+        """Add the counts of an answer or a chunk: `usage` as in OpenAI's API, and llama.cpp's `timings`, which leave
         out the wait for a slot.
         """
         usage, timings = content.get("usage") or {}, content.get("timings") or {}
@@ -49,7 +47,7 @@ class Tokens(NamedTuple):
         )
 
     def timed(self, prefill_seconds: float, decode_seconds: float) -> "Tokens":
-        """With these seconds, unless the engine measured its own."""
+        """Set these seconds unless the engine measured them itself."""
         if self.prefill_seconds or self.decode_seconds:
             return self
         return self._replace(prefill_seconds=prefill_seconds, decode_seconds=decode_seconds)
@@ -116,7 +114,7 @@ class Account(Collector):
         times.decode += tokens.decode_seconds
 
     def usages(self) -> dict[str, Usage]:
-        """By run."""
+        """Totals by run."""
         self._tick()
         return {run_id: times.usage() for run_id, times in self._times.items()}
 

@@ -32,6 +32,6 @@ class Settings(NamedTuple):
     slots: int
     """Replies generated in parallel."""
     threads: int
-    """Of llama.cpp."""
+    """Threads of llama.cpp."""
     arguments: tuple[str, ...] = ()
     """Further ones of `vllm serve`."""

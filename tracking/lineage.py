@@ -23,7 +23,7 @@ from tracking.rows import serving_line, serving_metrics, serving_name, serving_r
 
 SAMPLES, SERVED_TABLE = "samples.json", "served.json"
 SERVED_TITLE = "### Served"
-"""Of the last part of a model version's page."""
+"""Heading of the last part of a model version's page."""
 CHALLENGER = "challenger"
 ADAPTER_CONFIG = "adapter_config.json"
 FLAVOR = "mlflow_model"
@@ -82,7 +82,7 @@ def log_samples(connection: Connection, run_id: str, folder: Path) -> dict[str, 
 
 
 def version_page(folder: Path, load: str) -> str:
-    """What a version's page says: what the run came to, and how to load the model."""
+    """Text of a version's page: the results of the run, and how to load the model."""
     path = folder / SUMMARY
     summary = path.read_text(encoding="utf-8") if path.exists() else ""
     text = "\n".join(line for line in summary.splitlines() if not line.startswith("!["))
@@ -147,7 +147,7 @@ def register_mlflow_model(
 
 
 def _make_version(connection: Connection, run_id: str, place: str, name: str, tags: Mapping[str, str]) -> str:
-    """A version of what the run has logged at `place`."""
+    """A model version of the run's artifact at `place`."""
     client = connection.client
     _ensure_registered_model(connection, name)
     source = f"{client.get_run(run_id).info.artifact_uri}/{place}"

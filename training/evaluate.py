@@ -54,7 +54,7 @@ class Answers(NamedTuple):
     kl: list[float]
     """Nats per response from the SFT model."""
     right_items: list[bool] | None = None
-    """In a helpdesk world: whether each reply names the item of its prompt, and no other."""
+    """Whether each reply names the item of its prompt and no other, in a helpdesk world."""
 
 
 def models(params: Params) -> tuple[str, ...]:

@@ -119,9 +119,9 @@ class Demonstrations(NamedTuple):
     lengths: NDArray[np.int64]
     """Tokens of each."""
     cut: int
-    """Those whose completion loses its end at sft.max_length."""
+    """Rows whose completion loses its end at sft.max_length."""
     dropped: int
-    """Those left out, as their prompt alone is as long."""
+    """Rows left out because their prompt alone is as long."""
 
 
 def examples(stage: Stage, split: str) -> Demonstrations:

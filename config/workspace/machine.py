@@ -35,7 +35,7 @@ class TimedStage(Part):
 
     stage: str
     parameters: float
-    """Of the model that it ran with; 1 for the data stage."""
+    """Parameters of the model that the stage ran with; 1 for the data stage."""
     start_seconds: float
     """Start of the process: imports and set-up, without reading texts and weights."""
     paces: dict[str, float]
@@ -58,7 +58,7 @@ class Machine(Part):
     flops_per_second: dict[str, float]
     """dtype -> rate of a large matrix product."""
     bytes_per_second: float
-    """Of an addition of tensors larger than the caches."""
+    """Measured by adding tensors larger than the caches."""
     stages: tuple[TimedStage, ...]
     seconds: float
     """Duration of the measurement."""

@@ -88,7 +88,7 @@ class Contest(Record):
     judge_fault: str | None = None
     """Why the judge gives no verdict: the figures are then the champion's reward model's."""
     judge_usd: float = 0.0
-    """What an endpoint was paid."""
+    """US dollars paid to an endpoint."""
     judge_waits: bool = False
     """It has no verdict until people have voted."""
     win_rate: Share

@@ -30,9 +30,9 @@ class StudyFile(BaseModel):
     recipe: Path
     """Params file that all variants start from, relative to the project."""
     variants: Annotated[dict[str, Changes], Field(min_length=2)]
-    """Name -> what it changes; the others are compared with the first."""
+    """Name of a variant -> its changed parameters; the first is the baseline."""
     set: Changes = []
-    """What all variants change."""
+    """Parameters that all variants change."""
     seeds: Annotated[list[int], Field(min_length=1)] = [1]
     margin: Annotated[float, Field(ge=0)] = MARGIN
     max_usd: Annotated[float, Field(gt=0)] | None = None

@@ -120,8 +120,8 @@ def _feed_forward_passes(shape: ModelShape, engine: Engine) -> float:
 
 
 def spared_bytes(shape: ModelShape, levers: Levers, engine: Engine, tokens: float) -> float:
-    """Of `pointwise_bytes`, those of the feed-forward part at tokens where the last layer's does not run: half of the
-    passes over width d.
+    """The part of `pointwise_bytes` spent on the feed-forward part at tokens where the last layer's does not run: half
+    of the passes over width d.
     """
     passes = _feed_forward_passes(shape, engine)
     return tokens * levers.dtype_bytes * (12.0 * shape.width + passes * shape.mlp_width) * _unfused(engine)

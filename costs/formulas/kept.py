@@ -55,7 +55,7 @@ training/modeling/last_layer.py.
 
 
 def spared_tokens(setting: Setting, shape: ModelShape, levers: Levers, tokens: float) -> float:
-    """Of `tokens` in packed rows, those at which the last layer's feed-forward part is skipped."""
+    """How many of `tokens` in packed rows skip the last layer's feed-forward part."""
     if not narrows(setting, shape, levers):
         return 0.0
     return tokens * (1 - setting.workload.read_tokens)

@@ -27,7 +27,7 @@ by torch needs a little more than the hole that one of its size left. Measured 0
 MAPPED_BYTES = 2 * 2**20
 """Blocks of this size and above are not in the heap: training/process/allocator.py maps them individually."""
 TRAINER_STAGES = ("sft", "pretrain", "reward", "dpo")
-"""Those on TRL's trainers, whose imports take more time and memory."""
+"""Stages that use TRL's trainers, whose imports take more time and memory."""
 
 
 def imports_bytes(setting: Setting) -> float:

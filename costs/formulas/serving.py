@@ -15,7 +15,7 @@ class TokenPrice(NamedTuple):
     """US dollars per million tokens; None without tokens."""
 
     blended: float | None
-    """Of input and output tokens together."""
+    """Price of input and output tokens together."""
     input: float | None
     output: float | None
 

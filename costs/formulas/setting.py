@@ -115,13 +115,13 @@ class Workload:
     steps: float
     """Optimizer steps (or batches, where nothing is trained)."""
     prompt_tokens: int = 0
-    """Of a generating stage: longest prompt."""
+    """Longest prompt of a generating stage."""
     response_tokens: int = 0
-    """Of a generating stage: longest response."""
+    """Longest response of a generating stage."""
     mean_response_tokens: float = 0.0
     decoded_tokens: float = 0.0
-    """Of a generating stage: the longest response that is expected in a batch, which ends its steps; 0: as long as may
-    be.
+    """Expected longest response in a batch of a generating stage, which ends the steps of the batch; 0 means the
+    limit.
     """
     loss_tokens: float = 1.0
     """Share of the tokens that the loss looks at (completion-only loss: below 1)."""
@@ -142,8 +142,8 @@ class Workload:
     padding.
     """
     reference_sequences: float | None = None
-    """Of DPO: sequences whose reference log-probs are computed once, with the weights that training starts from, so
-    that no reference is held. None: with a reference beside the policy, in every step.
+    """Sequences whose reference log-probs DPO computes once, with the weights that training starts from, so that it
+    holds no reference. None: a reference beside the policy is used in every step.
     """
 
     @property
@@ -170,7 +170,7 @@ class Rlhf:
     ref_levers: Levers | None = None
     """How the SFT model's adapter is shaped, which the reference keeps; None: it has none."""
     teacher: ModelShape | None = None
-    """Of distillation."""
+    """Teacher of a distillation."""
     teacher_quantisation: str | None = None
     student_share: float = 0.0
     """Share of all responses that the student samples; the teacher samples the others."""

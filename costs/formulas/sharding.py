@@ -19,7 +19,7 @@ class Sharding:
     gradients: bool = False
     optimizer: bool = False
     micro_gathers: int = 0
-    """In the forward and backward pass of every micro-batch."""
+    """Collectives in the forward and backward pass of every micro-batch."""
     micro_reduces: int = 0
     step_gathers: int = 0
     step_reduces: int = 0
@@ -49,7 +49,7 @@ OWN = PUBLISHED | {
     "zero3": OWN_ZERO_3,
     "fsdp": OWN_ZERO_3,
 }
-"""Those of training/distributed/sharding.py."""
+"""The shardings of training/distributed/sharding.py."""
 
 
 WITHOUT_DDP = ("deepspeed-chat", "megatron")

@@ -12,7 +12,7 @@ from costs.tables.shapes import ModelShape
 Parts = dict[str, float]
 
 MOMENTS = 2
-"""Of AdamW, kept per trained parameter."""
+"""Values that AdamW keeps per trained parameter."""
 
 
 def adapter_parameters(shape: ModelShape, levers: Levers) -> float:

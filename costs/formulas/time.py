@@ -24,9 +24,8 @@ without the host's.
 
 
 GLOO_MESSAGE_SECONDS = 1.7e-3
-"""Of one collective of torch's FSDP2 between processes of a CPU, its hooks in Python included: two processes of one
-thread, layers of 96 wide, forward and backward 5.1 ms a layer for three collectives (25 November 2026, a Xeon with two
-cores).
+"""Time of one FSDP2 collective between processes on a CPU, its hooks in Python included: two processes of one thread,
+layers of 96 wide, forward and backward 5.1 ms a layer for three collectives (25 November 2026, a Xeon with two cores).
 """
 
 

@@ -116,7 +116,7 @@ def split_usage(attempt: Attempt, later: Sequence[Attempt]) -> tuple[list[UsageR
 
 
 def _lost_seconds(attempt: Attempt) -> dict[int, float]:
-    """Index of a row -> the seconds in it that were lost because memory did not suffice.
+    """Index of a row -> seconds in it that an out-of-memory error cost.
 
     Rows of phases do not overlap, so the moment of the retry tells the row; outside of every phase it is `other`. What
     no row tells of yet is in no sum either.

@@ -74,7 +74,7 @@ PER_MONTH, PER_HOUR = "budget.monthly_usd", "budget.max_usd_per_hour"
 
 
 def all_limits(budget: Budget) -> list[Limit]:
-    """With those on a month of all runs, and on the price of an hour."""
+    """All limits, including those on a month of runs and on the price of an hour."""
     others = [(PER_MONTH, budget.monthly_usd, "USD"), (PER_HOUR, budget.max_usd_per_hour, "USD/h")]
     return limits(budget) + [Limit(key, value, unit, None) for key, value, unit in others if value is not None]
 

@@ -71,7 +71,7 @@ class StageCost:
     device: str
     world_size: int
     usd_per_device_hour: float
-    """Of the hardware that the stage is placed on."""
+    """Price of the hardware that the stage is placed on."""
     seconds: float
     device_seconds: float
     """seconds x world_size of every row: devices in use."""
@@ -85,7 +85,7 @@ class StageCost:
     memory_retries: int
     """Steps repeated with smaller micro-batches after running out of memory; the first tries are waste."""
     saved_seconds: float
-    """Of a cached stage: what the attempts that made its outputs took, their waste not counted."""
+    """Time that the attempts behind the outputs of a cached stage took, without their waste."""
     saved_usd: float
     peak_bytes: int
     phases: tuple[PhaseCost, ...]
@@ -107,7 +107,7 @@ class Ledger:
     """Seconds since the epoch of the run's first row."""
     finished: float | None
     usd_per_device_hour: float
-    """Of a device that runs stages beside the pipeline; work pools may have prices of their own."""
+    """Price of the device that runs stages beside the pipeline; work pools may have other prices."""
     stages: tuple[StageCost, ...]
     skipped_rows: int
     """Incomplete or invalid rows, which are missing from the sums."""

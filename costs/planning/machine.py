@@ -27,8 +27,9 @@ CALIBRATED_CPU = "cpu-calibrated"
 """A name of its own: plans for the table's `cpu` have other errors."""
 M = TypeVar("M", bound=BaseModel)
 BF16_SPEEDUP = 1.8
-"""Of whole training passes over fp32 with AVX512-BF16: SmolLM2-135M, 256 tokens, forward and backward on one thread of
-an EPYC, 162 against 89 tokens/s (20 November 2026). AMX is taken to be as fast; its matrix products alone are faster.
+"""Speed of whole training passes relative to fp32, with AVX512-BF16: SmolLM2-135M, 256 tokens, forward and backward on
+one thread of an EPYC, 162 against 89 tokens/s (20 November 2026). AMX is taken to be as fast; its matrix products
+alone are faster.
 """
 KIN = (LOOPS, TRAINER_STAGES, ("evaluate", "contest", "examine"))
 """Stages that one of them stands for, where they were not timed themselves."""

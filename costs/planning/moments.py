@@ -82,7 +82,7 @@ def tensor_moments(setting: Setting) -> list[Moment]:
 
 
 def trainer_moments(setting: Setting) -> list[Moment]:
-    """Of a stage that learns from rows it is given: with the model it is held against, where there is one."""
+    """Moments of a stage that trains on given rows, including the reference model if it has one."""
     shape, levers, pairs = setting.model, setting.levers, setting.workload.reference_sequences
     moments = [
         *training_moments(setting, shape, levers, vocabulary=setting.stage != "reward"),
@@ -112,7 +112,7 @@ def beside_frozen(setting: Setting, moments: list[Moment], other: ModelShape, ro
 
 
 def read_at_once(setting: Setting, available: float) -> Parts:
-    """What a pass without gradients over held-out pairs holds besides the weights."""
+    """Memory of a pass without gradients over held-out pairs, besides the weights."""
     rows = min(READ_AT_ONCE * setting.levers.micro_batch, available)
     passing = scoring(
         setting, setting.model, setting.levers, rows, setting.workload.max_tokens, vocabulary=setting.stage != "reward"

@@ -75,7 +75,7 @@ def start_phase(setting: Setting) -> Phase:
 
 
 def process_seconds(setting: Setting) -> float:
-    """What starting the stage's process takes: imports, most of it."""
+    """Time to start the stage's process, mostly imports."""
     calibrated = timed(setting)
     return calibrated.start_seconds if calibrated else setting.engine.start_seconds
 

@@ -68,9 +68,9 @@ class PhasePlan:
     bytes_moved: float
     seconds: float
     bound: str
-    """What sets its time: compute, bandwidth, launch, communication, fixed."""
+    """The resource that bounds its time: compute, bandwidth, launch, communication, fixed."""
     usd: float
-    """At the expected price."""
+    """US dollars at the expected price."""
     peak_bytes: float = 0.0
     """Highest memory of one device in this phase."""
 
@@ -93,7 +93,7 @@ class StagePlan:
     """The change that makes it fit, empty if it fits or nothing helps."""
     peak_bytes_per_gpu: float
     device_bytes_per_gpu: float
-    """With the allocator's fragmentation and the context: this must be below the device's memory."""
+    """Includes the allocator's fragmentation and the CUDA context; must be below the device's memory."""
     peak_phase: str
     memory: Mapping[str, Mapping[str, float]]
     """role -> part -> bytes at the peak."""
@@ -109,9 +109,9 @@ class StagePlan:
     assumptions: tuple[str, ...] = ()
     error: PlanError = PlanError()
     time_interval: Interval = UNKNOWN
-    """Of `seconds`."""
+    """Interval of `seconds`."""
     memory_interval: Interval = UNKNOWN
-    """Of `peak_bytes_per_gpu`."""
+    """Interval of `peak_bytes_per_gpu`."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ sequence is prompt, which the other has too.
 HELPDESK_TOKENS = {"sft": (36.2, 57.0), "preference": (36.5, 70.0), "prompts": (18.4, 23.0)}
 """Mean and longest text of the embedded world, as the data stage measures them with a tokenizer of 512 entries."""
 HELPDESK_PAIR_TOKENS = (52.7, 102.0)
-"""Of its pairs, what both sequences begin with counted once."""
+"""Tokens of the pairs, with the shared prefix counted once."""
 
 
 @dataclass(frozen=True)

@@ -250,7 +250,7 @@ def _may_adapt(params: Params, stage: str) -> bool:
 
 
 def adapter_beside(params: Params, stage: str) -> Lora | None:
-    """What a new adapter of `stage` has to be like: those of the SFT model and of what starts from it are copies of
+    """The adapter that a new adapter of `stage` must equal: the SFT model's and those that start from it are copies of
     one.
     """
     related = ("sft", *params.start_from_sft)

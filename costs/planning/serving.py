@@ -45,12 +45,12 @@ class PlannedLoad:
 
     concurrency: int
     tokens_per_second: float
-    """Of output."""
+    """Output tokens."""
     ttft_seconds: float
     """Time to first token with a free slot."""
     tpot_seconds: float
     usd_per_million_tokens: float
-    """Of input and output together."""
+    """Price of input and output tokens together."""
     bound: str
     """The largest part of a reply: front or engine if calibrated, else the bound of decoding (compute, bandwidth,
     launch ...).
@@ -175,8 +175,8 @@ def _weight_bytes(setting: Setting, weights: str) -> float:
 
 
 def buffer_bytes(shape: ModelShape, slots: int, context: int, input_tokens: float) -> float:
-    """What llama.cpp computes in: attention scores and their softmax over every slot's context for the tokens that it
-    reads at once, their activations, and the logits of every slot.
+    """Bytes of llama.cpp's compute buffers: attention scores and their softmax over every slot's context for the
+    tokens that it reads at once, their activations, and the logits of every slot.
     """
     read = min(BATCH_TOKENS, slots * input_tokens)
     scores = 2.0 * shape.heads * slots * context
@@ -184,8 +184,8 @@ def buffer_bytes(shape: ModelShape, slots: int, context: int, input_tokens: floa
 
 
 def _beside_bytes(setting: Setting, rates: ServingRates | None, slots: int, context: int, length: Lengths) -> float:
-    """What a server holds beside weights and cache: its processes and buffers, or on a GPU the context and what vLLM
-    keeps for activations.
+    """Memory of a server besides weights and cache: its processes and buffers, or on a GPU the CUDA context and vLLM's
+    room for activations.
     """
     if rates is None:
         return setting.engine.context_bytes + VLLM_KEEPS * setting.hardware.usable_bytes

@@ -43,14 +43,14 @@ def serving_rates(root: Path) -> ServingRates | None:
 
 
 def usual_rates() -> ServingRates:
-    """Those of the machine in costs/tables/serving.yaml, for one that was not calibrated."""
+    """Rates of the machine in costs/tables/serving.yaml, for machines that were not calibrated."""
     rates = calibration(USUAL, ServingRates)
     assert rates is not None
     return rates
 
 
 def measured_pace(rates: ServingRates, shape: ModelShape, weights: str, slots: int, slower: float) -> Pace:
-    """By the measured loads of a small and a large model, on a machine that is `slower` by now."""
+    """Interpolate the measured loads of a small and a large model, on a machine that is now `slower`."""
     large = [point for point in rates.large if point.weights == weights]
     if not large:
         raise CostError(
@@ -100,7 +100,7 @@ def measured_pace(rates: ServingRates, shape: ModelShape, weights: str, slots: i
 
 
 LEAST_SHARE = 0.2
-"""Of the front's time in a model smaller than the small one: what no engine takes away."""
+"""Least share of the front's time for a model smaller than the small one."""
 
 
 def _shares(

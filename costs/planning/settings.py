@@ -28,7 +28,7 @@ from costs.tables.engines import engine
 from costs.tables.shapes import ModelShape
 
 PARALLEL: dict[str, Parallel] = {"none": "ddp", "zero2": "zero2", "zero3": "fsdp"}
-"""By the word in `sharding`."""
+"""Parallelism by the value of `sharding`."""
 ATTENTION: dict[str, Attention] = {"sdpa": "sdpa", "eager": "eager", "flash_attention_2": "flash"}
 
 

@@ -100,7 +100,7 @@ UNLIKELY = 2.0
 
 
 def doubted_price(target: Target) -> str | None:
-    """A warning where the price of an accelerator is far from what it is offered for."""
+    """A warning if the price of an accelerator is far from the catalogue's."""
     device, paid = target.hardware, target.price.expected
     if device.is_cpu:
         return None

@@ -8,7 +8,7 @@ from config.work import BYTES_PER_CHUNK_LOGIT, CHUNK_LOGITS
 
 @dataclass(frozen=True)
 class Loss:
-    """What the cross-entropy over the vocabulary holds, in bytes per logit of 16-bit models (fp32 models: see
+    """Memory of the cross-entropy over the vocabulary, in bytes per logit of 16-bit models (fp32 models: see
     `bytes_per_logit`).
     """
 

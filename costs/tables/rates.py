@@ -17,8 +17,8 @@ class Efficiency:
 
     matmul: float = 0.76
     hopper: float = 0.78
-    """Of that, what PyTorch's own products reach on Hopper and later, which are fast enough that tails of kernels
-    show.
+    """Share of it that PyTorch's matrix products reach on Hopper and later, which are fast enough that tails of
+    kernels show.
     """
     attention: float = 0.41
     bandwidth: float = 0.72
@@ -31,7 +31,7 @@ class Efficiency:
     message_seconds: float = 12e-6
     """Latency of one collective."""
     host_flops: float = 0.6
-    """Of the peak, on a CPU."""
+    """Share of the peak on a CPU."""
 
 
 EFFICIENCY = Efficiency()

@@ -153,7 +153,7 @@ class ModelShape:
 
     @property
     def backbone_parameters(self) -> int:
-        """All but the output head: what a reward or value model shares with the language model."""
+        """Parameters without the output head: the part that a reward or value model shares with the language model."""
         return self.outer_parameters + self.layers * self.layer_parameters
 
     @property

@@ -72,7 +72,7 @@ class Run(NamedTuple):
 
     @property
     def model(self) -> str:
-        """Which of its models is judged: aligned or student."""
+        """The model that is judged: aligned or student."""
         return self.findings.params.tracking.model
 
 
@@ -82,7 +82,7 @@ class Variant:
 
     name: str
     runs: Mapping[int, Run]
-    """By seed; empty if none completed."""
+    """Runs by seed; empty if none completed."""
     changes: Sequence[str] = ()
     reason: str = ""
     """Why none did."""
@@ -98,16 +98,16 @@ class VariantResult(BaseModel):
     reason: str
     planned_usd: float | None
     measured_usd: float | None
-    """Of making the model, without the stages that all variants share."""
+    """Cost of making the model, without the stages that all variants share."""
     seconds: float | None
     stages: dict[str, float]
     """Stage -> US dollars that making its outputs cost, the shared ones too."""
     quality: float | None
     difference: Estimate | None
-    """Of its quality to the base's."""
+    """Difference of its quality from the base's."""
     metrics: dict[str, Estimate]
     differences: dict[str, Estimate]
-    """Of its metrics to the base's."""
+    """Difference of its metrics from the base's."""
 
 
 class Growth(BaseModel):
@@ -115,7 +115,7 @@ class Growth(BaseModel):
 
     factor: str
     sizes: list[float]
-    """Of each run, as are the costs."""
+    """One entry per run, as with the costs."""
     measured_usd: list[float]
     planned_usd: list[float]
     exponent: Estimate
@@ -282,8 +282,8 @@ def _quality_difference(ours: Sequence[Run], theirs: Sequence[Run], judge: str) 
 
 
 def reply_qualities(run: Run, judge: str) -> list[float] | None:
-    """Of the reply to each prompt: its gold score; without one, whether the judge prefers it to the SFT model's, or
-    the reward model does: 1, a tie 0.5, or 0. None unless every reply was kept.
+    """Score of the reply to each prompt: its gold score; without one, whether the judge, or else the reward model,
+    prefers it to the SFT model's (1, 0.5 for a tie, 0). None unless every reply was kept.
     """
     rows = run.findings.samples
     if not rows or len(rows) != run.findings.value("evaluate", "prompts"):
@@ -406,7 +406,7 @@ def param_differences(contents: Sequence[Mapping[str, Any]]) -> dict[str, list[A
 
 
 MOST_REPLIES = 40
-"""Of all variants together."""
+"""Replies shown of all variants together."""
 
 
 def common_samples(samples: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[dict[str, Any]]:

@@ -15,7 +15,7 @@ CLOSE = 1.3
 CHEAPER = 1.05
 """Times that the base costs more than a variant that is called cheaper: less is the machine's."""
 FEWEST_SEEDS = 3
-"""From so many seeds on an interval is over seeds, which vary more than prompts."""
+"""With at least so many seeds an interval is over seeds, which vary more than prompts."""
 
 Verdict = Literal["base", "cheaper and as good", "as good", "worse", "undecided", "not run"]
 SAME: tuple[Verdict, ...] = ("base", "cheaper and as good", "as good")
@@ -103,8 +103,8 @@ def is_clear(estimate: Estimate) -> bool | None:
 
 
 def verdict(estimate: Estimate | None, margin: float, cheaper: bool) -> Verdict:
-    """Not worse where the whole interval of the difference is above minus the margin, worse where it is below,
-    undecided between and without an interval.
+    """Not worse if the whole interval of the difference is above minus the margin, worse if it is below, else
+    undecided, as without an interval.
     """
     if estimate is None or estimate.low is None or estimate.high is None:
         return "undecided"
@@ -134,7 +134,7 @@ class Ranking(NamedTuple):
     cheapest: str | None
     """The cheapest of them as measured."""
     regret: float | None
-    """What `chosen` cost more than `cheapest`, as a share of the latter."""
+    """Extra cost of `chosen` over `cheapest`, as a fraction of the latter."""
 
 
 def ranking(costed: Sequence[Costed]) -> Ranking:

@@ -82,7 +82,7 @@ def sentence(comparison: Comparison) -> str:
 
 
 def remarks(comparison: Comparison) -> list[str]:
-    """What stands below the table."""
+    """Notes below the table."""
     lines = []
     if comparison.shared:
         cost = sum(comparison.variants[0].stages.get(stage, 0.0) for stage in comparison.shared)

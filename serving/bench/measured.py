@@ -12,7 +12,7 @@ class Reply:
     """One request of a load, times in seconds."""
 
     sent: float
-    """On a clock shared by all replies."""
+    """Seconds on a clock shared by all replies."""
     ttft_seconds: float
     seconds: float
     """Time of the last token."""

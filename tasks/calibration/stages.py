@@ -50,7 +50,7 @@ from tasks.stage.process import last_line, run_process
 LEAST = {True: 2, False: 3}
 """Updates of a loop, and steps of a supervised stage; the first quarter warms up."""
 SECONDS = 3.0
-"""By the formulas, of a stage's steps, where they are short."""
+"""Time to spend on a stage whose steps are short, by the formulas."""
 ONCE = ("start", "save", "evaluate")
 """Phases that do not grow with the steps."""
 HELD_OUT = 4
@@ -188,7 +188,7 @@ def _run(folder: Path, arguments: Sequence[str], what: str, stop: StopRequest) -
 
 
 def usage(folder: Path, stage: str) -> list[UsageRow]:
-    """What a stage used, step by step."""
+    """Usage rows of a stage by step."""
     return list(jsonl.read(folder / "runs" / stage / "usage.jsonl", UsageRow).rows)
 
 

@@ -32,7 +32,7 @@ BODY = (
     '"text": {{ (event.event ~ " " ~ event.resource.name ~ ": " ~ (event.payload.message or '
     "event.payload.validated_state.message)) | tojson }}}"
 )
-"""What is posted; `text` is what chat programs show."""
+"""The posted message; chat programs show `text`."""
 
 
 class Notice(NamedTuple):

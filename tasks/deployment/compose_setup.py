@@ -103,9 +103,7 @@ def container_template(environment: Mapping[str, str], gpus: bool) -> dict[str, 
 
 
 def placed(params: Params, pool: str, tracking_uri: str, here: Collection[str] = ()) -> dict[str, Any]:
-    """`params` with every stage but those of `here` on `pool`, remembered by the stack's MLflow: what a form is
-    prefilled with.
-    """
+    """Params that prefill a form: every stage but those of `here` on `pool`, tracked by the stack's MLflow."""
     content = params.model_dump(mode="json")
     where = {stage: {**place} for stage, place in content["where"].items()}
     for place in where.values():
@@ -215,7 +213,7 @@ def schedule(described: Mapping[str, Any]) -> DeploymentScheduleCreate:
 
 
 def pull_steps(workspace: str, remote: str) -> list[dict[str, Any]]:
-    """Where a run works: `fresh`, new for each, or `project`, which remembers."""
+    """Workspace of a run: `fresh` is new for each run, `project` is kept."""
     return [
         {f"tasks.run.workspace.{workspace}": {"id": "workspace", "remote": remote}},
         {"prefect.deployments.steps.set_working_directory": {"directory": "{{ workspace.directory }}"}},

@@ -1,9 +1,9 @@
 """The DVC stage `inputs`, in inputs/dvc.yaml: it depends on the files that params.yaml names, and writes their
 digests, on which the other stages depend.
 
-dvc.yaml cannot name a path that stands in params.yaml and may not be there. So this file is rewritten from the params,
-by a run and by the stage itself: its deps are the named files, or
-the folder of one that is not there yet. What DVC cannot depend on is looked at each time.
+dvc.yaml cannot name a path that params.yaml sets and that may not exist. So this file is rewritten from the params, by
+a run and by the stage itself: its deps are the named files, or the folder of one that is not there yet. What DVC
+cannot depend on is looked at each time.
 """
 
 from collections.abc import Sequence

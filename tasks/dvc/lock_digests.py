@@ -18,8 +18,8 @@ OF_COPIES = ("deleted", "not in cache", "modified")
 
 
 def changes_by_lock(repo: Any, root: Path, stage: str, status: list[Any]) -> list[Any]:
-    """Of what DVC found changed about `stage`, all but its copies of outputs; and inputs that dvc.lock has with
-    another digest than when the stage was done, whether or not DVC could see that.
+    """Changes that DVC reports for `stage`, except its copies of outputs, and inputs whose digest in dvc.lock differs
+    from when the stage was done, even if DVC could not see that.
     """
     outs, entry = outs_by_path(repo), dvc_stage(repo, root, stage)
     ours = {_name(root, out) for out in entry.outs if out.hash_info}
@@ -120,9 +120,7 @@ def _digest(dep: Any) -> str | None:
 
 
 def _without(change: Any, names: set[str]) -> Any:
-    """A change without what it says of copies at `names`, or of single values in them; empty if it says nothing
-    else.
-    """
+    """A change without its entries about copies at `names` or single values in them; empty if there are no others."""
     if not isinstance(change, dict):
         return change
     remaining = {

@@ -69,8 +69,8 @@ def small_outputs(root: Path, stage: str) -> list[str]:
 
 
 def is_unchanged_elsewhere(root: Path, stage: str) -> bool:
-    """As `tasks.dvc.status.is_unchanged`, where outputs may be in the remote alone: they are what dvc.lock says, here
-    and in what read them.
+    """Like `tasks.dvc.status.is_unchanged` if outputs may be in the remote alone: dvc.lock decides, for the stage and
+    its readers.
     """
     with repo_about(root, stage) as repo:
         return not changes_by_lock(repo, root, stage, changes(repo, root, stage))

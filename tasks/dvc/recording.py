@@ -69,7 +69,7 @@ def write_entry(lock: Path, entry: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Without the ordered mappings of DVC."""
+    """Convert DVC's ordered mappings to plain ones."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list) else value

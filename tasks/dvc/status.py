@@ -65,7 +65,7 @@ def status_of(entry: Any) -> list[Any]:
 
 @contextmanager
 def repo_about(root: Path, stage: str) -> Iterator[Any]:
-    """DVC's Repo, to ask it about `stage`. Raises StageAtWork or EnvironmentFault for what it cannot tell."""
+    """DVC's Repo, for questions about `stage`. Raises StageAtWork or EnvironmentFault if it cannot answer."""
     # imported late: half a second that a stopped or refused run should not pay
     from dvc.exceptions import DvcException
     from dvc.lock import LockError
@@ -139,10 +139,9 @@ def _changed_files(root: Path, stage: str, by_lock: bool = False) -> bool:
 
 
 def forget(root: Path, stage: str) -> None:
-    """Take a stage out of dvc.lock, so that it is run again whatever DVC knows: for a source whose content only
-    reading tells.
+    """Remove a stage from dvc.lock so that it runs again, for a source whose content is only known by reading it.
 
-    What reads its outputs stays as it is if they come out the same.
+    Stages that read its outputs stay valid if they come out the same.
     """
     path = root / "dvc.lock"
     content = yaml_of(path)

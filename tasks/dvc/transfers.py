@@ -63,7 +63,7 @@ def _logged() -> Iterator[list[Exception]]:
 
 
 def reason(errors: Sequence[Exception]) -> str:
-    """In one line what stopped a transfer."""
+    """One line on what stopped a transfer."""
     from dvc.exceptions import CheckoutError
 
     first = errors[0]
@@ -80,7 +80,9 @@ def is_absent(errors: Sequence[Exception]) -> bool:
 
 
 def push(root: Path, stage: str | None = None) -> str | None:
-    """As `send_outputs`; returns in one line why it could not, None if all is there or there is no remote."""
+    """Like `send_outputs`, but returns the reason for a failure in one line; None if all is there or there is no
+    remote.
+    """
     try:
         send_outputs(root, stage)
     except EnvironmentFault as error:
@@ -128,8 +130,7 @@ def _pushed(root: Path) -> str:
 
 
 def fetch(root: Path, paths: Sequence[str]) -> None:
-    """Bring what is not there, or is another than dvc.lock has; what a stage made before is replaced, as the stage
-    itself would have done here.
+    """Fetch outputs that are missing or differ from dvc.lock, replacing older ones.
 
     Raises TransientFault, EnvironmentFault or UnknownFault if the remote does not give it: see tasks/run/transient.py.
     """

@@ -117,7 +117,9 @@ def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
 
 
 def _put_params_back(pipeline: Pipeline, before: bytes | None, copy: Path | None) -> None:
-    """It must not hide why the run failed. `copy` of what was before is then needed no more."""
+    """Errors are ignored, because they must not hide why the run failed. Afterwards `copy` of the earlier file is not
+    needed any more.
+    """
     try:
         undone = put_params_back(pipeline.run, before)
         if undone and copy is not None:
@@ -153,8 +155,8 @@ def _end(pipeline: Pipeline, state: RunEvent, message: str) -> None:
 
 
 def write_report(pipeline: Pipeline) -> None:
-    """Write the report and the summary of a run that has ended, and keep the run's own copies. What goes wrong here
-    neither fails a run nor hides why it failed.
+    """Write the report and the summary of a run that has ended, and keep the run's own copies. An error here neither
+    fails a run nor hides why it failed.
     """
     run = pipeline.run
     try:
@@ -200,7 +202,7 @@ def _bring_model(pipeline: Pipeline) -> None:
 
 
 def remember_cost(run: Run) -> None:
-    """Keep what was planned beside what was measured, for the planner's error; that cannot fail the run."""
+    """Record planned and measured cost for the planner's error; this cannot fail the run."""
     try:
         ledger = read_ledger(run.root, run.params, run.run_id)
         remember(run.root, ledger, reconcile(read_plan(run.folder), ledger))

@@ -21,16 +21,16 @@ from tasks.dvc.transfers import default_remote, reason, transfer
 
 LOCK, PARAMS = "dvc.lock", "params.yaml"
 UNSAVED = "unsaved files"
-"""What DVC says where it would have to remove what its cache has not."""
+"""DVC's message if it would have to remove a file that is not in its cache."""
 
 
 class Restored(NamedTuple):
     run_id: str
     stages: tuple[str, ...]
     changed: list[Difference]
-    """What params.yaml now says otherwise than before."""
+    """Parameters that restoring changed in params.yaml."""
     backup: Path | None
-    """Where the params.yaml from before is, if it differed."""
+    """Copy of the earlier params.yaml, if it differed."""
 
 
 def restore(root: Path, run_id: str) -> Restored:

@@ -68,7 +68,7 @@ def _excess_message(exceeded: Excess) -> str:
 
 
 def _advice(root: Path, prepared: Planned, exceeded: Excess) -> str:
-    """What would help: the cheapest levers, or a higher limit."""
+    """Remedies: the cheapest levers, or a higher limit."""
     limit, params = exceeded.limit, prepared.params
     if limit.key == PER_HOUR:
         return (

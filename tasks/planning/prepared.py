@@ -37,7 +37,7 @@ ELSEWHERE = "spent_elsewhere"
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """Facts known before a run starts: of `Planned` what it will cost, of `Unplannable` why nobody knows."""
+    """Facts known before a run starts. `Planned` adds its cost, `Unplannable` the reason why there is none."""
 
     params: Params
     continues: str | None
@@ -58,7 +58,7 @@ class Planned(Prepared):
     target: Target
     plan: Plan
     ahead: Mapping[str, Cost]
-    """Stage -> what it will cost from here on, by the plan; unchanged stages are not in it."""
+    """Stage -> planned cost from here on, without unchanged stages."""
     fixed: Cost
     """The part of that which no lever changes: starting processes, reading data."""
     changed: tuple[ChangedCode, ...]
@@ -74,8 +74,8 @@ _KNOWN: ContextVar[Planned | Unplannable | None] = ContextVar("known", default=N
 
 @contextmanager
 def known_plan(prepared: Planned | Unplannable | None) -> Iterator[None]:
-    """Have the flow that is called in the block start with this plan: parameters of a flow are what a form can say,
-    and a plan is not.
+    """Start the flow that is called in the block with this plan. A plan cannot be a parameter of a flow, because a
+    form cannot hold it.
     """
     token = _KNOWN.set(prepared)
     try:

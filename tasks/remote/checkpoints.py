@@ -107,7 +107,7 @@ class CheckpointStore:
         return f"{self._place}/{fingerprint}/{inner_name(run_id, 'run id')}"
 
     def _newest(self) -> StoredCheckpoints | None:
-        """Of all runs with these inputs, that which came furthest; its own one where it came as far."""
+        """The run with these inputs that got furthest, preferably this one."""
         named = self._store.below(self._by_inputs)
         owners = {(content.decode(), run_id) for run_id in named.names() if (content := named.read(run_id))}
         rows = [row for row in attempts(self._root, self._stage) if row.fingerprint]
@@ -118,7 +118,7 @@ class CheckpointStore:
         )
 
     def _complete(self, owners: set[tuple[str, str]]) -> list[StoredCheckpoints]:
-        """What the store has of each (fingerprint, run), if that is a complete checkpoint."""
+        """Complete checkpoints in the store of each (fingerprint, run)."""
         checkpoints = []
         for fingerprint, run_id in sorted(owners):
             names = self._store.below(self._prefix(fingerprint, run_id)).names()

@@ -76,8 +76,8 @@ def _patiently(action: Callable[[], Result], stop: StopRequest) -> Result:
 
 
 def run_here(run: Run, stage: str, stop: StopRequest, observe: Observer) -> Outcome:
-    """As `tasks.stage.runner.run_stage`, where other stages may be placed elsewhere: what they made is then in the
-    remote alone.
+    """Like `tasks.stage.runner.run_stage` if other stages may run elsewhere: their outputs are then in the remote
+    alone.
     """
     require_same_params(run, stage)
     try:
@@ -167,8 +167,8 @@ class RemoteStage:
         self._heard_at = time.monotonic()
 
     def follow(self, stop: StopRequest, observe: Observer) -> Reply:
-        """Until the stage has ended: its rows to runs/<stage>/, requests to stop to it. What it leaves without a reply
-        is a crash.
+        """Copy rows to runs/<stage>/ and pass on requests to stop until the stage has ended. A stage that leaves no
+        reply has crashed.
         """
         assert self._stage is not None
         self.budget = BudgetWatch(self.run, self._stage, local=False)
@@ -201,7 +201,7 @@ class RemoteStage:
         jsonl.append(self.run.root / "runs" / str(self._stage) / "attempts.jsonl", row)
 
     def close(self) -> None:
-        """Remove what was exchanged, once the reply has been acted upon: a run that is killed before finds it
+        """Remove the exchanged files once the reply has been acted upon; a run that is killed earlier finds them
         again.
         """
         clear(self._exchange)
@@ -236,7 +236,7 @@ class RemoteStage:
             logger.warning("%s Asking again.", fault)
 
     def check(self) -> str:
-        """What the pool's container says of itself. Raises EnvironmentFault if it cannot do a stage."""
+        """The pool container's description of itself. Raises EnvironmentFault if it cannot run a stage."""
         began = time.monotonic()
         while not self._ended():
             if time.monotonic() - began > CHECK_PATIENCE_SECONDS:

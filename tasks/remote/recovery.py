@@ -38,11 +38,10 @@ def ask_to_stop(run: Run) -> None:
 
 
 def recover_abandoned(run: Run, stage: str, stop: StopRequest) -> str | None:
-    """Ask what is left of `stage` to stop, wait for that, and take its rows.
+    """Stop a container of `stage` that outlived its pipeline, and take its rows.
 
-    Takes and returns the dvc.lock of one that came to its end meanwhile, if nothing has changed the lock here since;
-    None otherwise.
-    Raises EnvironmentFault if the store cannot be reached.
+    If the stage completed meanwhile and dvc.lock has not changed here since, takes and returns its dvc.lock; None
+    otherwise. Raises EnvironmentFault if the store cannot be reached.
     """
     lock = None
     for exchange, of in _exchanges(run):
@@ -73,7 +72,7 @@ def clear(exchange: Exchange) -> None:
 
 
 def _exchanges(run: Run) -> list[tuple[Exchange, str]]:
-    """What earlier runs have left in the store, and the stage of each."""
+    """Exchanges that earlier runs left in the store, and the stage of each."""
     earlier = _earlier_runs(run)
     if not earlier or default_remote(run.root) is None:
         return []

@@ -67,7 +67,7 @@ class Reply(NamedTuple):
 
     @classmethod
     def of(cls, content: bytes) -> "Reply":
-        """As it was written; another version's may hold more."""
+        """Parse a reply; one of another version may hold more."""
         return cls(**{key: value for key, value in json.loads(content).items() if key in cls._fields})
 
 
@@ -119,7 +119,7 @@ def _answer(request: dict[str, Any], exchange: Exchange, stop: StopRequest, afte
 
 
 def _says_full(error: OSError) -> bool:
-    """Of a folder that is copied, shutil collects the errors as texts."""
+    """When copying a folder, shutil collects the errors as texts."""
     return error.errno in DISK_FULL or (
         isinstance(error, shutil.Error) and any(os.strerror(code) in str(error) for code in DISK_FULL)
     )

@@ -56,7 +56,7 @@ FINISHED = ("kept", "promoted")
 
 
 class Due(NamedTuple):
-    """What a cycle that trains found and decided."""
+    """Findings and decision of a cycle that trains."""
 
     champion: Champion
     prepared: Planned | Unplannable
@@ -79,11 +79,11 @@ class Cycle:
         self.flow_run_id = flow_run.id
         self.display = Display()
         self.row_fields: dict[str, str | None] = {"run_id": None, "data_key": None, "champion": None}
-        """What the last row of the cycle tells, as far as the cycle got."""
+        """Fields of the cycle's last row, as far as the cycle got."""
         self.sections: list[str] = []
-        """Of the page, one of each step."""
+        """Sections of the page, one per step."""
         self.usd = 0.0
-        """What the cycle has cost so far."""
+        """US dollars spent by the cycle so far."""
         self.state: State[Any] = Completed()
         """Final state of the flow, unless it fails."""
 
@@ -197,9 +197,7 @@ def _examined(cycle: Cycle, champion_folder: Path) -> Examination:
 
 
 def wait_for_approval(reason: Due) -> None:
-    """Where a server started the cycle: pause above `budget.approval_usd`, as the flow rlhf does when it is started by
-    itself.
-    """
+    """Pause above `budget.approval_usd` if a server started the cycle, as the flow rlhf does by itself."""
     approval(with_cycle(reason.prepared, examined=True))
 
 

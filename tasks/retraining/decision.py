@@ -11,7 +11,7 @@ from tasks.run.month import Month
 class Decision(NamedTuple):
     train: bool
     reasons: tuple[str, ...]
-    """What speaks for it where it is done, what speaks against it where it is not; the first says it in a line."""
+    """Reasons for it if it is done, against it if not; the first is a summary in one line."""
 
 
 def decide(

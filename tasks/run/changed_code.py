@@ -23,7 +23,7 @@ class ChangedCode(NamedTuple):
     stage: str
     step: int
     files: list[str]
-    """What has changed since."""
+    """Files that have changed since."""
     cost: Cost
     """Cost of repeating that work, as measured."""
 
@@ -36,7 +36,7 @@ class ChangedCode(NamedTuple):
 
 
 def policy() -> str:
-    """What a stage is to do with such a checkpoint. Raises ParamsError for an answer that there is not."""
+    """CONTINUE or RESTART, by default RESTART. Raises ParamsError for another value of the variable."""
     answer = os.environ.get(CHANGED_CODE_VARIABLE) or RESTART
     if answer not in (CONTINUE, RESTART):
         raise ParamsError(f"{CHANGED_CODE_VARIABLE}={answer} must be {CONTINUE} or {RESTART}.")

@@ -179,7 +179,7 @@ class Receiver:
         self._received: set[str] = set()
 
     def receive(self) -> bool:
-        """Take what has come; returns whether anything has."""
+        """Read the pieces that arrived; returns whether there were any."""
         # the offsets are in order
         sent = sorted(name for name in self._exchange.names() if re.search(r"\.\d{12}$", name))
         if self._again:
@@ -196,7 +196,9 @@ class Receiver:
         return bool(new)
 
     def _taken_before(self, sent: Sequence[str]) -> set[str]:
-        """Of what was sent, what the files hold already: from the newest backwards, as it was taken in order."""
+        """Names of `sent` that the files hold already, searched from the newest backwards because pieces arrive in
+        order.
+        """
         received: set[str] = set()
         for path, names in groupby(sent, self._path):
             held, pieces = path.read_bytes() if path.exists() else b"", list(names)

@@ -42,7 +42,7 @@ def month_of(time: float) -> str:
 
 
 def month(root: Path, params: Params, now: float, every_run: bool = False) -> Month:
-    """What this month's cycles, or all its runs, have cost so far, and what they may. Every run at its own prices."""
+    """Cost so far and limit of this month's cycles, or of all its runs, each at the prices of its params."""
     name = month_of(now)
     rows = pipeline_rows(root)
     runs = {
@@ -58,7 +58,7 @@ def month(root: Path, params: Params, now: float, every_run: bool = False) -> Mo
 
 
 def _reserved(rows: list[RetrainRow]) -> float:
-    """What the newest cycle has put aside and not spent yet."""
+    """US dollars that the newest cycle reserved and has not spent yet."""
     newest = [row for row in rows if row.cycle == rows[-1].cycle]
     if any(row.event == "end" for row in newest):
         return 0.0

@@ -52,7 +52,7 @@ _MISTAKEN_NUMBERS = {
     errno.EEXIST,
 }
 _PASSING_STATUS = {408, 425, 429, 500, 502, 503, 504}
-"""Of an answer by HTTP."""
+"""HTTP statuses that pass after a while."""
 
 
 class TransientFault(EnvironmentFault):

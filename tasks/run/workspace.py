@@ -168,7 +168,7 @@ def keep_lock(root: Path, remote: str) -> None:
 
 
 class Unfinished(NamedTuple):
-    """What is known in a new workspace of the run that it goes on from."""
+    """Record of the unfinished run that a new workspace continues."""
 
     run_id: str
     spent: dict[str, Cost]
@@ -176,7 +176,7 @@ class Unfinished(NamedTuple):
 
 
 def read_unfinished(remote: str, key: str) -> Unfinished | None:
-    """What `keep_unfinished` left. Raises EnvironmentFault if the store cannot be reached."""
+    """Read what `keep_unfinished` wrote. Raises EnvironmentFault if the store cannot be reached."""
     content = Exchange(remote).read(UNFINISHED.format(name=DEPLOYED, key=key))
     if content is None:
         return None
@@ -185,7 +185,9 @@ def read_unfinished(remote: str, key: str) -> Unfinished | None:
 
 
 def keep_unfinished(remote: str, key: str, unfinished: Unfinished | None) -> None:
-    """For the next run with the same results `key`; None once they are complete. Raises EnvironmentFault as well."""
+    """Record unfinished work for the next run with the same results `key`; None once they are complete. Raises
+    EnvironmentFault as well.
+    """
     store, place = Exchange(remote), UNFINISHED.format(name=DEPLOYED, key=key)
     if unfinished is None:
         store.remove(place)

@@ -43,7 +43,7 @@ def end_runs(root: Path) -> None:
 
 
 def _is_at_work(process: psutil.Process) -> bool:
-    """Not one that has ended and whose parent does not ask for it."""
+    """Whether the process still runs; a zombie does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -20,7 +20,7 @@ from config.ports import HOST
 NAMES = (HOST, "localhost")
 """Names of this machine in a browser."""
 GRACE_SECONDS = 5
-"""For requests that are being answered when the server is asked to stop; pages in a browser would hold it forever."""
+"""Time for open requests when the server is asked to stop; pages in a browser would hold it forever."""
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

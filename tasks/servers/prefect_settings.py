@@ -16,7 +16,7 @@ from config.workspace.login import key
 from tasks.run.run import STATE_FOLDER
 
 HEARTBEAT_SECONDS = 30
-"""Between two heartbeats of a flow run, by which the server knows that it lives; Prefect takes no less."""
+"""Interval of the heartbeats by which the server knows that a flow run is alive; the least that Prefect accepts."""
 
 
 def home(root: Path) -> Path:
@@ -46,7 +46,7 @@ def api_key(root: Path) -> str:
 
 
 def own_server(root: Path, api_url: str) -> dict[str, str]:
-    """What a process needs to talk to a server of this project."""
+    """Variables that let a process talk to a server of this project."""
     return {"PREFECT_API_URL": api_url, "PREFECT_API_AUTH_STRING": api_key(root)}
 
 

@@ -71,7 +71,7 @@ class BenchResult(NamedTuple):
     """DVC's, empty without a run."""
     interrupted: bool
     plan: ServingPlan | None
-    """Of the same loads; None where the server is elsewhere, or not ours."""
+    """Plan of the same loads; None if the server is elsewhere, or not ours."""
 
 
 OnLoad = Callable[[Load, int], None]

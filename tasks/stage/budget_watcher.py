@@ -63,7 +63,9 @@ class BudgetWatch:
         return min((limit for limit in limits if limit is not None), default=None)
 
     def _start_seconds(self) -> float:
-        """What starting took the last time: of this stage, else of the slowest other; 0 if none ever started."""
+        """Seconds that the last start of this stage took, else that of the slowest other stage; 0 if none ever
+        started.
+        """
         latest = {}
         for stage in STAGES:
             starts = [

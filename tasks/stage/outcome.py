@@ -78,7 +78,7 @@ def _failed_before(end: AttemptRow, rows: Sequence[AttemptRow]) -> bool:
 
 
 def _own_line(stage: str, output: str) -> str:
-    """What a process without an `end` row has printed as its reason."""
+    """The reason printed by a process that left no `end` row."""
     start = f"{stage}: "
     lines = [line for line in output.splitlines() if line.startswith(start)]
     return lines[-1].removeprefix(start) if lines else ""

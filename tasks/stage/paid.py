@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class Lifetime:
-    """Of one stage process, from just before its start."""
+    """Measures one stage process, from just before its start."""
 
     def __init__(self, root: Path, stage: str, run_id: str) -> None:
         self.root, self.stage, self.run_id = root, stage, run_id
@@ -41,7 +41,7 @@ class Lifetime:
             os.utime(self.path, (now(), now()))
 
     def end(self, pid: int, lived_seconds: float) -> None:
-        """Charge what its rows lack. On a full disk that is left to the next run."""
+        """Charge the time that its rows lack. On a full disk the next run does it."""
         try:
             charge(self.root, self.stage, self.run_id, pid, self.before, lived_seconds, time.time())
         except OSError as error:

@@ -28,7 +28,7 @@ class Ended(NamedTuple):
     """Its exit code; of one that a signal killed, minus the signal."""
     lived_seconds: float
     output: str
-    """What it printed."""
+    """Its output."""
 
 
 def run_process(

@@ -19,7 +19,7 @@ from reporting.numbers import duration, usd
 from tasks.planning.steps import planned_steps
 
 MOST_AGE_SECONDS = 2.0
-"""Of a row when it is read: rows are looked for several times a second."""
+"""Oldest age of a row when it is read: rows are polled several times a second."""
 
 
 class Progress(NamedTuple):

@@ -49,8 +49,8 @@ def run_stage(run: Run, stage: str, stop: StopRequest, observe: Observer) -> Out
 
 
 def require_same_params(run: Run, stage: str) -> None:
-    """Before `stage` starts or is found unchanged. Raises ParamsError if params.yaml differs from what the run began
-    with.
+    """Check the params before `stage` starts or counts as unchanged. Raises ParamsError if params.yaml differs from
+    what the run began with.
     """
     keys = [key for key in defined(run.root)[stage].get("params", []) if isinstance(key, str)]
     if changed := Watched(run.root / "params.yaml", run.params, keys).differences():
@@ -85,7 +85,7 @@ def maker(root: Path, stage: str, outs: dict[str, str]) -> int | None:
 
 
 def log_path(root: Path, stage: str) -> Path:
-    """What the stage's processes printed."""
+    """Output of the stage's processes."""
     return root / "runs" / stage / "log.txt"
 
 

@@ -39,9 +39,9 @@ from tasks.run.workspace import STUDIES, bring_code, link, link_inputs
 from tasks.stage.progress import Display
 
 PAGE, RECORD = "study.html", "study.json"
-"""Of the comparison, in the study's workspace."""
+"""Files of the comparison in the study's workspace."""
 OF_THE_PROJECT = (MACHINE_FILE, SERVING_FILE, SERVERS, MLFLOW_KEY)
-"""What a workspace shares with the project, where it is there."""
+"""Paths that a workspace shares with the project if they exist."""
 
 
 class Work(NamedTuple):

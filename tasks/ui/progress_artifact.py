@@ -23,7 +23,7 @@ class ProgressArtifacts:
     """The newest progress of each key, shown one after the other; what came in between is left out."""
 
     PAUSE_SECONDS = 2.0
-    """Between two updates of the same artifact."""
+    """Interval between two updates of the same artifact."""
 
     def __init__(self) -> None:
         self._wanted: dict[str, Shown] = {}

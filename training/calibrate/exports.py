@@ -28,7 +28,7 @@ SHAPES = {
     "deep": {"width": 64, "layers": 16, "heads": 2, "mlp_width": 128, "vocab_size": VOCABULARY},
     "large": {"width": 512, "layers": 8, "heads": 8, "mlp_width": 1536, "vocab_size": 8192},
 }
-"""With 0.5, 0.7 and 34 million parameters."""
+"""Shapes with 0.5, 0.7 and 34 million parameters."""
 
 
 def write_exports(folder: Path) -> None:

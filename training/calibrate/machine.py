@@ -20,11 +20,11 @@ from training.process.command import run_command
 from training.process.device import device, device_name
 
 SECONDS = 0.3
-"""Of each measurement."""
+"""Duration of each measurement."""
 WIDTH = {True: 1024, False: 8192}
-"""Of the matrices, on a CPU and on an accelerator."""
+"""Width of the matrices, on a CPU and on an accelerator."""
 STREAM_BYTES = 2**28
-"""Of one tensor: beyond the caches."""
+"""Size of one tensor, larger than the caches."""
 
 
 def measure() -> dict[str, object]:

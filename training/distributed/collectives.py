@@ -1,8 +1,8 @@
 """Collectives: how processes share work, results and gradients.
 
-With one process each function is what it is without this module, to the bit. Every process knows the whole batch; the
-costly work on it is divided, and its results, a few numbers per token, are handed to all. What is computed from them
-(advantages, statistics, decisions) is computed by everybody and comes out the same everywhere.
+With one process the functions change nothing, to the bit. Every process knows the whole batch; the costly work on it
+is divided, and its results, a few numbers per token, are handed to all. What is computed from them (advantages,
+statistics, decisions) is computed by everybody and comes out the same everywhere.
 """
 
 import os
@@ -29,8 +29,8 @@ training/process/out_of_memory.py.
 """
 
 LONGEST_WAIT = timedelta(hours=2)
-"""For the other processes, while rank 0 writes a checkpoint or a model. A process that is lost ends all of them at
-once: training/process/launch.py.
+"""How long the other processes wait while rank 0 writes a checkpoint or a model. A process that is lost ends all of
+them at once: training/process/launch.py.
 """
 
 

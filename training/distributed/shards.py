@@ -90,7 +90,7 @@ def _resolved(planner: SavePlanner, item: WriteItem) -> Tensor:
 
 
 def _tensor_data(item: WriteItem) -> TensorWriteData:
-    """Which part of which tensor to write."""
+    """A part of a tensor to write."""
     assert item.tensor_data is not None
     return item.tensor_data
 

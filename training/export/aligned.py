@@ -27,7 +27,7 @@ class Aligned(NamedTuple):
     policy: PreTrainedModel
     """Merged weights in float32."""
     tokenizer: PreTrainedTokenizerBase
-    """With the chat template."""
+    """The tokenizer with its chat template."""
     prompts: list[Prompt]
     """Held-out prompts."""
 
@@ -62,7 +62,7 @@ def with_prompts_of_training(tokenizer: PreTrainedTokenizerBase, is_plain: bool)
 
 
 def stop_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Ids that end a reply: EOS, and what the chat template ends a turn with."""
+    """Ids that end a reply: EOS, and the chat template's end of a turn."""
     end = end_of_turn(tokenizer) or tokenizer.eos_token
     return list(dict.fromkeys([tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(end)]))
 

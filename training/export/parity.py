@@ -15,8 +15,8 @@ TEXTS = ("  indented\n\ttwice\n", "naïve 😀 日本語", "1234567 3.14", "a  b
 
 
 def differences(server: Server, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> list[str]:
-    """What llama.cpp renders or tokenises otherwise than training, in a line each: held-out prompts, texts and turns
-    that those may lack, and control tokens that are spelt out.
+    """Differences between llama.cpp and training in rendering and tokenising, one line each: of held-out prompts, of
+    texts and turns that those may lack, and of control tokens that are spelt out.
     """
     is_plain = isinstance(prompts[0], str)
     held_out = random.Random(0).sample(list(prompts), min(CHECKED, len(prompts)))

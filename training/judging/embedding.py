@@ -19,7 +19,7 @@ from training.judging.judge import Pair
 from training.modeling.tokenizer import prompt_text
 
 LONGEST = 256
-"""Tokens of a text that are embedded: what the model was trained with."""
+"""Tokens of a text that are embedded: the length that the model was trained with."""
 BATCH = 32
 PENALTY = 0.1
 """C of the logistic regression: of 0.03 to 3, the best on PandaLM's human votes (cross-validated; 0.03 and 0.3 are as

@@ -54,7 +54,7 @@ class Refused(EnvironmentFault):
 
 
 class Answer(NamedTuple):
-    """What the model said."""
+    """The model's reply."""
 
     text: str
     prompt_tokens: int

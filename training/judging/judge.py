@@ -23,10 +23,10 @@ class Judge(Protocol):
 
     name: str
     usd: float
-    """What it was paid so far, in US dollars."""
+    """US dollars paid so far."""
 
     def prefer(self, pairs: Sequence[Pair]) -> list[float | None]:
-        """For each pair 1 if the first reply is better, 0 if the second is, 0.5 for a tie; None where it gave no
+        """Verdict on each pair: 1 if the first reply is better, 0 if the second is, 0.5 for a tie, None without a
         usable answer.
         """
         ...
@@ -44,7 +44,7 @@ class Verdicts(NamedTuple):
 
 
 def verdicts(judge: Judge, pairs: Sequence[Pair]) -> Verdicts:
-    """Ask the judge about every pair in both orders: a bias to the first place makes ties of what it decides."""
+    """Ask the judge about every pair in both orders, so that a bias to the first place becomes a tie."""
     straight = judge.prefer(pairs)
     turned = judge.prefer([pair.swapped for pair in pairs])
     preferences, flips, unusable = [], 0, 0
@@ -72,7 +72,7 @@ class ByScore:
         self._scores: dict[tuple[str, str], float] = {}
 
     def scores(self, prompts: Sequence[Prompt], replies: Sequence[str]) -> list[float]:
-        """Of each reply to its prompt."""
+        """Score of each reply to its prompt."""
         raise NotImplementedError
 
     def prefer(self, pairs: Sequence[Pair]) -> list[float | None]:

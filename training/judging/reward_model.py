@@ -52,7 +52,7 @@ class RewardModelJudge(ByScore):
         return scores
 
     def _rendered(self, prompt: Prompt, reply: str) -> str:
-        """By the model's own chat template, or one after the other where it has none."""
+        """Format prompt and reply with the model's chat template, or one after the other if it has none."""
         turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
         answered = [*turns, {"role": "assistant", "content": reply}]
         if self._tokenizer.chat_template is not None:

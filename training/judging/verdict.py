@@ -55,10 +55,10 @@ class Judged(NamedTuple):
     fault: str | None
     """Why its verdict does not count."""
     preferences: Sequence[float | None] | None
-    """For the first model's reply to each prompt, None where nobody voted; None without verdict."""
+    """Its preference for the first model's reply to each prompt, None where nobody voted; None without a verdict."""
     metrics: dict[str, Any]
     usd: float
-    """What it was paid."""
+    """US dollars paid to the judge."""
 
 
 def judged(

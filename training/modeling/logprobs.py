@@ -89,8 +89,8 @@ def _log_softmax(hidden: Tensor, weight_VD: Tensor, temperature: float) -> Tenso
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """In which a matrix product with `x` is computed here: under autocast its type, else that of `x`. Hidden states
-    are fp32 under autocast, as the residual stream is.
+    """The dtype in which a matrix product with `x` is computed here: under autocast its type, else that of `x`. Hidden
+    states are fp32 under autocast, as the residual stream is.
     """
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

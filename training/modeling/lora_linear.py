@@ -97,7 +97,7 @@ class _FoldedLinear(torch.autograd.Function):
 
 
 class _Buffers(threading.local):
-    """On a CPU, one reused buffer per dtype, as large as the largest folded matrix: allocating each layer's matrix
+    """One reused buffer per dtype on a CPU, as large as the largest folded matrix: allocating each layer's matrix
     between activations fragments the C library's heap (a stage of 161 MiB of tensors and libraries then held 215 to
     232).
     """

@@ -61,8 +61,8 @@ def shares_prefix(model: PreTrainedModel) -> bool:
 
 
 NEARLY_AS_LONG = 7 / 8
-"""Where sequences are padded to their group's length, they have at least this share of it. Another group costs the
-launch of its attention, another token only attention.
+"""Sequences that are padded to their group's length have at least this share of it. Another group costs the launch of
+its attention, another token only attention.
 """
 
 
@@ -255,8 +255,8 @@ def _sdpa(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
     scaling: float | None = None, **options: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Of transformers, but one new token's queries that share keys and values are rows of one query, where
-    transformers would repeat the cache for each of them.
+    """Like transformers' attention, but queries of one new token that share keys and values become rows of one query,
+    where transformers would repeat the cache for each of them.
     """
     shared = query.shape[1] // key.shape[1]
     others = options.get("cache"), options.get("position_bias")
@@ -269,6 +269,8 @@ def _sdpa(
 
 
 PACKABLE = {"sdpa": _sdpa, "flash_attention_2": flash_attention_forward}
-"""By the name in model.attention. With any other, groups of equal length go through the whole model one by one."""
+"""Attention functions by the name in model.attention. With any other, groups of equal length go through the whole
+model one by one.
+"""
 for _name, _dense in PACKABLE.items():
     AttentionInterface.register(_name, _by_group(_dense))

@@ -119,7 +119,7 @@ def _pair_logprobs(
 
 @dataclass
 class LabelLogprobs(ModelOutput):
-    """What TRL's DPO reads of a forward, [2B, L - 1] each, 0 where there is no label."""
+    """The output that TRL's DPO reads from a forward pass, [2B, L - 1] each, 0 where there is no label."""
 
     log_probs: Tensor | None = None
     entropy: Tensor | None = None

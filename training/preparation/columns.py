@@ -1,4 +1,4 @@
-"""Which layout a table is in, and which of its columns hold what."""
+"""Recognises the layout of a table and the meaning of its columns."""
 
 import difflib
 import re
@@ -176,7 +176,7 @@ class Recognised(NamedTuple):
     """Ours -> the table's."""
     vote: str | None = None
     name: str | None = None
-    """Of a published layout."""
+    """Name of a published layout."""
 
 
 def recognised(table: Table, form: str | None, columns: Mapping[str, str]) -> Recognised:

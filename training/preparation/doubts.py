@@ -1,4 +1,4 @@
-"""What may be wrong with a table as a whole, though each of its rows can be read."""
+"""Problems of a table as a whole, though each of its rows can be read."""
 
 import re
 from collections import Counter
@@ -22,7 +22,7 @@ SCORES = [
 
 
 class Doubts:
-    """Counts what is doubtful in the rows of a table as they come."""
+    """Counts doubtful rows of a table as they are read."""
 
     def __init__(self, unit: str) -> None:
         self._unit = unit
@@ -31,7 +31,7 @@ class Doubts:
         """Two columns of scores -> number of rows that contradict them, and the first such row."""
         self._rendered: list[Any] = [0, None]
         self._first_shown: Counter[bool] = Counter()
-        """Of pairs whose order is known, whether the preferred reply was shown first."""
+        """Whether the preferred reply was shown first, for pairs whose order is known."""
 
     def row(self, row: SourceRow) -> None:
         self._rows += 1

@@ -89,7 +89,7 @@ def example_of(row: Row, columns: Mapping[str, str], rules: TextRules, origin: O
 
 
 def other_columns(original: Any, columns: Mapping[str, str]) -> dict[str, Any]:
-    """What a row of the source holds beside its prompt and completion, in values of JSON."""
+    """The other columns of a source's row, as JSON values."""
     if not isinstance(original, dict):
         return {}
     used = {"prompt", "completion", *columns.values()}

@@ -100,7 +100,7 @@ def _value(world: World, rng: random.Random) -> str:
 
 
 def read_case(prompt: str, world: World = BY_HAND) -> Case:
-    """What a prompt of this world asks for.
+    """The request in a prompt of this world.
 
     Raises ValueError for a prompt of another world.
     """
@@ -227,7 +227,7 @@ def gold_score(prompt: str, response: str, world: World = BY_HAND) -> float:
 
 
 def criteria(prompt: str, response: str, world: World = BY_HAND) -> dict[str, bool]:
-    """Which criteria of the gold score `response` meets."""
+    """The criteria of the gold score that `response` meets."""
     case = read_case(prompt, world)
     sentences = _sentences(response)
     openings = [

@@ -138,7 +138,7 @@ def read_python(source: PythonSource, root: Path, setting: str) -> Table:
 
 @contextmanager
 def _faults_of(script: Path, place: str) -> Iterator[None]:
-    """What the user's function raises becomes a DataError, with the line of the script."""
+    """Turn an exception of the user's function into a DataError with the line of the script."""
     try:
         yield
     except DataError:

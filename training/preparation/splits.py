@@ -8,11 +8,11 @@ from training.modeling.tokenizer import Prompt
 
 SPLITS = ("train", "test")
 JUDGE = "judge"
-"""Of preferences, where data.judge_fraction is above 0: a judge learns from them, nothing else."""
+"""Split of preferences from which only a judge learns, if data.judge_fraction is above 0."""
 
 
 VALIDATION = "validation"
-"""Of demonstrations and preferences, where data.validation_fraction is above 0: they choose among checkpoints."""
+"""Split of demonstrations and preferences that chooses among checkpoints, if data.validation_fraction is above 0."""
 
 
 def split_of(prompt: Prompt, test: float, judge: float = 0.0, validation: float = 0.0) -> str:

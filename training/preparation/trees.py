@@ -127,7 +127,7 @@ class _Walk:
             yield Example(origin, _conversation(user), pairs, tuple(_text(reply) for reply in best))
 
     def _without_repeats(self, ranked: list[_Node]) -> list[_Node]:
-        """Of siblings with the same text the best ranked one is kept, the others are refused."""
+        """Keep the best ranked of siblings with the same text and refuse the others."""
         kept: dict[str, _Node] = {}
         for reply in ranked:
             if _text(reply) in kept:
@@ -140,7 +140,7 @@ class _Walk:
 
 
 class Tree(NamedTuple):
-    """What a tree gives."""
+    """Examples and refusals of a tree."""
 
     messages: int
     examples: list[Example]

@@ -26,7 +26,7 @@ WORD = re.compile(
 NAMED = ("text", "name", "words")
 """Conventions that values show by themselves, the most certain first."""
 CONVENTIONS = ("index0", "index1", "negative-first", "positive-first")
-"""What `vote` of a source can name."""
+"""Allowed values of `vote` in a source."""
 
 Replies = tuple[str, str]
 
@@ -92,7 +92,7 @@ def convention_of(votes: Iterable[tuple[Any, Sequence[Any]]], columns: Replies, 
     readable: Counter[str] = Counter()
     """Convention that values show by themselves -> values that are a vote in it."""
     decided: set[str] = set()
-    """Those in which some vote is not a tie."""
+    """Prompts in which some vote is not a tie."""
     words: set[str | None] = set()
     numbers: set[float] = set()
     shown: tuple[Any, Sequence[Any]] | None = None

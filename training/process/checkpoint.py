@@ -189,7 +189,7 @@ def write_manifest(folder: Path) -> None:
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, None if nothing is."""
+    """The defect of a checkpoint, None if it has none."""
     try:
         entries = {
             str(name): (int(size), str(digest))

@@ -4,9 +4,9 @@ import torch
 
 
 def device() -> torch.device:
-    """Where models of this process are put.
+    """The device for models of this process.
 
-    Attention does without cuDNN there: it makes a plan of its own for every shape, 0.1 s each on an H100, and nearly
+    Attention does not use cuDNN, which makes a plan of its own for every shape, 0.1 s each on an H100, and nearly
     every micro-batch and every step of a rollout has another shape.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -14,6 +14,6 @@ def device() -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """`cpu`, or what the accelerator is called."""
+    """`cpu`, or the name of the accelerator."""
     named = getattr(torch.get_device_module(device), "get_device_name", lambda: device.type)
     return "cpu" if device.type == "cpu" else str(named())

@@ -46,7 +46,7 @@ def configure_process() -> None:
 
 
 class Entry(NamedTuple):
-    """What a stage process reads and runs: the arguments of `run_stage` after the name."""
+    """Arguments of `run_stage` after the name."""
 
     sections: tuple[str, ...]
     inputs: Inputs

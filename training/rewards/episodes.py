@@ -32,7 +32,7 @@ class EpisodeRewards(NamedTuple):
 
     function: RewardFunction
     prompts: Mapping[tuple[int, ...], KnownPrompt]
-    """By their tokens."""
+    """Prompts by their tokens."""
     tokenizer: PreTrainedTokenizerBase
 
     def scores(self, prompts: Sequence[list[int]], responses: Sequence[list[int]]) -> Tensor:

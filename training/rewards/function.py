@@ -27,7 +27,7 @@ from training.rewards import worker
 
 CARD, CODE = "function.json", "function.py"
 LOG = Path("runs/reward_function.log")
-"""What the function prints in the last batch."""
+"""Output of the function in the last batch."""
 LOADING_SECONDS = 120.0
 """Longest import of the function's file."""
 
@@ -75,7 +75,7 @@ class RewardFunction:
         raise DataError(f"reward.path={self.path}: it {answer['fault']}{place}. Fix the function.")
 
     def _answers(self, calls: Sequence[Call]) -> Generator[dict[str, Any]]:
-        """What the process answers: that it has loaded the function, then each call's result."""
+        """Messages of the process: that it has loaded the function, then each call's result."""
         reading, writing = os.pipe()
         log = self._root / LOG
         log.parent.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 MOST_PRINTED_BYTES = 16 * 2**20
-"""What the function may print: its output goes to a file."""
+"""Redirect the output of the function to a file."""
 
 
 def main(script: str, name: str, root: str, calls: str, results: str) -> None:
@@ -48,7 +48,7 @@ def main(script: str, name: str, root: str, calls: str, results: str) -> None:
 
 
 def raised(error: BaseException, script: str) -> str:
-    """What the function raised, and the last line of its own file on the way there."""
+    """The function's exception, with the line of its own file that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     line = next((frame.lineno for frame in reversed(frames) if frame.filename == script), None)
     if isinstance(error, SyntaxError):

@@ -30,7 +30,7 @@ class MicroBatch(NamedTuple):
     values: Tensor
     returns: Tensor
     weights: Tensor
-    """Of the policy's loss; [0] where the policy itself has sampled."""
+    """Weights of the policy's loss; [0] if the policy itself sampled."""
 
 
 class Episodes(NamedTuple):

@@ -20,7 +20,7 @@ from training.rollout import paged, static, vllm
 from training.rollout.engine import Engine, Limits, Rollout
 
 ENGINES: dict[str, Engine] = {"static": static.generate, "paged": paged.generate, "vllm": vllm.generate}
-"""By rollout_engine."""
+"""Engines by the value of rollout_engine."""
 
 
 def roll_out(

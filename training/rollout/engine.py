@@ -85,7 +85,7 @@ def draw(logits_BV: Tensor, uniform_B: Tensor | None, temperature: float) -> tup
 
 
 def _invert(probability_BV: Tensor, uniform_B1: Tensor) -> Tensor:
-    """Where the cumulative sum passes `uniform_B1`, [B, 1], always at a token of positive probability.
+    """The token where the cumulative sum passes `uniform_B1`, [B, 1], always one of positive probability.
 
     A cumulative sum over a long vocabulary costs more than the logits: block sums find the block, a cumulative sum
     within it the token.

@@ -28,8 +28,8 @@ ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 
 class DecodingCache(Cache):
-    """For `rows` responses whose prompts are put in with `put`; then one token each per forward pass, after
-    `advance`.
+    """Cache for `rows` responses: `put` adds their prompts, then each forward pass after `advance` adds one token to
+    each.
     """
 
     def __init__(self, config: PreTrainedConfig, prompt_lengths: Sequence[int], device: torch.device) -> None:
