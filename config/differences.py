@@ -67,8 +67,8 @@ class Watched:
         read.
         """
         status = self._path.stat() if self._path.exists() else None
-        seen = (status.st_mtime_ns, status.st_size, status.st_ino) if status else None
-        if seen is None or seen != self._seen:
+        stamp = (status.st_mtime_ns, status.st_size, status.st_ino) if status else None
+        if stamp is None or stamp != self._seen:
             self._differences = differences(self._began, sections_of(load(self._path), self._sections))
-            self._seen = seen
+            self._seen = stamp
         return self._differences

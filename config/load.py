@@ -242,12 +242,12 @@ def _fit_model(merged: dict[str, Any], content: Mapping[str, Any]) -> None:
     """A file that names a model overrides the base's random one, and the context is long enough for the file's own
     stages.
     """
-    given = content.get("model") or {}
-    if given.get("path") is not None and "random" not in given:
+    model = content.get("model") or {}
+    if model.get("path") is not None and "random" not in model:
         merged["model"]["random"] = None
-    if given.get("random") is not None and "path" not in given:
+    if model.get("random") is not None and "path" not in model:
         merged["model"]["path"] = None
-    if "context_length" not in given:
+    if "context_length" not in model:
         lengths = [(content.get(stage) or {}).get("max_length") for stage in ("sft", "reward")]
         merged["model"]["context_length"] = max(
             [merged["model"]["context_length"], *(n for n in lengths if isinstance(n, int))]

@@ -94,8 +94,8 @@ def secret_of(url: str) -> str | None:
         if not colon and is_http and not VARIABLE.fullmatch(login):
             return f"a login before {host}"
     parts = urllib.parse.urlsplit(url)
-    for given in (part for text in (parts.query, parts.fragment) for part in text.split("&")):
-        name, _, value = given.partition("=") if "=" in given else ("", "", given)
+    for parameter in (part for text in (parts.query, parts.fragment) for part in text.split("&")):
+        name, _, value = parameter.partition("=") if "=" in parameter else ("", "", parameter)
         bare = VARIABLE.sub("", value)
         named = bare == value and value and SECRET_NAME.search(name)
         if name.lower() not in PLAIN_NAMES and (named or LONG_VALUE.fullmatch(bare)):

@@ -38,13 +38,13 @@ def couples(units: Sequence[Unit]) -> list[Couple]:
 
 def observed_agreement(units: Sequence[Unit]) -> float | None:
     """Fraction of pairs of judgements on the same item that agree; None if no item has two."""
-    same = of = 0
+    same = pairs = 0
     for unit in units:
         counts = Counter(unit.values())
         judged = sum(counts.values())
         same += sum(n * (n - 1) for n in counts.values())
-        of += judged * (judged - 1)
-    return same / of if of else None
+        pairs += judged * (judged - 1)
+    return same / pairs if pairs else None
 
 
 def cohen_kappa(both: Sequence[tuple[Hashable, Hashable]]) -> float | None:

@@ -105,25 +105,29 @@ def _preference(read: Sequence[tuple[Names, Sequence[Answer]]], question: str | 
     """The question that asks which response is better: the one named, the only one that compares them by its type, or
     the only one whose answers are all votes.
     """
-    said: dict[str, list[tuple[Names, Answer]]] = {}
+    answers_by_pair: dict[str, list[tuple[Names, Answer]]] = {}
     for names, answers in read:
         for answer in answers:
             if answer.question is not None:
-                said.setdefault(answer.question, []).append((names, answer))
+                answers_by_pair.setdefault(answer.question, []).append((names, answer))
     if question is not None:
-        if question not in said:
-            raise ParamsError(f"--question {question}: {path} has no such question, but {', '.join(said)}.")
+        if question not in answers_by_pair:
+            raise ParamsError(f"--question {question}: {path} has no such question, but {', '.join(answers_by_pair)}.")
         return question
-    compare = [name for name, answers in said.items() if any(answer.compares for _, answer in answers)]
-    vote = [name for name, answers in said.items() if any(_is_vote(answer.value, names) for names, answer in answers)]
+    compare = [name for name, answers in answers_by_pair.items() if any(answer.compares for _, answer in answers)]
+    vote = [
+        name
+        for name, answers in answers_by_pair.items()
+        if any(_is_vote(answer.value, names) for names, answer in answers)
+    ]
     candidates = compare or vote
     if len(candidates) > 1:
         raise ParamsError(
             f"{path} asks for a preference in {' and in '.join(candidates)}: name the one to take with --question."
         )
-    if said and not candidates:
+    if answers_by_pair and not candidates:
         raise DataError(
-            f"{path}: no answer to {', '.join(said)} says which response is better (left, right, "
+            f"{path}: no answer to {', '.join(answers_by_pair)} says which response is better (left, right, "
             "1, 2, tie, or a response's name). Name the question with --question."
         )
     return candidates[0] if candidates else None
@@ -250,10 +254,10 @@ def _name(ours: str, texts: Mapping[str, Any], columns: Mapping[str, str]) -> st
     candidates = (columns[ours],) if ours in columns else COLUMNS[ours]
     match = next((name for name in candidates if name in texts), None)
     if match is None:
-        there = ", ".join(str(name) for name in texts) or "none"
+        named = ", ".join(str(name) for name in texts) or "none"
         raise _Unreadable(
             "missing_column",
-            f"no {' or '.join(candidates)} for {ours}; there: {there}. Name it with --column {ours}=NAME",
+            f"no {' or '.join(candidates)} for {ours}; there: {named}. Name it with --column {ours}=NAME",
         )
     return match
 

@@ -265,8 +265,8 @@ def stacked_list(rows: Sequence[tuple[str, Sequence[Part], str]], label: str) ->
     formatted size).
     """
     most = max((sum(part.size for part in parts) for _, parts, _ in rows), default=0) or 1.0
-    seen = {part.name: part for _, parts, _ in rows for part in parts if part.size > 0}
-    return macro(TEMPLATE, "stacked_list", rows, label, most, list(seen.values()))
+    by_name = {part.name: part for _, parts, _ in rows for part in parts if part.size > 0}
+    return macro(TEMPLATE, "stacked_list", rows, label, most, list(by_name.values()))
 
 
 def estimates(

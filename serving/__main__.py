@@ -21,11 +21,11 @@ def main() -> None:
     parser.add_argument("--weights", required=True)
     for name in ("port", "slots"):
         parser.add_argument(f"--{name}", type=int, required=True)
-    given = parser.parse_args()
-    settings = Settings("llama_cpp", given.weights, given.slots, os.cpu_count() or 1)
+    options = parser.parse_args()
+    settings = Settings("llama_cpp", options.weights, options.slots, os.cpu_count() or 1)
     account = Account(Price(0.0, "calibration"))
     say = partial(print, flush=True)
-    serve(given.home, Address(given.port), lambda: given.export, settings, account, say)
+    serve(options.home, Address(options.port), lambda: options.export, settings, account, say)
 
 
 if __name__ == "__main__":

@@ -88,9 +88,9 @@ class Front:
             raise Refused("host", f"Host {host!r} is not served here.", 403)
         if origin is not None and origin.partition("://")[2] not in self._hosts:
             raise Refused("origin", f"Origin {origin!r} may not use this server.", 403)
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not secrets.compare_digest(
-            given.encode(errors="replace"), self._key.encode()
+            token.encode(errors="replace"), self._key.encode()
         ):
             raise Refused("authorization", "the key is missing or wrong: .rlhf/serve.key.", 401)
 

@@ -19,15 +19,15 @@ def main() -> None:
         parser.add_argument(f"--{name}", required=True)
     for name in ("port", "slots", "connections", "context-length", "threads"):
         parser.add_argument(f"--{name}", type=int, required=True)
-    given = parser.parse_args()
+    options = parser.parse_args()
     params = xllamacpp.CommonParams()
-    params.model.path, params.model_alias = given.model, {given.name}
-    params.hostnames, params.port = ["127.0.0.1"], given.port
+    params.model.path, params.model_alias = options.model, {options.name}
+    params.hostnames, params.port = ["127.0.0.1"], options.port
     params.api_keys = [os.environ["RLHF_ENGINE_KEY"]]
-    params.n_parallel, params.n_ctx = given.slots, given.slots * given.context_length
-    params.cpuparams.n_threads = given.threads
+    params.n_parallel, params.n_ctx = options.slots, options.slots * options.context_length
+    params.cpuparams.n_threads = options.threads
     # each request has a thread until it is answered
-    params.n_threads_http = given.connections + 2
+    params.n_threads_http = options.connections + 2
     # unless a request says otherwise, the distribution of the trained model, as in OpenAI's API
     params.sampling.temp = params.sampling.top_p = 1.0
     params.sampling.top_k, params.sampling.min_p = 0, 0.0

@@ -81,7 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("port", type=int)
     parser.add_argument("--listen", default="127.0.0.1", help="address to listen on")
-    given = parser.parse_args()
+    options = parser.parse_args()
     names = (
         "MLFLOW_TRACKING_USERNAME",
         "MLFLOW_TRACKING_PASSWORD",
@@ -93,7 +93,7 @@ def main() -> None:
         sys.exit(f"{', '.join(missing)} not set: the server needs all of {', '.join(names)}.")
     uvicorn.run(
         application(*(os.environ[name] for name in names)),
-        host=given.listen, port=given.port, log_level="warning", timeout_graceful_shutdown=5,
+        host=options.listen, port=options.port, log_level="warning", timeout_graceful_shutdown=5,
     )  # fmt: skip
 
 

@@ -39,5 +39,5 @@ def chat(
     raise typer.Exit(code)
 
 
-def _first(given: float | None, otherwise: float) -> float:
-    return otherwise if given is None else given
+def _first(value: float | None, otherwise: float) -> float:
+    return otherwise if value is None else value

@@ -60,7 +60,10 @@ def check(
     named = file if path is None else _from_root(root, path.resolve())
     inspection = inspected(root, named, form, column or [], recipe, vote, reader)
     typer.echo(json.dumps(inspection, indent=2) if as_json else "\n".join(lines(inspection, str(recipe))))
-    if inspection["fit"] is None and sum(of["rows"] for of in inspection["refused"].values()) == inspection["rows"]:
+    if (
+        inspection["fit"] is None
+        and sum(refusal["rows"] for refusal in inspection["refused"].values()) == inspection["rows"]
+    ):
         raise DataError(f"all {inspection['rows']:,} rows of {file} are refused: fix them first.")
     if inspection["fit"] is not None and inspection["fit"]["fault"]:
         raise DataError(f"a run on {file} with {recipe} would fail: {inspection['fit']['fault']}")
@@ -101,10 +104,10 @@ def inspected(
     command += ["--reader", reader] if reader else []
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = done.stderr.strip().splitlines()[-1]
+        last_line = done.stderr.strip().splitlines()[-1]
         if done.stdout:
-            raise UnknownLayout(said, json.loads(done.stdout)["first"])
-        fault = RlhfError(said)
+            raise UnknownLayout(last_line, json.loads(done.stdout)["first"])
+        fault = RlhfError(last_line)
         fault.exit_code = done.returncode
         raise fault
     return dict(json.loads(done.stdout))
@@ -118,9 +121,9 @@ def lines(inspection: dict[str, Any], recipe: str) -> list[str]:
         *_counts(inspection),
         *_refused(inspection["refused"], inspection["rows"]),
         *[
-            f"{LENGTHS[name]:<13} {of['mean']:.0f} words on average, 95% below {of['p95']:.0f}, "
-            f"the longest {of['max']:.0f}"
-            for name, of in inspection["words"].items()
+            f"{LENGTHS[name]:<13} {words['mean']:.0f} words on average, 95% below {words['p95']:.0f}, "
+            f"the longest {words['max']:.0f}"
+            for name, words in inspection["words"].items()
         ],
         *_labels(inspection),
         *([f"not read      {', '.join(inspection['unread'])}"] if inspection["unread"] else []),
@@ -167,8 +170,8 @@ def _refused(refused: dict[str, dict[str, Any]], rows: int) -> list[str]:
     if not refused:
         return ["refused       none"]
     return [
-        f"refused       {of['rows']:,} of {rows:,}: {reason} (first: {of['first']}: {of['detail']})"
-        for reason, of in refused.items()
+        f"refused       {refusal['rows']:,} of {rows:,}: {reason} (first: {refusal['first']}: {refusal['detail']})"
+        for reason, refusal in refused.items()
     ]
 
 
@@ -193,9 +196,9 @@ def _fit(inspection: dict[str, Any], recipe: str) -> list[str]:
         lines.append(f"              model.context_length to {sequence['p95']}.")
     lost = [(fit["cut"], "cut"), (fit["dropped"], "left out")]
     if any(count for count, _ in lost):
-        what = " and ".join(f"{count:,} {said}" for count, said in lost if count)
+        losses = " and ".join(f"{count:,} {said}" for count, said in lost if count)
         lines.append(
-            f"SFT           {what} of {fit['demonstrations']:,} demonstrations: over "
+            f"SFT           {losses} of {fit['demonstrations']:,} demonstrations: over "
             f"sft.max_length={fit['sft_max_length']}"
         )
     return lines

@@ -218,10 +218,10 @@ def lengths_fitted(root: Path, params: "Params", file: str, inspection: Mapping[
         try:
             write(params, temporary)
             recipe = temporary.relative_to(root)
-            seen = inspected(root, file, form, columns, recipe, source.get("vote"), reader)
+            inspection = inspected(root, file, form, columns, recipe, source.get("vote"), reader)
         finally:
             temporary.unlink(missing_ok=True)
-        return dict(seen["fit"]) if seen["fit"] else None
+        return dict(inspection["fit"]) if inspection["fit"] else None
 
     fit = fit_of(params)
     if fit is None:

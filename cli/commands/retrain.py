@@ -131,7 +131,7 @@ def _figures(root: Path, run_id: str) -> str:
     return f"{judged.title}. {judged.sentence}"
 
 
-def _announce(root: Path, record: ChampionRecord, said: str, as_json: bool) -> None:
+def _announce(root: Path, record: ChampionRecord, message: str, as_json: bool) -> None:
     from tasks.champions.registry import update_mlflow
 
     fault = update_mlflow(root, load(root / "params.yaml"))
@@ -141,7 +141,7 @@ def _announce(root: Path, record: ChampionRecord, said: str, as_json: bool) -> N
         print(json.dumps(json.loads(record.model_dump_json()), indent=2))
     else:
         previous = record.previous.run_id if record.previous else "nobody"
-        print(f"{said} Previous: {previous}. Recorded in champions/record.json.")
+        print(f"{message} Previous: {previous}. Recorded in champions/record.json.")
 
 
 def _champion_id(record: ChampionRecord) -> str | None:

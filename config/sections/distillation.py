@@ -29,10 +29,10 @@ class Student(Section):
 
     @model_validator(mode="after")
     def _one_origin(self) -> "Student":
-        given = [name for name in ("path", "random", "layers") if getattr(self, name) is not None]
-        if len(given) != 1:
+        sources = [name for name in ("path", "random", "layers") if getattr(self, name) is not None]
+        if len(sources) != 1:
             raise ParamsError(
-                f"distill.student sets {' and '.join(given) or 'none'} of path, random and "
+                f"distill.student sets {' and '.join(sources) or 'none'} of path, random and "
                 "layers: exactly one of them must be set. Set the others to null in params.yaml."
             )
         return self

@@ -62,5 +62,5 @@ def read_study(path: Path) -> StudyFile:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the file"
-        said = first["msg"].removeprefix("Value error, ")
-        raise ParamsError(f"{path}: {place}: {said[:1].lower()}{said[1:]}.") from None
+        message = first["msg"].removeprefix("Value error, ")
+        raise ParamsError(f"{path}: {place}: {message[:1].lower()}{message[1:]}.") from None

@@ -202,12 +202,12 @@ class Pace:
         self._steps: dict[int, tuple[float, float]] = {}
         """Step -> (when it began, how long its phases took), the newest few."""
 
-    def add(self, row: UsageRow, came: float) -> None:
+    def add(self, row: UsageRow, received_at: float) -> None:
         """Add the next row with its time of arrival: its own clock may be set, or be another machine's."""
         if row.phase == "save":
             self.save_seconds = max(self.save_seconds, row.seconds)
         elif row.phase not in NO_WORK and row.step > 0:
-            began, took = self._steps.get(row.step, (came - row.seconds, 0.0))
+            began, took = self._steps.get(row.step, (received_at - row.seconds, 0.0))
             self._steps[row.step] = (began, took + row.seconds)
             for old in sorted(self._steps)[: -self.REMEMBERED_STEPS]:
                 del self._steps[old]

@@ -193,10 +193,10 @@ def _judge(findings: Findings) -> Markup | None:
     ]
     fault = metrics.get("judge_fault")
     answer = badge("no verdict", "open") if fault else badge("its verdict counts", "good")
-    said = f"{fault[:1].upper()}{fault[1:]}." if fault else None
+    fault_note = f"{fault[:1].upper()}{fault[1:]}." if fault else None
     note = "A judge that people's own preferences do not bear out gives no verdict on replies."
     body = table(["", "Share"], rows)
-    return card(f"The judge: {metrics['judge']}", paragraph([answer, " ", said]), body, note=note)
+    return card(f"The judge: {metrics['judge']}", paragraph([answer, " ", fault_note]), body, note=note)
 
 
 def _hacking(findings: Findings) -> Markup | None:

@@ -112,8 +112,8 @@ def _reason(error: Exception) -> str:
     if isinstance(error, openai.APIStatusError):
         if error.status_code in (401, 403):
             return f"it refuses the key (HTTP {error.status_code}). Set RLHF_SERVE_KEY to the endpoint's key."
-        said = error.body.get("message") if isinstance(error.body, dict) else None
-        detail = f": {str(said)[:150].rstrip('.')}" if said else ""
+        message = error.body.get("message") if isinstance(error.body, dict) else None
+        detail = f": {str(message)[:150].rstrip('.')}" if message else ""
         return f"it answers with HTTP {error.status_code}{detail}. Is it the API, up to /v1?"
     if isinstance(error, openai.APIConnectionError | httpx.HTTPError):
         reason = str(error.__cause__ or error) or type(error).__name__

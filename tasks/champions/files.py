@@ -133,10 +133,10 @@ def _made_by(stages: Mapping[str, Any]) -> dict[str, str]:
 def _require_base(root: Path, run_id: str) -> None:
     """Raise ModelError unless the base model, which DVC does not keep, is unchanged since the run's data stage."""
     deps = locked(_kept_lock(root, run_id), "data").get("deps", [])
-    seen = next((dep.get("md5") for dep in deps if dep["path"] == str(MODEL_DIGESTS)), None)
+    md5 = next((dep.get("md5") for dep in deps if dep["path"] == str(MODEL_DIGESTS)), None)
     params = kept_params(root, run_id)
     now = hashlib.md5(digest_files(root, params)[MODEL_DIGESTS].encode(), usedforsecurity=False).hexdigest()
-    if seen is not None and seen != now:
+    if md5 is not None and md5 != now:
         raise ModelError(
             f"model.path={params.model.path} was changed since run {run_id}, whose adapters are based on it. Put it "
             "back."

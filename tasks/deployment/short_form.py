@@ -60,8 +60,8 @@ def wanted_params(
 
 
 def _assignment(change: Change | Mapping[str, Any]) -> str:
-    given = change.model_dump() if isinstance(change, Change) else change
-    key, value = str(given.get("key") or "").strip(), given.get("value")
+    fields = change.model_dump() if isinstance(change, Change) else change
+    key, value = str(fields.get("key") or "").strip(), fields.get("value")
     if not key or "=" in key:
         raise ParamsError(
             f"changes: {key or 'a row without a parameter'} is not the name of a parameter. Write "

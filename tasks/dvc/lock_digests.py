@@ -67,8 +67,8 @@ def is_locked_content(repo: Any, path: str) -> bool:
         return False
     if out.fs_path == path:
         return not out.changed_checksum()
-    _, _, there = build(out.cache, path, out.fs, out.hash_name, ignore=out.dvcignore, dry_run=True)
-    return bool(there.hash_info.value == locked_digest(outs, path))
+    _, _, content = build(out.cache, path, out.fs, out.hash_name, ignore=out.dvcignore, dry_run=True)
+    return bool(content.hash_info.value == locked_digest(outs, path))
 
 
 def locked_digest(outs: dict[str, Any], path: str) -> str | None:

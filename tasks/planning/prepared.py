@@ -123,8 +123,8 @@ def prepare(
     require_reachable(root, params, stale)
     candidates = [changed_since_checkpoint(root, params, stage) for stage in stale if before]
     changed = tuple(change for change in candidates if change is not None)
-    anew = {change.stage for change in changed} if changed and decide(changed) == RESTART else set()
-    shares = {stage: done_share(root, params, stage) if before and stage not in anew else 0.0 for stage in stale}
+    restarted = {change.stage for change in changed} if changed and decide(changed) == RESTART else set()
+    shares = {stage: done_share(root, params, stage) if before and stage not in restarted else 0.0 for stage in stale}
     planned = {stage.stage: stage for stage in plan.stages if stage.stage in stale}
     return Planned(
         **vars(facts),

@@ -96,8 +96,8 @@ class CheckpointStore:
         done |= {(fingerprint, self._run_id) for fingerprint in self._steps_in_store}
         if self._adopted is not None and not self._is_at_work(self._adopted.run_id):
             done.add((self._adopted.fingerprint, self._adopted.run_id))
-        there = {tuple(name.split("/")[:2]) for name in self._store.below(self._place).names()}
-        for fingerprint, run_id in done & there:
+        folders = {tuple(name.split("/")[:2]) for name in self._store.below(self._place).names()}
+        for fingerprint, run_id in done & folders:
             self._store.remove(self._prefix(fingerprint, run_id))
         for run_id in set(self._store.below(self._by_inputs).names()) & {run_id for _, run_id in done}:
             self._store.remove(f"{self._by_inputs}/{run_id}")

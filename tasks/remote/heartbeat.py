@@ -47,12 +47,12 @@ class HeartbeatMonitor:
         arrive then, and the count starts over.
         """
         try:
-            seen = self._exchange.read(self._name)
+            content = self._exchange.read(self._name)
         except EnvironmentFault:
             self._since = time.monotonic()
             raise
-        if seen != self._seen:
-            self._seen, self._since = seen, time.monotonic()
+        if content != self._seen:
+            self._seen, self._since = content, time.monotonic()
         return time.monotonic() - self._since
 
 

@@ -44,8 +44,8 @@ def recover_abandoned(run: Run, stage: str, stop: StopRequest) -> str | None:
     otherwise. Raises EnvironmentFault if the store cannot be reached.
     """
     lock = None
-    for exchange, of in _exchanges(run):
-        if of == stage:
+    for exchange, exchanged_stage in _exchanges(run):
+        if exchanged_stage == stage:
             reply = _end(run.root, stage, exchange, stop)
             usable = _usable_lock(run.root, exchange, reply)
             if usable is not None:

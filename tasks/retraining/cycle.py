@@ -209,8 +209,8 @@ def trained(cycle: Cycle, state: State[Any]) -> str | None:
     cycle.row_fields["run_id"] = run_id
     cycle.usd += run_usd(cycle.root, cycle.params, run_id) if run_id else 0.0
     if state.is_cancelled():
-        said = f"{state.message or 'the run was stopped'} The champion stays; the next cycle goes on from there."
-        cycle.end("stopped", said, Cancelled(name=state.name, message=said))
+        message = f"{state.message or 'the run was stopped'} The champion stays; the next cycle goes on from there."
+        cycle.end("stopped", message, Cancelled(name=state.name, message=message))
         return None
     state.result()  # raises what made it fail
     return run_id
@@ -248,9 +248,9 @@ def winner(cycle: Cycle, champion: Champion, run_id: str) -> Winner | None:
 def put_in_place(cycle: Cycle, champion: Champion, won: Winner) -> None:
     """Make the winner the champion, if the one it was compared with still is."""
     promote(cycle.root, won.run_id, won.why, by="retrain", instead_of=champion.run_id)
-    said = f"{won.run_id} is the champion instead of {champion.run_id}: {won.why}"
-    model_event("promoted", won.run_id, said, instead_of=champion.run_id)
-    cycle.end("promoted", said)
+    message = f"{won.run_id} is the champion instead of {champion.run_id}: {won.why}"
+    model_event("promoted", won.run_id, message, instead_of=champion.run_id)
+    cycle.end("promoted", message)
 
 
 # ---------------------------------------------------------------- helpers

@@ -122,14 +122,14 @@ def main() -> None:
     parser.add_argument("--temporary", action="store_true", help="end when standard input is closed")
     parser.add_argument("--listen", default=HOST, help="address of this machine to listen on")
     parser.add_argument("--address", nargs="+", help="name:port under which the server is asked")
-    given = parser.parse_args()
-    if given.temporary:
+    options = parser.parse_args()
+    if options.temporary:
         end_with_input()
     writers_wait()
     api = get_current_settings().server.api
     uvicorn.run(
-        OwnAddressOnly(create_app(final=True), given.address or own_addresses(given.port)),
-        host=given.listen, port=given.port, log_level="warning",
+        OwnAddressOnly(create_app(final=True), options.address or own_addresses(options.port)),
+        host=options.listen, port=options.port, log_level="warning",
         timeout_keep_alive=api.keepalive_timeout, timeout_graceful_shutdown=GRACE_SECONDS,
         ws_ping_interval=api.websocket_ping_interval, ws_ping_timeout=api.websocket_ping_timeout,
     )  # fmt: skip

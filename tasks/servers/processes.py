@@ -205,9 +205,9 @@ def _await_health(root: Path, server: Server, deadline: float, started: Sequence
             for other in servers(root):
                 if other.name in started:
                     _end(other)
-            what = "ended" if dead else f"did not answer within {START_TIMEOUT_SECONDS:.0f} s"
+            fault = "ended" if dead else f"did not answer within {START_TIMEOUT_SECONDS:.0f} s"
             kind = server.name if server.name == WORKER else f"{server.name} server"
-            raise EnvironmentFault(f"the {kind} {what}. Why is in {log_path(root, server.name)}.")
+            raise EnvironmentFault(f"the {kind} {fault}. Why is in {log_path(root, server.name)}.")
         time.sleep(0.2)
 
 

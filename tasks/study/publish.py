@@ -16,16 +16,16 @@ from tracking.sync import log_study
 def publish(root: Path, study: Study) -> str:
     """Write page and record into the study's workspace; returns the result in a sentence."""
     comparison, name = study.result(), study.file.stem
-    said = sentence(comparison)
+    conclusion = sentence(comparison)
     page, record = study.place / PAGE, study.place / RECORD
     write_atomically(page, comparison_page(comparison, f"Study {name}", f"rlhf study {study.file}"))
     write_atomically(record, comparison.model_dump_json(indent=1) + "\n")
-    create_table_artifact(rows(comparison), key="study", description=f"{said} The page: {page}")
+    create_table_artifact(rows(comparison), key="study", description=f"{conclusion} The page: {page}")
     try:
         log_study(study.place, study.works[0].params, name, (page, record))
     except EnvironmentFault as fault:
         study.display.say(f"warning: {fault}")
-    return said
+    return conclusion
 
 
 def rows(comparison: Comparison) -> list[dict[str, object]]:

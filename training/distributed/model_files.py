@@ -61,7 +61,7 @@ def save_model(folder: Path, model: PreTrainedModel, shard_bytes: int = SHARD_BY
             (folder / "model.safetensors.index.json").write_text(
                 json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8"
             )
-    _write(folder, files, (_gathered(model, {name: state[name] for name in of}) for of in groups))
+    _write(folder, files, (_gathered(model, {name: state[name] for name in names}) for names in groups))
 
 
 def save_adapter(
@@ -140,9 +140,9 @@ def _write(folder: Path, files: Mapping[str, Mapping[str, Tensor]], tensors: Ite
     if first:
         for file, shapes in files.items():
             places |= write_header(folder / file, shapes)
-    for some in tensors:
-        for name in some if first else ():
-            write_tensor(places.pop(name), some[name])
-        del some
+    for group in tensors:
+        for name in group if first else ():
+            write_tensor(places.pop(name), group[name])
+        del group
     if places:
         raise RuntimeError(f"{folder} was not given {min(places)}")

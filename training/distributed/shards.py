@@ -122,7 +122,10 @@ def save_optimizer(folder: Path, optimizer: torch.optim.Optimizer, named: Mappin
     """Write the state of the optimizer of these parameters."""
     state = {name: optimizer.state.get(parameter, {}) for name, parameter in named.items()}
     tensors = {
-        f"{name}/{key}": value for name, of in state.items() for key, value in of.items() if isinstance(value, Tensor)
+        f"{name}/{key}": value
+        for name, values in state.items()
+        for key, value in values.items()
+        if isinstance(value, Tensor)
     }
     save_tensors(folder, tensors)
     if collectives.rank() == 0:  # optimizers with other values are never sharded
@@ -148,7 +151,10 @@ def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer, named: Mappin
     index = {id(parameter): i for i, parameter in enumerate(parameters)}
     groups = optimizer.state_dict()["param_groups"]
     merged = [{**group, **_tuples(saved)} for group, saved in zip(groups, rest["groups"], strict=True)]
-    content = {"state": {index[id(named[name])]: of for name, of in state.items() if of}, "param_groups": merged}
+    content = {
+        "state": {index[id(named[name])]: values for name, values in state.items() if values},
+        "param_groups": merged,
+    }
     optimizer.load_state_dict(content)
 
 

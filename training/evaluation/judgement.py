@@ -177,13 +177,13 @@ def prediction_powered(
 
     Source: Angelopoulos, Duchi and Zrnic 2023, PPI++ (arXiv:2311.01453).
     """
-    everywhere, there, human = (np.asarray(values, dtype=float) for values in (judged, judged_with_vote, votes))
+    everywhere, voted, human = (np.asarray(values, dtype=float) for values in (judged, judged_with_vote, votes))
     n, ratio = len(human), len(human) / len(everywhere)
-    spread = np.concatenate([everywhere, there]).var(ddof=1)
-    together = float(np.cov(human, there, ddof=1)[0, 1]) if n > 1 else 0.0
+    spread = np.concatenate([everywhere, voted]).var(ddof=1)
+    together = float(np.cov(human, voted, ddof=1)[0, 1]) if n > 1 else 0.0
     tuned = min(max(together / ((1 + ratio) * spread), 0.0), 1.0) if spread > 0 else 0.0
     z = NormalDist().inv_cdf((1 + confidence) / 2)
-    rest = human - tuned * there
+    rest = human - tuned * voted
     variance = tuned**2 * everywhere.var(ddof=1) / len(everywhere) + rest.var(ddof=1) / n
     value, half = float(tuned * everywhere.mean() + rest.mean()), z * math.sqrt(float(variance))
     alone, wide = float(human.mean()), z * math.sqrt(float(human.var(ddof=1)) / n)

@@ -53,9 +53,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--to", required=True)
     parser.add_argument("--folder", type=Path)
-    given = parser.parse_args()
-    address = upload(given.to, given.folder)
-    if given.folder is not None:
+    options = parser.parse_args()
+    address = upload(options.to, options.folder)
+    if options.folder is not None:
         logger.warning("Uploaded to %s", address)
 
 

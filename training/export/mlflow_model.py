@@ -49,8 +49,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--to", type=Path, required=True)
-    given = parser.parse_args()
-    write_mlflow_model(given.folder, given.to)
+    options = parser.parse_args()
+    write_mlflow_model(options.folder, options.to)
 
 
 if __name__ == "__main__":

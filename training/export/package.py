@@ -139,8 +139,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--to", type=Path, required=True)
     parser.add_argument("--facts", type=Path, required=True, help="JSON: what the card says")
-    given = parser.parse_args()
-    export(given.folder, given.to, json.loads(given.facts.read_text(encoding="utf-8")))
+    options = parser.parse_args()
+    export(options.folder, options.to, json.loads(options.facts.read_text(encoding="utf-8")))
 
 
 if __name__ == "__main__":

@@ -50,9 +50,9 @@ class Conversation:
 
     def forget_oldest(self) -> bool:
         """Drop the oldest turn; returns whether there was one."""
-        there = bool(self.messages)
+        has_messages = bool(self.messages)
         del self.messages[:2]
-        return there
+        return has_messages
 
 
 class Speaker:
@@ -80,10 +80,10 @@ class Speaker:
         torch.manual_seed(sampling.seed)
         sampled = sampling.temperature > 0
         with torch.no_grad(), autocast(self.settings, self.model.device):
-            given = torch.tensor([ids], device=self.model.device)
+            input_ids = torch.tensor([ids], device=self.model.device)
             tokens = self.model.generate(
-                given,
-                attention_mask=torch.ones_like(given),
+                input_ids,
+                attention_mask=torch.ones_like(input_ids),
                 streamer=_Streamer(self.tokenizer, out),
                 max_new_tokens=sampling.max_new_tokens,
                 do_sample=sampled,
@@ -160,11 +160,11 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, required=True)
     parser.add_argument("--max-new-tokens", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
-    given = parser.parse_args()
-    for name, value, least in (("temperature", given.temperature, 0), ("max-new-tokens", given.max_new_tokens, 1)):
+    options = parser.parse_args()
+    for name, value, least in (("temperature", options.temperature, 0), ("max-new-tokens", options.max_new_tokens, 1)):
         if not least <= value < float("inf"):
             raise ParamsError(f"--{name} {value}: it must be {least} or more.")
-    sampling = Sampling(given.temperature, given.max_new_tokens, given.seed)
+    sampling = Sampling(options.temperature, options.max_new_tokens, options.seed)
     person = sys.stdin.isatty()
 
     def ask() -> None:
@@ -172,7 +172,7 @@ def main() -> None:
             sys.stdout.write("\n> ")
             sys.stdout.flush()
 
-    talk(speakers(given.folder, given.models), sampling, sys.stdin, sys.stdout, ask)
+    talk(speakers(options.folder, options.models), sampling, sys.stdin, sys.stdout, ask)
 
 
 if __name__ == "__main__":

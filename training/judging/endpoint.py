@@ -165,8 +165,8 @@ class EndpointJudge:
             try:
                 return self._post(body)
             except urllib.error.HTTPError as error:
-                said = " ".join(error.read(500).decode("utf-8", "replace").split())
-                reason = f"HTTP {error.code} {said}".strip()
+                message = " ".join(error.read(500).decode("utf-8", "replace").split())
+                reason = f"HTTP {error.code} {message}".strip()
                 kind = Refused if error.code in REFUSALS else EnvironmentFault
                 passing = error.code in AGAIN or error.code >= HTTPStatus.INTERNAL_SERVER_ERROR
                 wait = error.headers.get("Retry-After", "")

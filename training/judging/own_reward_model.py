@@ -40,8 +40,8 @@ class OwnRewardModelJudge(ByScore):
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode:
-            said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-            raise ModelError(f"the judge's reward model could not be trained: {said}")
+            last_line = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            raise ModelError(f"the judge's reward model could not be trained: {last_line}")
         self._models = TrainedModels(folder)
 
     def scores(self, prompts: Sequence[Prompt], replies: Sequence[str]) -> list[float]:

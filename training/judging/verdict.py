@@ -87,16 +87,16 @@ def judged(
     metrics = agreement_metrics(judge, agreed) | {"judge_unusable": on_people.unusable}
     if agreed.fault is not None:
         return Judged(judge.name, agreed.fault, None, metrics, judge.usd)
-    said = verdicts(judge, [Pair(*replies) for replies in zip(prompts, ours, theirs, strict=True)])
-    metrics |= verdict_metrics(said.preferences, names, ours, theirs, confidence, seed)
-    metrics["judge_unusable"] += said.unusable
+    judgements = verdicts(judge, [Pair(*replies) for replies in zip(prompts, ours, theirs, strict=True)])
+    metrics |= verdict_metrics(judgements.preferences, names, ours, theirs, confidence, seed)
+    metrics["judge_unusable"] += judgements.unusable
     votes = votes_on(project / JUDGE_VOTES, names, ours, theirs)
     if len(votes) >= FEWEST_VOTES:
-        there = [said.preferences[place] for place in votes]
-        both = prediction_powered(said.preferences, there, list(votes.values()), confidence)
+        preferences = [judgements.preferences[place] for place in votes]
+        both = prediction_powered(judgements.preferences, preferences, list(votes.values()), confidence)
         metrics |= spread("win_rate_judge_and_votes", both.both)
         metrics |= spread("win_rate_votes", both.votes_alone) | {"judge_votes": both.votes}
-    return Judged(judge.name, None, said.preferences, metrics, judge.usd)
+    return Judged(judge.name, None, judgements.preferences, metrics, judge.usd)
 
 
 def verdict_metrics(

@@ -71,14 +71,14 @@ def matrices(model: nn.Module, modules: Sequence[str], setting: str) -> list[str
             if any(f".{name}".endswith(f".{end}") for end in (*MATRICES.get(module, ()), module))
         ]
         if not module_names:
-            there = sorted({_within_layer(name) for name in names})
+            present = sorted({_within_layer(name) for name in names})
             general = [
-                word for word, ends in MATRICES.items() if any(name.endswith(end) for name in there for end in ends)
+                word for word, ends in MATRICES.items() if any(name.endswith(end) for name in present for end in ends)
             ]
             raise ModelError(
                 f"{setting}.modules: {module!r} is not a matrix of this model "
                 f"({type(model).__name__}). It has {', '.join(general)}; by its "
-                f"own names {', '.join(there)}. Change it in params.yaml."
+                f"own names {', '.join(present)}. Change it in params.yaml."
             )
         matrix_names |= {_within_layer(name) for name in module_names}
     return sorted(matrix_names)
@@ -122,14 +122,14 @@ def begin_adapter(model: PreTrainedModel, lora: Lora, name: str, seed: int, sett
         return
     read_adapter(model, Path(start), name, lora.dropout)
     config = model.peft_config[name]
-    for what, wanted, there in (
+    for what, wanted, present in (
         ("rank", lora.rank, config.r),
         ("alpha", lora.alpha, config.lora_alpha),
         ("modules", matrices(model, lora.modules, setting), _adapted(model, name)),
     ):
-        if wanted != there:
+        if wanted != present:
             raise ModelError(
-                f"{setting}.{what} is {wanted}, and the adapter in {start} has {there}: one that "
+                f"{setting}.{what} is {wanted}, and the adapter in {start} has {present}: one that "
                 f"begins as its copy has its rank, alpha and modules. Change {setting} in "
                 "params.yaml, or run the stage that made the folder again."
             )

@@ -56,8 +56,8 @@ def main() -> None:
     parser.add_argument("--gguf", type=Path, required=True)
     parser.add_argument("--to", type=Path, required=True)
     parser.add_argument("--pad-token")
-    given = parser.parse_args()
-    convert(given.gguf, given.to, given.pad_token)
+    options = parser.parse_args()
+    convert(options.gguf, options.to, options.pad_token)
 
 
 if __name__ == "__main__":

@@ -127,10 +127,10 @@ def check_columns(table: Table, form: str, columns: Mapping[str, str], setting: 
     missing = _missing(form, columns, present, first)
     if missing is not None:
         ours, theirs = missing
-        there = ", ".join(present) if present else "none: its rows are not objects"
+        names = ", ".join(present) if present else "none: its rows are not objects"
         raise DataError(
             f"{table.place} has no column {theirs!r}, which format {form} needs as {ours}; "
-            f"columns present: {there}. "
+            f"columns present: {names}. "
             f"Set {setting}.columns.{ours.split()[0]} or {setting}.format in params.yaml."
         )
     prompt_column = columns.get("prompt")
@@ -191,11 +191,11 @@ def recognised(table: Table, form: str | None, columns: Mapping[str, str]) -> Re
         if (layout := published(rows)) is not None:
             return Recognised(layout.form, layout.columns, layout.vote, layout.name)
     present = columns_of(table)
-    some = [row for row in rows if isinstance(row, dict)]
+    mappings = [row for row in rows if isinstance(row, dict)]
     first = next(iter(rows), None)
     candidates = GUESSED if form is None else [form] if form in GUESSED else []
     for candidate in candidates:
-        mapped = _mapping(candidate, present, some, columns)
+        mapped = _mapping(candidate, present, mappings, columns)
         if mapped is None:
             continue
         if form is None:

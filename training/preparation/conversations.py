@@ -46,12 +46,12 @@ def turn(item: Any, column: str, text: str = "content", role: str = "role") -> M
     for name in (text, role):
         if name not in item:
             raise Refused("missing_column", f"{column}.{name}", "this message has no such field")
-    said = item[role].strip().lower() if isinstance(item[role], str) else item[role]
-    if item.get("tool_calls") or item.get("function_call") or said in TOOLS:
+    speaker = item[role].strip().lower() if isinstance(item[role], str) else item[role]
+    if item.get("tool_calls") or item.get("function_call") or speaker in TOOLS:
         raise Refused("tool_turn", column, "calls of tools and their answers cannot be learnt from")
-    if not isinstance(said, str) or said not in ROLE_OF:
+    if not isinstance(speaker, str) or speaker not in ROLE_OF:
         raise Refused("role", f"{column}.{role}", f"{item[role]!r} is not one of {', '.join(ROLE_OF)}")
-    return {"role": ROLE_OF[said], "content": _content(item[text], f"{column}.{text}")}
+    return {"role": ROLE_OF[speaker], "content": _content(item[text], f"{column}.{text}")}
 
 
 def _content(value: Any, column: str) -> Any:
@@ -107,7 +107,8 @@ def transcript(value: str, column: str) -> list[Message]:
     if not parts:
         raise Refused("no_prompt", column, "there is no column of prompts, and no Human: and Assistant: turns")
     messages = [
-        {"role": ROLE_OF[who.lower()], "content": text} for who, text in zip(parts[::2], parts[1::2], strict=True)
+        {"role": ROLE_OF[speaker.lower()], "content": text}
+        for speaker, text in zip(parts[::2], parts[1::2], strict=True)
     ]
     return [{"role": "system", "content": before}, *messages] if before.strip() else messages
 

@@ -222,8 +222,8 @@ def gold_score(prompt: str, response: str, world: World = BY_HAND) -> float:
     Raises ValueError if the prompt is not of this world.
     """
     weights = world.weights
-    met = criteria(prompt, response, world)
-    return sum(weights[criterion] for criterion in met if met[criterion])
+    criteria_met = criteria(prompt, response, world)
+    return sum(weights[criterion] for criterion in criteria_met if criteria_met[criterion])
 
 
 def criteria(prompt: str, response: str, world: World = BY_HAND) -> dict[str, bool]:

@@ -247,20 +247,20 @@ def main() -> None:
     parser.add_argument("--columns", action="append", default=[], metavar="NAME=COLUMN")
     parser.add_argument("--vote")
     parser.add_argument("--reader")
-    given = parser.parse_args()
-    for item in given.columns:
+    options = parser.parse_args()
+    for item in options.columns:
         if "=" not in item:
             raise ParamsError(f"--column {item}: write OURS=THEIRS, such as prompt=question.")
     for option, value, choices in (
-        ("--format", given.format, list(FORMATS)[:-1]),
-        ("--vote", given.vote, get_args(Vote)),
+        ("--format", options.format, list(FORMATS)[:-1]),
+        ("--vote", options.vote, get_args(Vote)),
     ):
         if value is not None and value not in choices:
             raise ParamsError(f"{option} {value} is not one of {', '.join(choices)}.")
-    columns = dict(item.split("=", 1) for item in given.columns)
-    params = load(given.params)
+    columns = dict(item.split("=", 1) for item in options.columns)
+    params = load(options.params)
     try:
-        inspection = inspect(given.file, Path(), params, given.format, columns, given.vote, given.reader)
+        inspection = inspect(options.file, Path(), params, options.format, columns, options.vote, options.reader)
     except NoLayout as error:  # for rlhf init, which writes a reader with the row in it
         json.dump({"first": error.first}, sys.stdout, default=str)
         raise

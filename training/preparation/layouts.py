@@ -90,8 +90,8 @@ def prompt_of(row: Row, columns: Columns) -> Any:
 
 
 def _before(row: Row, columns: Columns) -> list[Message]:
-    said = row.get(columns.get("system", ""))
-    messages = [] if said is None or said == "" else [{"role": "system", "content": said}]
+    system = row.get(columns.get("system", ""))
+    messages = [] if system is None or system == "" else [{"role": "system", "content": system}]
     name = columns.get("history", "")
     for turn in parsed(row.get(name), name) or []:
         if not isinstance(turn, list | tuple) or len(turn) != 2:
@@ -263,7 +263,7 @@ def ranked(prompt: Any, row: Row, name: str, orders: Sequence[str] = ORDERS) -> 
 
 def _arena_table(row: Row, columns: Columns) -> Iterator[Row]:
     """Lists of turns spelt as text, and a column of 0 and 1 for each result."""
-    questions, *said = (parsed(cell(row, name), name) for name in ("prompt", "response_a", "response_b"))
+    questions, *replies = (parsed(cell(row, name), name) for name in ("prompt", "response_a", "response_b"))
     results = [str(row.get(f"winner_{name}")) in ("1", "1.0", "True", "true")
                for name in ("tie", "model_a", "model_b")]  # fmt: skip
     if sum(results) != 1:
@@ -276,7 +276,7 @@ def _arena_table(row: Row, columns: Columns) -> Iterator[Row]:
         ]
         if isinstance(questions, list) and isinstance(replies, list)
         else [{"role": "user", "content": questions}, {"role": "assistant", "content": replies}]
-        for replies in said
+        for replies in replies
     ]
     yield _voted(None, talks, [results.index(True)], ("response_a", "response_b"))
 
@@ -497,9 +497,9 @@ LOOKED_AT = 1000
 
 def published(rows: Iterable[Any]) -> Layout | None:
     """The published layout that most of these rows are in."""
-    some = [row for row in rows if isinstance(row, dict)]
+    mappings = [row for row in rows if isinstance(row, dict)]
 
     def fits(layout: Layout, row: Row) -> bool:
         return layout.needs.keys() <= row.keys() and all(test(row[column]) for column, test in layout.needs.items())
 
-    return next((layout for layout in LAYOUTS if 2 * sum(fits(layout, row) for row in some) > len(some)), None)
+    return next((layout for layout in LAYOUTS if 2 * sum(fits(layout, row) for row in mappings) > len(mappings)), None)

@@ -27,19 +27,19 @@ def gather(table: Table, columns: Mapping[str, str]) -> tuple[Table, dict[str, s
     """
     if not _one_a_line(table, columns):
         return table, dict(columns)
-    who, vote = columns.get(ANNOTATOR, ANNOTATOR), columns.get(VOTE, VOTE)
+    annotator_column, vote = columns.get(ANNOTATOR, ANNOTATOR), columns.get(VOTE, VOTE)
     rows: list[SourceRow] = []
     votes_of: dict[str, dict[Any, Any]] = {}
     for row in table.rows:
         if not isinstance(row.content, dict):
             rows.append(row)
             continue
-        content = {ours: row.content[ours] for ours in row.content if ours not in (who, vote, GATHERED)}
+        content = {ours: row.content[ours] for ours in row.content if ours not in (annotator_column, vote, GATHERED)}
         pair = json.dumps([content.get(columns[name]) for name in ("prompt", "response1", "response2")], default=str)
         if pair not in votes_of:
             votes_of[pair] = {}
             rows.append(SourceRow(row.number, content | {GATHERED: votes_of[pair]}))
-        annotator = row.content.get(who)
+        annotator = row.content.get(annotator_column)
         votes_of[pair][row.number if annotator is None else str(annotator)] = row.content.get(vote, "")
     return table._replace(rows=[_with_tuple(row) for row in rows]), {**columns, "annotators": GATHERED}
 

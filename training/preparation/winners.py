@@ -100,9 +100,9 @@ def convention_of(votes: Iterable[tuple[Any, Sequence[Any]]], columns: Replies, 
     for value, replies in votes:
         count += 1
         for convention in NAMED[:2]:
-            said = _winner(value, convention, columns, replies)
-            readable[convention] += said is not None
-            decided |= {convention} if said else set()
+            winner = _winner(value, convention, columns, replies)
+            readable[convention] += winner is not None
+            decided |= {convention} if winner else set()
         word, number = _word(value), _number(value)
         words.add(word)
         if shown is None or (_number(shown[0]) in (None, 0.0) and number not in (None, 0.0)):

@@ -50,20 +50,20 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("stage", choices=sorted(SHARED_STAGES))
     parser.add_argument("--processes", type=int, help="instead of what where says in params.yaml")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        configured = load(Path("params.yaml")).where.of(given.stage).processes
+        configured = load(Path("params.yaml")).where.of(options.stage).processes
     except RlhfError as error:
-        say(given.stage, str(error))
+        say(options.stage, str(error))
         return error.exit_code
-    processes = configured if given.processes is None else given.processes
+    processes = configured if options.processes is None else options.processes
     if processes < 1:
-        say(given.stage, f"--processes={processes} must be at least 1.")
+        say(options.stage, f"--processes={processes} must be at least 1.")
         return EXIT_BAD_INPUT
-    command = [sys.executable, "-m", stage_module(given.stage), given.stage]
+    command = [sys.executable, "-m", stage_module(options.stage), options.stage]
     if processes == 1:
         os.execve(command[0], command, os.environ | own_device(0, 1))
-    return supervise(given.stage, command, processes)
+    return supervise(options.stage, command, processes)
 
 
 def supervise(stage: str, command: Sequence[str], processes: int) -> int:

@@ -124,8 +124,8 @@ def held_out(params: Params, champion: TrainedModels, challenger: TrainedModels)
     """
     path = challenger.folder / "data/prepared/prompts/test.jsonl"
     prompts = [row["prompt"] for row in jsonl.plain(path)]
-    seen = trained_on(champion.folder) | trained_on(challenger.folder)
-    unseen = [prompt for prompt in prompts if same_prompt_key(prompt) not in seen]
+    trained = trained_on(champion.folder) | trained_on(challenger.folder)
+    unseen = [prompt for prompt in prompts if same_prompt_key(prompt) not in trained]
     fitting = fits(unseen, params, champion, challenger)
     if len(fitting) < 2:  # an interval needs two
         raise DataError(
@@ -181,8 +181,10 @@ def judge(
     """Every judge's score of every reply."""
     texts = {name: given.texts for name, given in replies.items()}
     golds = {
-        name: [gold_score(prompt_text(a), b, world) for a, b in zip(prompts, of, strict=True)] if world else None
-        for name, of in texts.items()
+        name: [gold_score(prompt_text(a), b, world) for a, b in zip(prompts, replies_by_prompt, strict=True)]
+        if world
+        else None
+        for name, replies_by_prompt in texts.items()
     }
     wins = []
     for models in (champion, challenger):
@@ -226,8 +228,8 @@ def _mean_of(value: Gain) -> Mean:
 
 
 def _mean(values: Iterable[float]) -> float:
-    given = list(values)
-    return sum(given) / len(given)
+    gains = list(values)
+    return sum(gains) / len(gains)
 
 
 def main(options: argparse.Namespace) -> None:

@@ -134,9 +134,9 @@ class Server:
             else:
                 return
         lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        said = next((line for line in reversed(lines) if "Error" in line), "it said nothing")
+        reason = next((line for line in reversed(lines) if "Error" in line), "it said nothing")
         raise EnvironmentFault(
-            f"vLLM did not start for rollouts: {said.strip()[-200:]} Set rollout_engine: static in "
+            f"vLLM did not start for rollouts: {reason.strip()[-200:]} Set rollout_engine: static in "
             f"params.yaml, or {ARGUMENTS_VARIABLE}."
         )
 

@@ -164,12 +164,12 @@ def test_time_left_is_that_of_the_tightest_limit_and_shrinks_with_devices() -> N
 
 def test_a_step_is_the_sum_of_its_phases_and_checkpoints_are_apart() -> None:
     pace = Pace()
-    pace.add(usage(0, "start", 30.0), came=30.0)
+    pace.add(usage(0, "start", 30.0), received_at=30.0)
     assert pace.step_seconds is None
     for phase, seconds, time in (("rollout", 2.0, 32.0), ("update", 3.0, 35.0), ("save", 0.5, 35.5)):
-        pace.add(usage(1, phase, seconds), came=time)
+        pace.add(usage(1, phase, seconds), received_at=time)
     assert (pace.step_seconds, pace.save_seconds) == (5.0, 0.5)
-    pace.add(usage(2, "rollout", 2.0), came=37.5)
+    pace.add(usage(2, "rollout", 2.0), received_at=37.5)
     assert pace.step_seconds == 5.0
     assert pace.step_ends(38.0) == pytest.approx(40.5)
     assert pace.step_ends(40.6) == pytest.approx(45.5)
@@ -178,7 +178,7 @@ def test_a_step_is_the_sum_of_its_phases_and_checkpoints_are_apart() -> None:
 def test_a_slow_step_long_ago_is_forgotten() -> None:
     pace = Pace()
     for step, seconds in enumerate((90.0, 1.0, 1.0, 1.0, 1.0, 1.0), start=1):
-        pace.add(usage(step, "train", seconds), came=90.0 + step)
+        pace.add(usage(step, "train", seconds), received_at=90.0 + step)
     assert pace.step_seconds == 1.0
 
 
@@ -203,7 +203,7 @@ def test_a_steady_stage_ends_within_its_last_step_that_fits(seed: int) -> None:
             rows += 1
             pace.add(
                 usage((rows - 1) // phases + 1, f"phase{(rows - 1) % phases}", step / phases),
-                came=rows / phases * step,
+                received_at=rows / phases * step,
             )
     end = (int(now / step) + 1) * step + save
     assert deadline - step - poll <= end <= deadline + poll
@@ -296,55 +296,55 @@ def test_the_same_results_in_the_schemas_own_types_have_one_key() -> None:
 
 def test_a_start_is_no_step_and_nothing_before_the_first_one_is() -> None:
     pace = Pace()
-    pace.add(usage(3, "start", 30.0), came=30.0)
-    pace.add(usage(3, "other", 30.0), came=60.0)
-    pace.add(usage(0, "read", 30.0), came=90.0)
+    pace.add(usage(3, "start", 30.0), received_at=30.0)
+    pace.add(usage(3, "other", 30.0), received_at=60.0)
+    pace.add(usage(0, "read", 30.0), received_at=90.0)
     assert (pace.step_seconds, pace.step_ends(1.0)) == (None, None)
-    pace.add(usage(1, "train", 2.0), came=100.0)
+    pace.add(usage(1, "train", 2.0), received_at=100.0)
     assert (pace.step_seconds, pace.step_ends(100.0)) == (2.0, 102.0)
 
 
 def test_the_longest_checkpoint_counts_and_is_in_no_step() -> None:
     pace = Pace()
     for seconds in (1.0, 3.0, 2.0):
-        pace.add(usage(1, "save", seconds), came=10.0)
+        pace.add(usage(1, "save", seconds), received_at=10.0)
     assert (pace.save_seconds, pace.step_seconds) == (3.0, None)
 
 
 def test_a_step_begins_with_its_first_row_and_ends_a_whole_number_of_steps_later() -> None:
     pace = Pace()
-    pace.add(usage(1, "rollout", 2.0), came=10.0)
-    pace.add(usage(1, "update", 2.0), came=14.0)
+    pace.add(usage(1, "rollout", 2.0), received_at=10.0)
+    pace.add(usage(1, "update", 2.0), received_at=14.0)
     assert pace.step_seconds == 4.0
     # begun at 8: the ends are 12, 16, 20
     for now, ends in ((7.0, 12.0), (8.0, 12.0), (11.9, 12.0), (12.0, 16.0), (17.0, 20.0)):
         assert pace.step_ends(now) == ends
-    pace.add(usage(2, "rollout", 1.0), came=21.0)
+    pace.add(usage(2, "rollout", 1.0), received_at=21.0)
     assert pace.step_ends(21.0) == 24.0
-    pace.add(usage(1, "update", 1.0), came=22.0)  # of a step that is not the newest
+    pace.add(usage(1, "update", 1.0), received_at=22.0)  # of a step that is not the newest
     assert (pace.step_seconds, pace.step_ends(21.0)) == (5.0, 25.0)
 
 
 def test_the_last_five_steps_are_remembered() -> None:
     pace = Pace()
     for step, seconds in enumerate((9.0, 8.0, 1.0, 1.0, 1.0, 1.0), start=1):
-        pace.add(usage(step, "train", seconds), came=10.0 * step)
+        pace.add(usage(step, "train", seconds), received_at=10.0 * step)
     assert pace.step_seconds == 8.0
-    pace.add(usage(7, "train", 1.0), came=70.0)
+    pace.add(usage(7, "train", 1.0), received_at=70.0)
     assert pace.step_seconds == 1.0
 
 
 @pytest.mark.parametrize(("deadline", "stops"), [(22.5, True), (21.0, True), (23.0, False), (24.0, False)])
 def test_a_stage_stops_where_one_more_step_and_its_checkpoint_would_not_fit(deadline: float, stops: bool) -> None:
     pace = Pace()
-    pace.add(usage(1, "train", 5.0), came=10.0)
-    pace.add(usage(1, "save", 3.0), came=13.0)
+    pace.add(usage(1, "train", 5.0), received_at=10.0)
+    pace.add(usage(1, "save", 3.0), received_at=13.0)
     # the current step ends at 15, one more at 20, and its checkpoint at 23
     assert must_stop(pace, 13.0, deadline) is stops
 
 
 def test_without_a_pace_a_checkpoint_has_to_fit() -> None:
     pace = Pace()
-    pace.add(usage(0, "save", 3.0), came=3.0)
+    pace.add(usage(0, "save", 3.0), received_at=3.0)
     assert not must_stop(pace, 96.9, 100.0)
     assert must_stop(pace, 97.0, 100.0)
