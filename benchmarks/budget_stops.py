@@ -50,10 +50,10 @@ def usage(root: Path, stage: str) -> list[UsageRow]:
 
 def digest(folder: Path) -> str:
     """SHA-256 over names and contents of a folder's files."""
-    found = hashlib.sha256()
+    result = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        found.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
-    return found.hexdigest()
+        result.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
+    return result.hexdigest()
 
 
 def longest_step(rows: list[UsageRow]) -> float:
@@ -96,17 +96,18 @@ def stopped_run(root: Path, recipe: Path, whole: Path, stops: int, rng: random.R
                 bring_up(run, stage)
             except OverBudget:
                 budget = run.params.budget.max_hours_by_stage[stage] * 3600
-                spent = total(spent_by_stage(root, run.params, [each.run_id for each in runs]), stage).seconds
-                own = usage(root, stage)[attempts:]
-                allowed = max(SHARE_OF_BUDGET * budget, longest_step(own)) + POLL_SECONDS
+                spent = total(spent_by_stage(root, run.params, [run.run_id for run in runs]), stage).seconds
+                entries = usage(root, stage)[attempts:]
+                allowed = max(SHARE_OF_BUDGET * budget, longest_step(entries)) + POLL_SECONDS
                 seen.append(
                     {
                         "stage": stage,
                         "budget_seconds": budget,
                         "spent_seconds": spent,
                         "allowed_seconds": allowed,
-                        "began": bool(own),
-                        "start_passed_it": spent - sum(row.seconds for row in own if row.phase != "start") > budget,
+                        "began": bool(entries),
+                        "start_passed_it": spent - sum(row.seconds for row in entries if row.phase != "start")
+                        > budget,
                         "kept": spent - budget <= allowed,
                     }
                 )

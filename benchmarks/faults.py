@@ -59,7 +59,7 @@ def draw(seed: int, index: int, timelines: dict[str, Timeline]) -> tuple[Kind, m
 def case(project: Project, seed: int, index: int) -> dict[str, Any]:
     """One fault, from the project put back to the checks; a line of the results."""
     about = project.about()
-    timelines = {stage: Timeline(**found) for stage, found in about["timelines"].items()}
+    timelines = {stage: Timeline(**result) for stage, result in about["timelines"].items()}
     kind, moment = draw(seed, index, timelines)
     began = time.monotonic()
     mark = f"{seed}-{index}-{os.getpid()}"
@@ -70,21 +70,21 @@ def case(project: Project, seed: int, index: int) -> dict[str, Any]:
         with Witness(mark) as witness:
             scene = Scene(project, world, witness, moment.stage, rng)
             try:
-                found = faulted(kind, moment, scene)
-                found |= checked(scene)
+                result = faulted(kind, moment, scene)
+                result |= checked(scene)
             finally:
                 world.end()
-                left = left_behind(witness)
-    found["recovered"] = (
-        not left
-        and all(found[name] for name in ("completed", "same_bits", "rows_once", "ledger_holds"))
-        and not (found["promoted"] or found["locks"])
+                remaining = left_behind(witness)
+    result["recovered"] = (
+        not remaining
+        and all(result[name] for name in ("completed", "same_bits", "rows_once", "ledger_holds"))
+        and not (result["promoted"] or result["locks"])
     )
     return {
         "kind": kind.key,
         "moment": str(moment),
-        **found,
-        "left": left,
+        **result,
+        "left": remaining,
         "index": index,
         "seed": seed,
         "code": about["code"],
@@ -157,7 +157,7 @@ def checked(scene: Scene) -> dict[str, Any]:
     error = booked - real
     rows = checks.row_faults(project, scene.stage, scene.deleted)
     locks, promoted = checks.locks_left(project), checks.promoted(project)
-    found = {
+    result = {
         "same_bits": checks.same_bits(project),
         "rows_once": not rows,
         "ledger_seconds_error": round(error, 2),
@@ -166,8 +166,8 @@ def checked(scene: Scene) -> dict[str, Any]:
         "locks": locks,
         "promoted": promoted,
     }
-    found["ledger_holds"] = abs(error) <= max(LEDGER_SECONDS, LEDGER_SHARE * real)
-    return found
+    result["ledger_holds"] = abs(error) <= max(LEDGER_SECONDS, LEDGER_SHARE * real)
+    return result
 
 
 def left_behind(witness: Witness) -> list[str]:
@@ -217,16 +217,16 @@ def table(lines: list[dict[str, Any]]) -> str:
     columns = ("struck", "recovered", "completed", "same_bits", "rows_once", "ledger_holds")
     shown = [f"{'kind':<32}{'faults':>7}" + "".join(f"{name:>14}" for name in columns)]
     for kind in [*dict.fromkeys(kind.key for kind in KINDS), "all"]:
-        own = [line for line in lines if kind in (line["kind"], "all")]
-        if own:
-            counts = "".join(f"{sum(line[name] for line in own):>14}" for name in columns)
-            shown.append(f"{kind:<32}{len(own):>7}{counts}")
+        entries = [line for line in lines if kind in (line["kind"], "all")]
+        if entries:
+            counts = "".join(f"{sum(line[name] for line in entries):>14}" for name in columns)
+            shown.append(f"{kind:<32}{len(entries):>7}{counts}")
     struck = [line for line in lines if line["struck"]]
     if struck:
-        found = wilson(sum(line["recovered"] for line in struck), len(struck))
+        result = wilson(sum(line["recovered"] for line in struck), len(struck))
         shown.append(
-            f"recovered {found.value:.1%} of {len(struck)} faults that struck "
-            f"(95% interval {found.low:.1%} to {found.high:.1%})"
+            f"recovered {result.value:.1%} of {len(struck)} faults that struck "
+            f"(95% interval {result.low:.1%} to {result.high:.1%})"
         )
     return "\n".join(shown)
 
@@ -250,15 +250,15 @@ def main() -> int:
     with small_disk(project, False):
         project.build()
     about = project.about()
-    timelines = {stage: Timeline(**found) for stage, found in about["timelines"].items()}
+    timelines = {stage: Timeline(**result) for stage, result in about["timelines"].items()}
     chosen = [
         index
         for index in given.only or range(given.faults)
         if not given.kind or draw(given.seed, index, timelines)[0].name in given.kind
     ]
     for index in chosen:
-        known = done.get(index)
-        if known and not given.only and not (given.again and not known["recovered"]):
+        reference = done.get(index)
+        if reference and not given.only and not (given.again and not reference["recovered"]):
             continue
         line = case(project, given.seed, index)
         with path.open("a", encoding="utf-8") as file:

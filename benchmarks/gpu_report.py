@@ -186,9 +186,9 @@ class Bench:
 
     def run(self, cell: Cell, recipe: Path = TINY) -> None:
         """Unless it ended well before, or no time is left."""
-        known = self.outcomes.get(cell.name)
-        left = self.until - time.monotonic()
-        if (known is not None and known.exit_code == 0) or left < 20:
+        reference = self.outcomes.get(cell.name)
+        remaining = self.until - time.monotonic()
+        if (reference is not None and reference.exit_code == 0) or remaining < 20:
             return
         base = self.work / cell.base.replace(" ", "-")
         folder = base
@@ -213,7 +213,7 @@ class Bench:
                 code = subprocess.run(
                     [sys.executable, "-m", *command],
                     cwd=folder, env=self.environment, stdout=said, stderr=said,
-                    timeout=min(CELL_SECONDS, left), check=False,
+                    timeout=min(CELL_SECONDS, remaining), check=False,
                 ).returncode  # fmt: skip
             except subprocess.TimeoutExpired:
                 code = -1
@@ -355,24 +355,24 @@ def show(outcomes: Sequence[Outcome], as_json: bool) -> None:
         return
     table = Table("cell", "exit", "seconds", "peak MiB", "tokens a second by phase", "planned / held memory", box=None)
     errors = []
-    for one in sorted(outcomes):
+    for outcome in sorted(outcomes):
         rates: list[Any] = [
             f"{name} {phase['tokens'] / phase['seconds']:,.0f}"
-            for name, phase in one.phases.items()
+            for name, phase in outcome.phases.items()
             if phase["tokens"] and phase["seconds"]
         ]
         ratios = {
             name: phase["planned_bytes"] / phase["peak_bytes"]
-            for name, phase in one.phases.items()
-            if phase.get("planned_bytes") and phase["peak_bytes"] and one.device != "cpu"
+            for name, phase in outcome.phases.items()
+            if phase.get("planned_bytes") and phase["peak_bytes"] and outcome.device != "cpu"
         }
         errors += [abs(ratio - 1) for ratio in ratios.values()]
         table.add_row(
-            one.cell,
-            str(one.exit_code),
-            f"{one.seconds:.1f}",
-            f"{one.peak_bytes / 2**20:,.0f}",
-            one.said or ", ".join(rates),
+            outcome.cell,
+            str(outcome.exit_code),
+            f"{outcome.seconds:.1f}",
+            f"{outcome.peak_bytes / 2**20:,.0f}",
+            outcome.said or ", ".join(rates),
             ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items()),
         )
     Console(width=200).print(table)

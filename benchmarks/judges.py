@@ -34,8 +34,8 @@ def prepared(work: Path, votes: Path, learn: float, judge: dict[str, Any]) -> An
     params = load(ROOT / "recipes" / "votes-cpu.yaml", fixed)
     work.mkdir(parents=True, exist_ok=True)
     write(params, work / "params.yaml")
-    made = {"data": "data/prepared/preference/judge.jsonl", "sft": "models/sft/config.json"}
-    for stage, output in made.items():
+    result = {"data": "data/prepared/preference/judge.jsonl", "sft": "models/sft/config.json"}
+    for stage, output in result.items():
         if not (work / output).exists():
             command = [sys.executable, "-m", f"training.{stage}"]
             environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -48,9 +48,9 @@ def measured(work: Path, params: Any, most: int | None) -> dict[str, Any]:
     began = time.perf_counter()
     judge: Judge = chosen(work, work, params, lambda tokens, usd: None)
     pairs = human_pairs(work, "test")[:most]
-    found = agreement_with_people(verdicts(judge, pairs), pairs, params.evaluate.confidence, 1)
+    result = agreement_with_people(verdicts(judge, pairs), pairs, params.evaluate.confidence, 1)
     seconds = time.perf_counter() - began
-    return agreement_metrics(judge, found) | {"seconds": seconds, "usd": judge.usd}
+    return agreement_metrics(judge, result) | {"seconds": seconds, "usd": judge.usd}
 
 
 def main() -> None:

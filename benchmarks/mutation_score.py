@@ -55,12 +55,12 @@ def drawn(names: Sequence[str], number: int, seed: int) -> list[str]:
 
 def statuses(files: Sequence[Path]) -> dict[str, str]:
     """What mutmut wrote down of each mutant of `files`."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for path in files:
         data = SourceFileMutationData(path=path)
         data.load()
-        found |= {name: status_by_exit_code[code] for name, code in data.exit_code_by_key.items()}
-    return found
+        result |= {name: status_by_exit_code[code] for name, code in data.exit_code_by_key.items()}
+    return result
 
 
 def change(name: str, path: Path) -> tuple[str, str]:
@@ -77,14 +77,14 @@ def reasons() -> dict[tuple[str, str, str], str]:
 
 def survivors(names: Sequence[str], found: dict[str, str], files: dict[str, Path]) -> list[Survivor]:
     """The mutants of `names` that no test killed."""
-    known = reasons()
+    reference = reasons()
     said = []
     for name in names:
         if found[name] in KILLED:
             continue
         removed, added = change(name, files[name])
         function = name.partition("__mutmut")[0]
-        said.append(Survivor(name, removed, added, known.get((function, removed, added))))
+        said.append(Survivor(name, removed, added, reference.get((function, removed, added))))
     return said
 
 
@@ -107,17 +107,17 @@ def main() -> int:
     if ran.returncode:
         return ran.returncode
 
-    found = statuses(sorted(set(files.values())))
-    alive = survivors(names, found, files)
-    counted = Counter(found[name] for name in names)
+    result = statuses(sorted(set(files.values())))
+    alive = survivors(names, result, files)
+    counted = Counter(result[name] for name in names)
     score = sum(counted[status] for status in KILLED) / len(names)
     minutes = (time.monotonic() - began) / 60
-    for one in alive:
-        why = one.reason or "a test is missing"
-        print(f"{one.name}\n  - {one.removed}\n  + {one.added}\n  {why}")
+    for first in alive:
+        why = first.reason or "a test is missing"
+        print(f"{first.name}\n  - {first.removed}\n  + {first.added}\n  {why}")
     print(f"seed {options.seed}: {len(names)} of {len(files)} mutants in {minutes:.0f} minutes, {score:.1%} killed")
     print(", ".join(f"{number} {status}" for status, number in counted.most_common()))
-    print(f"{sum(one.reason is not None for one in alive)} of {len(alive)} others are equivalent")
+    print(f"{sum(first.reason is not None for first in alive)} of {len(alive)} others are equivalent")
     return 0 if score >= options.least else 1
 
 

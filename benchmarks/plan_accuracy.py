@@ -50,7 +50,7 @@ def error(pair: tuple[float, float]) -> float:
 
 def runs_of(recipe: str, runs: int, parent: Path) -> list[Compared]:
     """Calibrate once, then run with each seed in a clone of its own."""
-    path, found, calibration = f"recipes/{recipe}.yaml", [], None
+    path, result, calibration = f"recipes/{recipe}.yaml", [], None
     for seed in range(1, runs + 1):
         folder = cloned(parent / recipe, seed)
         if recipe.startswith("smollm"):
@@ -64,8 +64,8 @@ def runs_of(recipe: str, runs: int, parent: Path) -> list[Compared]:
         _, output = rlhf(folder, "report", "--costs", "--json")
         size = base_shape(load(folder / "params.yaml"), folder).parameters / 1e9
         stages: list[dict[str, Any]] = json.loads(output)["stages"]
-        found += [compared(recipe, seed, stage, size) for stage in stages]
-    return found
+        result += [compared(recipe, seed, stage, size) for stage in stages]
+    return result
 
 
 def compared(recipe: str, seed: int, stage: dict[str, Any], billions: float) -> Compared:
@@ -78,33 +78,33 @@ def compared(recipe: str, seed: int, stage: dict[str, Any], billions: float) -> 
 def table(found: Sequence[Compared]) -> str:
     """Errors by recipe and stage, and their means."""
     lines = ["| recipe | stage | seconds measured, planned | error | memory |", "|---|---|--:|--:|--:|"]
-    for each in found:
-        memory = f"{error(each.peak_bytes):+.1%}" if each.peak_bytes else "-"
+    for item in found:
+        memory = f"{error(item.peak_bytes):+.1%}" if item.peak_bytes else "-"
         lines.append(
-            f"| {each.recipe} | {each.stage} | {each.seconds[0]:.1f}, {each.seconds[1]:.1f} "
-            f"| {error(each.seconds):+.1%} | {memory} |"
+            f"| {item.recipe} | {item.stage} | {item.seconds[0]:.1f}, {item.seconds[1]:.1f} "
+            f"| {error(item.seconds):+.1%} | {memory} |"
         )
-    times = [abs(error(each.seconds)) for each in found]
-    held = [abs(error(each.peak_bytes)) for each in found if each.peak_bytes]
+    times = [abs(error(item.seconds)) for item in found]
+    held = [abs(error(item.peak_bytes)) for item in found if item.peak_bytes]
     return "\n".join([*lines, "", f"mean error: time {fmean(times):.1%}, memory {fmean(held):.1%}"])
 
 
 def written(found: Sequence[Compared]) -> str:
     """costs/tables/checked_cpu.yaml."""
     pairs = {
-        "memory on a CPU": [each.peak_bytes for each in found if each.peak_bytes],
-        "time on a CPU": [each.seconds for each in found],
+        "memory on a CPU": [item.peak_bytes for item in found if item.peak_bytes],
+        "time on a CPU": [item.seconds for item in found],
     }
-    sizes = sorted({each.billions for each in found})
+    sizes = sorted({item.billions for item in found})
     lines = [
         "# How far plans of our own stages were off on calibrated CPUs. Written by",
         "# python benchmarks/plan_accuracy.py --write. low, high: factors on a plan that hold",
         f"# {COVERED:.0%} of the measurements; sources: stages of recipes; billions: parameters.",
     ]
-    for kind, each in pairs.items():
-        low, high = interval([measured / planned for measured, planned in each])
+    for kind, item in pairs.items():
+        low, high = interval([measured / planned for measured, planned in item])
         lines.append(
-            f"{kind}: {{low: {low:.3g}, high: {high:.3g}, rows: {len(each)}, "
+            f"{kind}: {{low: {low:.3g}, high: {high:.3g}, rows: {len(item)}, "
             f"sources: {len({(row.recipe, row.stage) for row in found})}, "
             f"billions: [{sizes[0]:.3g}, {sizes[-1]:.3g}], generations: [cpu]}}"
         )
@@ -114,9 +114,9 @@ def written(found: Sequence[Compared]) -> str:
 def interval(ratios: Sequence[float]) -> tuple[float, float]:
     """The factors that hold COVERED of the ratios: those left out are split between both ends."""
     ordered = sorted(ratios)
-    left = len(ordered) - ceil(COVERED * len(ordered))
-    below = left // 2
-    return min(1.0, ordered[below]), max(1.0, ordered[len(ordered) - 1 - (left - below)])
+    remaining = len(ordered) - ceil(COVERED * len(ordered))
+    below = remaining // 2
+    return min(1.0, ordered[below]), max(1.0, ordered[len(ordered) - 1 - (remaining - below)])
 
 
 def main() -> None:
@@ -126,10 +126,10 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        found = [each for recipe in options.recipes for each in runs_of(recipe, options.runs, Path(place))]
-    print(table(found))
+        result = [item for recipe in options.recipes for item in runs_of(recipe, options.runs, Path(place))]
+    print(table(result))
     if options.write:
-        CHECKED.write_text(written(found), encoding="utf-8")
+        CHECKED.write_text(written(result), encoding="utf-8")
 
 
 if __name__ == "__main__":

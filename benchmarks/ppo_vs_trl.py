@@ -157,8 +157,8 @@ def chosen(
     overrides = [f"ppo.updates={updates}"] if updates else []
     jobs = {}
     for layout in layouts:
-        own = with_adapters(workspace, environment) if layout == "shared_base" else workspace
-        jobs[layout] = Job(own, ppo_params(own, [f"ppo.layout={layout}", *overrides]))
+        entries = with_adapters(workspace, environment) if layout == "shared_base" else workspace
+        jobs[layout] = Job(entries, ppo_params(entries, [f"ppo.layout={layout}", *overrides]))
     return jobs
 
 
@@ -305,8 +305,8 @@ def show(result: dict[str, Any]) -> None:
                 phases.add_row(size["size"], row["trl_run"], *phase_cells(row["trl_phases"]))
                 trl_shown.add(row["trl_run"])
     console = Console()
-    for made in (speed, worth, phases):
-        console.print(made)
+    for outcome in (speed, worth, phases):
+        console.print(outcome)
 
 
 def worth_cells(row: dict[str, Any]) -> list[str]:
@@ -329,10 +329,10 @@ def phase_cells(seconds: dict[str, float]) -> list[str]:
 
 def table(title: str, columns: Sequence[str]) -> Table:
     """An empty table whose first two columns are words."""
-    made = Table(title=title)
+    result = Table(title=title)
     for i, column in enumerate(columns):
-        made.add_column(column, justify="left" if i < 2 else "right")
-    return made
+        result.add_column(column, justify="left" if i < 2 else "right")
+    return result
 
 
 def number(value: float | None, digits: int = 2) -> str:

@@ -30,12 +30,12 @@ def main() -> int:
         return _print_estimates(options.tables or sorted(ROWS.glob("*.yaml")))
     if options.tables:
         parser.error("TABLE.yaml goes with --json; the page is of benchmarks/published/rows.")
-    found, refused = compare(published())
+    result, refused = compare(published())
     if refused:
         raise CostError(f"row {refused[0][0]}: {refused[0][1]}")
     held_out = checked.held_out(published())
     checked.write(held_out)
-    options.out.write_text(page.document(found, held_out), "utf-8")
+    options.out.write_text(page.document(result, held_out), "utf-8")
     print(options.out)
     return 0
 

@@ -192,9 +192,9 @@ def check(steps: list[dict[str, torch.Tensor]], ended: bool) -> None:
 def tokenizer() -> PreTrainedTokenizerFast:
     """One word a token; the trainer asks it only for its special tokens and for padding on the left."""
     words = {"<pad>": PAD, "<eos>": EOS} | {f"w{i}": i for i in range(FIRST_WORD, VOCAB)}
-    made = Tokenizer(models.WordLevel(words, unk_token="<eos>"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>", padding_side="left")
+    result = Tokenizer(models.WordLevel(words, unk_token="<eos>"))
+    result.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=result, pad_token="<pad>", eos_token="<eos>", padding_side="left")
 
 
 def weights(prefix: str, model: torch.nn.Module) -> dict[str, torch.Tensor]:

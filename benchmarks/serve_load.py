@@ -58,15 +58,15 @@ def main() -> None:
     given = parser.parse_args()
     if not 1 <= given.concurrency <= SLOTS + QUEUE:
         parser.error(f"--concurrency must be 1 to {SLOTS + QUEUE}: the front refuses more")
-    found = asyncio.run(
+    completed = asyncio.run(
         swapped(given.promote, given.requests, given.concurrency)
         if given.promote
         else measured(given.run, given.requests, given.concurrency)
     )
     if given.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(completed, indent=2))
     else:
-        for name, value in found.items():
+        for name, value in completed.items():
             print(f"{name:<18} {value:.4g}" if isinstance(value, float) else f"{name:<18} {value}")
 
 
@@ -199,36 +199,36 @@ async def swapped(run: str, requests: int, concurrency: int) -> dict[str, Any]:
                 return text
 
             deadline = time.monotonic() + 120
-            while not any(each.model == model for each in answers[-concurrency:]):
+            while not any(answer.model == model for answer in answers[-concurrency:]):
                 if time.monotonic() > deadline:
                     raise SystemExit(f"{model} does not answer after two minutes")
                 await load(ask, requests, concurrency)
             return answers
 
-        found: dict[str, Any] = {"up_seconds": front.up_seconds}
+        result: dict[str, Any] = {"up_seconds": front.up_seconds}
         for command, model in ((["promote", run, "--yes"], after), (["rollback", "--yes"], before)):
             began = time.monotonic()
             decision = subprocess.Popen(rlhf(*command, "--why", "benchmarks.serve_load"))
             answers = await under_load(model)
             decision.wait()
-            found |= counted(command[0], answers)
-            found[f"{command[0]}_seconds"] = min(each.time for each in answers if each.model == model) - began
+            result |= counted(command[0], answers)
+            result[f"{command[0]}_seconds"] = min(answer.time for answer in answers if answer.model == model) - began
         began = time.monotonic()
         for child in psutil.Process(front.process.pid).children():
             child.kill()
         answers = await under_load(before)
-        failures = [each for each in answers if not each.model]
-        found |= counted("kill", answers)
-        found["kill_without_retry_after"] = sum(not each.says_when for each in failures)
-        found["kill_seconds"] = max((each.time for each in failures), default=began) - began
-    return found
+        failures = [answer for answer in answers if not answer.model]
+        result |= counted("kill", answers)
+        result["kill_without_retry_after"] = sum(not failure.says_when for failure in failures)
+        result["kill_seconds"] = max((failure.time for failure in failures), default=began) - began
+    return result
 
 
 def counted(event: str, answers: Sequence[Answer]) -> dict[str, int]:
     return {
         f"{event}_requests": len(answers),
-        f"{event}_failed": sum(not each.model for each in answers),
-        f"{event}_mixed_up": sum(not each.is_right for each in answers if each.model),
+        f"{event}_failed": sum(not answer.model for answer in answers),
+        f"{event}_mixed_up": sum(not answer.is_right for answer in answers if answer.model),
     }
 
 
@@ -236,14 +236,14 @@ def offline(folder: Path, prompts: Sequence[str]) -> list[str]:
     """Transformers' greedy replies."""
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    found = []
+    result = []
     for prompt in prompts:
         chat = [{"role": "user", "content": prompt}]
         ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False, return_tensors="pt")
         with torch.no_grad():
             tokens = model.generate(ids, max_new_tokens=MAX_TOKENS, do_sample=False)
-        found.append(tokenizer.decode(tokens[0, ids.shape[1] :], skip_special_tokens=True))
-    return found
+        result.append(tokenizer.decode(tokens[0, ids.shape[1] :], skip_special_tokens=True))
+    return result
 
 
 async def is_up(client: httpx.AsyncClient) -> bool:
@@ -279,7 +279,7 @@ async def seconds(ask: Ask, number: int) -> float:
 def memory(pid: int) -> int:
     """Bytes of the front and its engine."""
     process = psutil.Process(pid)
-    return sum(one.memory_info().rss for one in (process, *process.children(recursive=True)))
+    return sum(first.memory_info().rss for first in (process, *process.children(recursive=True)))
 
 
 if __name__ == "__main__":

@@ -133,9 +133,9 @@ def expected_accuracy(folder: Path, params: Params) -> float:
         scores.append(raw_scores(model, sequences, 4096).tolist())
         golds.append([gold_score(pair["prompt"], pair[side], world) for pair in pairs])
     total = 0.0
-    for *of_scores, gold_a, gold_b in zip(*scores, *golds, strict=True):
+    for *by_scores, gold_a, gold_b in zip(*scores, *golds, strict=True):
         p = preference_probability(gold_a, gold_b, source.temperature)
-        total += p if of_scores[0] > of_scores[1] else 1 - p
+        total += p if by_scores[0] > by_scores[1] else 1 - p
     return total / len(pairs)
 
 
@@ -197,11 +197,11 @@ def main() -> None:
             file=sys.stderr,
             flush=True,
         )
-    found = distribution(rows)
+    result = distribution(rows)
     if options.json:
-        print(json.dumps({"seed": options.seed, "worlds": rows, **found}, indent=2))
+        print(json.dumps({"seed": options.seed, "worlds": rows, **result}, indent=2))
         return
-    for name, of in found.items():
+    for name, of in result.items():
         print(f"{name}: median {of['median']:.3f}, worst {of['worst']:.3f}")
 
 

@@ -40,14 +40,14 @@ FILES = [
 
 @pytest.mark.parametrize("pattern", BANNED)
 def test_no_file_has_a_banned_phrase(pattern: str) -> None:
-    found = [
+    result = [
         f"{name}:{number}: write {BANNED[pattern]!r}"
         for name in FILES
         if (ROOT / name).exists()
         for number, line in enumerate((ROOT / name).read_text("utf-8").splitlines(), 1)
         if re.search(pattern, line)
     ]
-    assert found == []
+    assert result == []
 
 
 NAMES = {"found", "own", "each", "made", "one", "known", "asked", "taken", "drawn", "left"}

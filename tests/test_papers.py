@@ -14,13 +14,13 @@ def sources_in_code() -> dict[str, str]:
     """arXiv id -> a file that gives it as a source."""
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     text_of = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in files}
-    return {found: path for path, text in text_of.items() for found in re.findall(ARXIV_ID, text)}
+    return {result: path for path, text in text_of.items() for result in re.findall(ARXIV_ID, text)}
 
 
 def test_every_arxiv_id_in_the_code_has_a_row() -> None:
-    found = sources_in_code()
-    assert len(found) >= 20
-    assert {paper: path for paper, path in found.items() if paper not in re.findall(ARXIV_ID, PAPERS)} == {}
+    result = sources_in_code()
+    assert len(result) >= 20
+    assert {paper: path for paper, path in result.items() if paper not in re.findall(ARXIV_ID, PAPERS)} == {}
 
 
 def test_every_arxiv_id_of_the_page_is_in_the_code() -> None:

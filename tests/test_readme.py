@@ -52,12 +52,12 @@ def test_the_example_of_every_format_is_accepted(form: str, pairs: int, completi
     parsed = read_as(form, *rows, rules=RULES)
     assert parsed.refusals == []
     assert len(parsed.examples) == 2
-    assert sum(len(found.pairs) for found in parsed.examples) == pairs
-    assert sum(len(found.completions) for found in parsed.examples) == completions
+    assert sum(len(example.pairs) for example in parsed.examples) == pairs
+    assert sum(len(example.completions) for example in parsed.examples) == completions
 
 
 def test_every_published_layout_is_in_the_documentation() -> None:
-    rows = [f"| [{each.name}]({each.card}) | `{each.form}` | {each.about} |" for each in LAYOUTS]
+    rows = [f"| [{item.name}]({item.card}) | `{item.form}` | {item.about} |" for item in LAYOUTS]
     assert [row for row in rows if row not in FORMATS.splitlines()] == []
 
 
@@ -75,12 +75,12 @@ def test_links_between_documents_lead_somewhere() -> None:
 def test_every_rlhf_command_in_the_documents_exists() -> None:
     from cli.main import app
 
-    known = {
+    reference = {
         command.name or (command.callback.__name__ if command.callback else "") for command in app.registered_commands
     } | {group.name for group in app.registered_groups}
     for document in documents():
         for command in re.findall(r"(?:^|`|/)rlhf ([a-z]+)", document.read_text(encoding="utf-8"), re.MULTILINE):
-            assert command in known, f"{document.name}: rlhf {command}"
+            assert command in reference, f"{document.name}: rlhf {command}"
 
 
 def test_the_prompt_of_the_tour_is_held_out_and_its_reply_earns_all_gold() -> None:

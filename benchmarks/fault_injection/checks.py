@@ -69,8 +69,8 @@ def row_faults(project: Project, first: str, deleted: str | None) -> list[str]:
     undisturbed = project.undisturbed / "project"
     for stage in STAGES[STAGES.index(first) :]:
         before = _steps(undisturbed, stage)
-        own = {step: runs - set().union(*before.values()) for step, runs in _steps(project.root, stage).items()}
-        if missing := [step for step in before if not own.get(step)]:
+        entries = {step: runs - set().union(*before.values()) for step, runs in _steps(project.root, stage).items()}
+        if missing := [step for step in before if not entries.get(step)]:
             faults.append(f"{stage}: no rows of steps {missing}")
     return faults
 
@@ -108,10 +108,10 @@ def _text(value: float) -> str:
 
 def _steps(root: Path, stage: str) -> dict[int, set[str]]:
     """Step -> the runs that have a metric row of it."""
-    found: dict[int, set[str]] = {}
+    result: dict[int, set[str]] = {}
     for row in jsonl.read(root / "runs" / stage / "metrics.jsonl", MetricRow).rows:
-        found.setdefault(row.step, set()).add(row.run_id)
-    return found
+        result.setdefault(row.step, set()).add(row.run_id)
+    return result
 
 
 def ledger_seconds(project: Project) -> float:

@@ -64,13 +64,13 @@ class Project(NamedTuple):
 
     def environment(self, mark: str) -> dict[str, str]:
         """Of everything that a case starts: none of the user's own Prefect, MLflow or DVC."""
-        own = {
+        entries = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith(("PREFECT_", "MLFLOW_", "RLHF_", "AWS_", "DVC_"))
         }
         state = self.folder / "state"
-        return own | {
+        return entries | {
             "DVC_GLOBAL_CONFIG_DIR": str(state / "dvc-global"),
             "DVC_SYSTEM_CONFIG_DIR": str(state / "dvc-system"),
             "DVC_SITE_CACHE_DIR": str(state / "dvc-site"),
@@ -110,8 +110,8 @@ class Project(NamedTuple):
         for folder in (self.root, self.remote):
             shutil.copytree(folder, self.undisturbed / folder.name, symlinks=True)
         timelines = {stage: timeline(self.root, stage)._asdict() for stage in STAGES}
-        found = {"code": code_digest(ROOT), "bits": bits(self.root), "timelines": timelines}
-        write_atomically(about, json.dumps(found, indent=1))
+        result = {"code": code_digest(ROOT), "bits": bits(self.root), "timelines": timelines}
+        write_atomically(about, json.dumps(result, indent=1))
 
     def about(self) -> dict[str, Any]:
         return dict(json.loads((self.undisturbed / "about.json").read_text()))
@@ -162,10 +162,10 @@ def timeline(root: Path, stage: str) -> Timeline:
 
 def bits(root: Path) -> dict[str, str]:
     """Folder of models/ -> SHA-256 over the names and contents of its files."""
-    found = {}
+    result = {}
     for folder in sorted((root / "models").iterdir()):
         digest = hashlib.sha256()
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
             digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
-        found[folder.name] = digest.hexdigest()
-    return found
+        result[folder.name] = digest.hexdigest()
+    return result

@@ -72,7 +72,7 @@ class Witness:
                     process.ended = now
 
     def _alive(self) -> set[tuple[int, float]]:
-        found = set()
+        result = set()
         for folder in Path("/proc").iterdir():
             if not folder.name.isdigit():
                 continue
@@ -90,8 +90,8 @@ class Witness:
                 elif time.clock_gettime(time.CLOCK_BOOTTIME) - key[1] > 1.0:
                     self._others.add(key)  # a younger one may be about to become another program
                     continue
-                found.add(key)
-        return found
+                result.add(key)
+        return result
 
     def processes(self) -> list[Seen]:
         """All so far, oldest first."""

@@ -23,7 +23,7 @@ from costs.tables.engines import Engine
 from costs.tables.rates import EFFICIENCY, Efficiency
 
 CHECKED = Path(__file__).parents[2] / "costs" / "tables" / "checked.yaml"
-FITTED = tuple(each.name for each in fields(Efficiency) if each.name != "host_flops")
+FITTED = tuple(field.name for field in fields(Efficiency) if field.name != "host_flops")
 PRIOR = 0.15
 """Standard deviation of the logarithm of a rate before any row is seen."""
 NOISE = 0.25
@@ -44,12 +44,12 @@ LEAST = 0.05
 def held_out(rows: Sequence[Row]) -> list[Case]:
     """Every measurement, planned by what the other sources taught."""
     fit = _Fit(rows)
-    found: list[Case] = []
+    result: list[Case] = []
     for source in sorted({row.source for row in rows}):
         rates = fit.without(source)
-        own = [_unknown_engine(row, rows) for row in rows if row.source == source]
-        found += compare(own, rates)[0]
-    return found
+        entries = [_unknown_engine(row, rows) for row in rows if row.source == source]
+        result += compare(entries, rates)[0]
+    return result
 
 
 def refitted(rows: Sequence[Row]) -> Efficiency:
@@ -76,14 +76,14 @@ class _Fit:
 
     def without(self, source: str) -> Efficiency:
         """The rates fitted to all but one source."""
-        kept = np.array([each != source for each in self.sources])
+        kept = np.array([item != source for item in self.sources])
         x, y = self.effects[kept], self.errors[kept]
-        names = [each for each in self.sources if each != source]
-        weights = np.array([1 / math.sqrt(names.count(each)) for each in names])
+        names = [item for item in self.sources if item != source]
+        weights = np.array([1 / math.sqrt(names.count(name)) for name in names])
         step = np.zeros(len(FITTED))
         for _ in range(20):
-            left = y + x @ step
-            pull = weights * np.minimum(1.0, NOISE / np.maximum(np.abs(left), 1e-9)) / NOISE**2
+            residuals = y + x @ step
+            pull = weights * np.minimum(1.0, NOISE / np.maximum(np.abs(residuals), 1e-9)) / NOISE**2
             normal = x.T @ (pull[:, None] * x) + np.eye(len(FITTED)) / PRIOR**2
             step = -np.linalg.solve(normal, x.T @ (pull * y))
         return _scaled(dict(zip(FITTED, step, strict=True)))
@@ -102,12 +102,12 @@ def _unknown_engine(row: Row, rows: Sequence[Row]) -> Row:
     """The row as if its software's speed were unknown: where no other source has it, its
     launch times are the median of other engines that launch in the same way.
     """
-    own = row.run.engine
-    if own is None or any(other.run.engine == own and other.source != row.source for other in rows):
+    entries = row.run.engine
+    if entries is None or any(other.run.engine == entries and other.source != row.source for other in rows):
         return row
-    like = [other for other in ENGINES.values() if other != own and _way(other) == _way(own)]
+    like = [other for other in ENGINES.values() if other != entries and _way(other) == _way(entries)]
     changes = {name: median(getattr(other, name) for other in like) for name in CHOSEN}
-    run = row.run.model_copy(update={"engine": replace(own, **changes)})
+    run = row.run.model_copy(update={"engine": replace(entries, **changes)})
     return row.model_copy(update={"run": run})
 
 
@@ -171,7 +171,7 @@ def widening(cases: Sequence[Case]) -> float:
     """
     if len({case.source for case in cases}) < 3:
         return 1.0
-    return next((each for each in WIDENINGS if coverage(cases, each) >= HELD), WIDENINGS[-1])
+    return next((item for item in WIDENINGS if coverage(cases, item) >= HELD), WIDENINGS[-1])
 
 
 def coverage(cases: Sequence[Case], wider: float = 1.0) -> float:

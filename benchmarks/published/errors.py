@@ -32,14 +32,14 @@ def signed_quantile(errors: Iterable[tuple[str, float]], fraction: float) -> flo
 
 def compare(rows: Iterable[Row], rates: Efficiency = EFFICIENCY) -> tuple[list[Case], list[tuple[str, str]]]:
     """(comparisons, refused rows with their reasons) of typed rows."""
-    found: list[Case] = []
+    result: list[Case] = []
     refused: list[tuple[str, str]] = []
     for row in rows:
         try:
-            found.extend(cases(row, rates))
+            result.extend(cases(row, rates))
         except CostError as error:
             refused.append((row.id, str(error)))
-    return found, refused
+    return result, refused
 
 
 def summary(found: Iterable[Case], group: str, tier: str = "A") -> dict[str, float]:

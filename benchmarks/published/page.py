@@ -62,11 +62,11 @@ def _kinds(found: Sequence[Case], held_out: Sequence[Case]) -> list[str]:
     ]
     for group in sorted({case.group for case in found}):
         for tier in ("A", "B"):
-            own, other = summary(found, group, tier), summary(held_out, group, tier)
-            if own["rows"]:
+            entries, other = summary(found, group, tier), summary(held_out, group, tier)
+            if entries["rows"]:
                 lines.append(
-                    f"| {group} | {tier} | {own['sources']:.0f} | {own['rows']:.0f} | "
-                    f"{own['median']:.1%} | {other['median']:.1%} | {other['p90']:.1%} | "
+                    f"| {group} | {tier} | {entries['sources']:.0f} | {entries['rows']:.0f} | "
+                    f"{entries['median']:.1%} | {other['median']:.1%} | {other['p90']:.1%} | "
                     f"{other['bias']:+.1%} |"
                 )
     return lines
@@ -78,7 +78,7 @@ def _loops(held_out: Sequence[Case]) -> list[str]:
         for case in held_out
         if case.planning.setting.stage in LOOPS and case.group.startswith("time")
     ]
-    within = {bound: sum(each <= bound for each in factors) for bound in (1.5, 2.5)}
+    within = {bound: sum(factor <= bound for factor in factors) for bound in (1.5, 2.5)}
     return [
         f"PPO and GRPO steps, held out: {within[1.5]} of {len(factors)} within a factor of 1.5, "
         f"{within[2.5]} within 2.5."
@@ -108,12 +108,12 @@ def _grades(held_out: Sequence[Case]) -> list[str]:
         "| kind | measurements | inside | width, end to end |",
         "|---|--:|--:|--:|",
     ]
-    for each, cases in sorted(kinds(held_out).items()):
+    for kind, cases in sorted(kinds(held_out).items()):
         if len({case.source for case in cases}) < 3:
             continue
         low, high = interval(cases)
         inside = coverage(cases, widening(cases))
-        lines.append(f"| {' '.join(each)} | {len(cases)} | {inside:.0%} | {high / low:.2f} |")
+        lines.append(f"| {' '.join(kind)} | {len(cases)} | {inside:.0%} | {high / low:.2f} |")
     return lines
 
 
@@ -125,11 +125,11 @@ def _by_source(found: Sequence[Case], held_out: Sequence[Case]) -> list[str]:
         "|---|---|--:|--:|--:|--:|",
     ]
     for source, group in sorted({(case.source, case.group) for case in found if case.tier == "A"}):
-        own, other = _factors(found, source, group), _factors(held_out, source, group)
-        if own:
+        entries, other = _factors(found, source, group), _factors(held_out, source, group)
+        if entries:
             lines.append(
-                f"| {source} | {group} | {len(own)} | "
-                f"{math.expm1(weighted_quantile(own, 0.5)):.1%} | "
+                f"| {source} | {group} | {len(entries)} | "
+                f"{math.expm1(weighted_quantile(entries, 0.5)):.1%} | "
                 f"{math.expm1(weighted_quantile(other, 0.5)):.1%} | "
                 f"{math.expm1(signed_quantile(other, 0.5)):+.1%} |"
             )

@@ -333,27 +333,27 @@ def _tuples(value: Any) -> Any:
 
 def _line(error: Mapping[str, Any]) -> str:
     """One mistake: its key, its value, the rule."""
-    names = [each for each in error["loc"] if isinstance(each, str)]
+    names = [item for item in error["loc"] if isinstance(item, str)]
     key = ".".join(map(str, error["loc"]))
     message = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
-        known = _KEYS.get(names[0] if len(names) > 1 else "", ())
-        return f"{key} is not a key of a row{nearest(names[-1], known)}."
+        reference = _KEYS.get(names[0] if len(names) > 1 else "", ())
+        return f"{key} is not a key of a row{nearest(names[-1], reference)}."
     if error["type"] == "missing":
         return f"{key} is missing."
     if error["type"] == "value_error" and len(names) <= 1:
         return message
     if error["type"] == "literal_error":
-        known = tuple(part.strip("'\" ") for part in message.partition("should be ")[2]
+        reference = tuple(part.strip("'\" ") for part in message.partition("should be ")[2]
                       .replace(" or ", ", ").split(","))  # fmt: skip
-        return f"{key}={error['input']!r} is not one of {', '.join(known)}" + (
-            f"{nearest(str(error['input']), known)}."
+        return f"{key}={error['input']!r} is not one of {', '.join(reference)}" + (
+            f"{nearest(str(error['input']), reference)}."
         )
     return f"{key}={error['input']!r}: {message[:1].lower()}{message[1:].removesuffix('.')}."
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """` (nearest: a)`, or nothing; case does not matter."""
-    by_case = {each.lower(): each for each in known}
-    close = [by_case[each] for each in difflib.get_close_matches(word.lower(), by_case, 1, 0.5)]
+    by_case = {item.lower(): item for item in known}
+    close = [by_case[get_close_match] for get_close_match in difflib.get_close_matches(word.lower(), by_case, 1, 0.5)]
     return f" (nearest: {close[0]})" if close else ""

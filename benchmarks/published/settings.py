@@ -57,21 +57,21 @@ def _device(run: Run, notes: list[str]) -> Hardware:
 
 
 def _engine(run: Run, notes: list[str]) -> Software:
-    found = run.engine
-    if found is None:
+    result = run.engine
+    if result is None:
         notes.append("engine is not stated: plain Transformers assumed")
-        found = engine("transformers")
+        result = engine("transformers")
     if run.released is not None:
-        found = as_of(found, run.released)
+        result = as_of(result, run.released)
     if run.compiled is not None:
-        found = replace(found, compiled=run.compiled)
-    if run.compiled is False and not found.op_seconds:  # nor a graph: launched one by one
-        found = replace(found, op_seconds=EAGER_SECONDS, decode_layer_seconds=0.0)
-    if run.cuda_graphs and found.op_seconds:
-        found = replace(found, op_seconds=0.0, decode_layer_seconds=GRAPH_LAYER_SECONDS)
+        result = replace(result, compiled=run.compiled)
+    if run.compiled is False and not result.op_seconds:  # nor a graph: launched one by one
+        result = replace(result, op_seconds=EAGER_SECONDS, decode_layer_seconds=0.0)
+    if run.cuda_graphs and result.op_seconds:
+        result = replace(result, op_seconds=0.0, decode_layer_seconds=GRAPH_LAYER_SECONDS)
     if run.fused_kernels:
-        found = replace(found, loss="liger", fused_norm=True)
-    return found
+        result = replace(result, loss="liger", fused_norm=True)
+    return result
 
 
 def model_parallel(run: Run) -> int:
@@ -94,11 +94,11 @@ def _batches(run: Run, gpus: int, notes: list[str]) -> tuple[int, int, bool]:
     micro, batch, steps = run.micro_batch, run.global_batch, run.accumulation
     if micro is None:
         assert batch is not None
-        each = batch / ways
-        if steps and each >= steps:
-            return max(1, round(each / steps)), steps, True
+        item = batch / ways
+        if steps and item >= steps:
+            return max(1, round(item / steps)), steps, True
         notes.append("micro_batch is not stated: one sequence a pass assumed, memory not planned")
-        return 1, max(1, round(each)), False
+        return 1, max(1, round(item)), False
     if batch is None:
         return micro, steps or 1, True
     passes = batch / (micro * ways)

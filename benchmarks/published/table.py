@@ -34,14 +34,14 @@ def read_table(file: Path) -> list[dict[str, Any]]:
 
 def typed(rows: Iterable[Any]) -> tuple[list[Row], list[tuple[str, str]]]:
     """(typed rows, (id, mistakes) of the others)."""
-    found: list[Row] = []
+    result: list[Row] = []
     refused: list[tuple[str, str]] = []
     for row in rows:
         try:
-            found.append(read_row(row))
+            result.append(read_row(row))
         except CostError as error:
             refused.append((_id(row), str(error)))
-    return found, refused
+    return result, refused
 
 
 def published() -> list[Row]:
@@ -53,7 +53,7 @@ def estimates(rows: Iterable[Any]) -> list[dict[str, Any]]:
     """For each row its numbers (`id`, `quantity`, `unit`, `planned`, `low`, `high`, `grade`, and `error` where the row
     has a measurement), in the unit of the measurement; or `refused`, the mistakes of the row.
     """
-    return [found for row in rows for found in _row(row)]
+    return [result for row in rows for result in _row(row)]
 
 
 def _id(row: Any) -> str:
@@ -79,7 +79,7 @@ def estimate(case: Case) -> dict[str, Any]:
     low, high = held.low, held.high
     if case.quantity == "throughput":  # the interval of the time it stands for
         low, high = 1 / high, 1 / low
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "id": case.id,
         "quantity": case.quantity,
         "unit": case.unit,
@@ -91,7 +91,7 @@ def estimate(case: Case) -> dict[str, Any]:
         "assumptions": list(case.planning.assumptions),
     }
     if case.fits is not None:
-        found["fits"] = case.fits
+        result["fits"] = case.fits
     if case.measured is not None:
-        found |= {"measured": case.measured, "error": case.error}
-    return found
+        result |= {"measured": case.measured, "error": case.error}
+    return result

@@ -161,11 +161,11 @@ def long_vocabulary(name: str, short: Workspace, root: Path, environment: Mappin
     def extend() -> None:
         tokenizer = load_tokenizer(short.folder / "data/tokenizer")
         model = AutoModelForCausalLM.from_pretrained(short.folder / "models/sft")
-        known = model.get_input_embeddings().num_embeddings
+        input_embeddings = model.get_input_embeddings().num_embeddings
         model.resize_token_embeddings(LONG_VOCABULARY, mean_resizing=False)
         with torch.no_grad():
             for embedding in (model.get_input_embeddings(), model.get_output_embeddings()):
-                embedding.weight[known:] = embedding.weight[tokenizer.convert_tokens_to_ids("<spare>")]
+                embedding.weight[input_embeddings:] = embedding.weight[tokenizer.convert_tokens_to_ids("<spare>")]
         model.save_pretrained(base)
         tokenizer.save_pretrained(base)
 

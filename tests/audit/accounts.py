@@ -116,22 +116,22 @@ class Accounts:
         folder = self.root / "runs" / stage
         usage, events = rows_of(folder / "usage.jsonl"), rows_of(folder / "attempts.jsonl")
         numbers = list(dict.fromkeys(row["attempt"] for row in events))
-        own = [row["attempt"] for row in events if row["run_id"] == self.run_id]
-        own = list(dict.fromkeys(own))
-        if not own and noted is None:
+        entries = [row["attempt"] for row in events if row["run_id"] == self.run_id]
+        entries = list(dict.fromkeys(entries))
+        if not entries and noted is None:
             return None
         account = Account(self.price(stage), self.rented(stage))
         kept, wasted = {}, {}
         for number in numbers:
             kept[number], wasted[number] = _split(number, numbers, usage, events)
-        if own:
+        if entries:
             ends = {row["attempt"]: row for row in events if row["event"] == "end"}
-            codes = [ends[number]["exit_code"] if number in ends else None for number in own]
+            codes = [ends[number]["exit_code"] if number in ends else None for number in entries]
             account.state = {0: "done", 75: "stopped", None: "unfinished"}.get(codes[-1], "failed")
-            account.message = ends.get(own[-1], {}).get("message", "")
-            account.attempts, account.failed = len(own), sum(code != 0 for code in codes)
-            account.retries = sum(row["event"] == "retry" and row["attempt"] in own for row in events)
-            for number in own:
+            account.message = ends.get(entries[-1], {}).get("message", "")
+            account.attempts, account.failed = len(entries), sum(code != 0 for code in codes)
+            account.retries = sum(row["event"] == "retry" and row["attempt"] in entries for row in events)
+            for number in entries:
                 for row, seconds, useful in [*kept[number], *wasted[number]]:
                     account.spent.add(row, seconds, account.price, account.rented, useful)
                     phase = account.phases.setdefault(row["phase"], Sum())
@@ -170,8 +170,8 @@ class Accounts:
     def usd_per_point(self) -> float | None:
         """US dollars for a point of win rate above 50%."""
         rate = self.metrics("evaluate").get("win_rate_gold")
-        made = self.usd + self.saved_usd
-        return made / (100 * rate - 50) if rate and rate > 0.5 and made else None
+        result = self.usd + self.saved_usd
+        return result / (100 * rate - 50) if rate and rate > 0.5 and result else None
 
     def metrics(self, stage: str) -> dict[str, Any]:
         """What the stage measured in this run."""
@@ -186,8 +186,8 @@ class Accounts:
     # ------------------------------------------------------------ the plan
 
     def planned(self, stage: str) -> Row | None:
-        found = [each for each in self.plan.get("stages", []) if each["stage"] == stage]
-        return found[0] if found else None
+        result = [item for item in self.plan.get("stages", []) if item["stage"] == stage]
+        return result[0] if result else None
 
     def planned_usd(self, stage: str, seconds: float) -> float:
         """At the price that the ledger has today."""
@@ -205,7 +205,7 @@ class Accounts:
         return (
             sum(seconds),
             sum(self.stages[name].made_seconds for name in both),
-            sum(self.planned_usd(name, each) for name, each in zip(both, seconds, strict=True)),
+            sum(self.planned_usd(name, item) for name, item in zip(both, seconds, strict=True)),
             sum(self.stages[name].made_usd for name in both),
         )
 

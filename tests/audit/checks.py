@@ -110,6 +110,6 @@ def check_points(root: Path, client: MlflowClient, shipped: dict[str, Any]) -> N
         assert set(run.data.metrics) == set(expected), key
         for name, points in expected.items():
             history = client.get_metric_history(run.info.run_id, name)
-            found = sorted((point.step, point.value) for point in history)
-            assert [step for step, _ in found] == [step for step, _ in sorted(points)]
-            assert [value for _, value in found] == pytest.approx([v for _, v in sorted(points)])
+            values = sorted((point.step, point.value) for point in history)
+            assert [step for step, _ in values] == [step for step, _ in sorted(points)]
+            assert [value for _, value in values] == pytest.approx([v for _, v in sorted(points)])

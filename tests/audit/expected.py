@@ -190,7 +190,7 @@ def comparison(
     peak = (planned or {}).get("peak_bytes", (planned or {}).get("peak_bytes_per_gpu")) or None
     measured = made or (Sum() if accounts.stages[stage].made else None)
     seconds = planned["seconds"] if planned else None
-    found = {
+    result = {
         "planned_seconds": seconds,
         "measured_seconds": measured.seconds if measured else None,
         "planned_usd": accounts.planned_usd(stage, seconds) if seconds is not None else None,
@@ -198,9 +198,9 @@ def comparison(
         "planned_peak_bytes": peak,
         "measured_peak_bytes": made.peak_bytes if made else None,
     }
-    return found | {
-        "error": error(seconds, found["measured_seconds"]),
-        "error_peak_bytes": error(peak, found["measured_peak_bytes"]),
+    return result | {
+        "error": error(seconds, result["measured_seconds"]),
+        "error_peak_bytes": error(peak, result["measured_peak_bytes"]),
     }
 
 
@@ -217,8 +217,8 @@ def comparisons(accounts: Accounts, stage: str) -> dict[str, dict[str, float | N
     planned, account = accounts.planned(stage), accounts.stages[stage]
     phases = {phase["phase"]: phase for phase in (planned or {}).get("phases", [])}
     names = dict.fromkeys([*phases, *account.made])
-    found = {name: comparison(accounts, stage, phases.get(name), account.made.get(name)) for name in names}
-    return found | {"all": comparison(accounts, stage, planned, whole(account))}
+    result = {name: comparison(accounts, stage, phases.get(name), account.made.get(name)) for name in names}
+    return result | {"all": comparison(accounts, stage, planned, whole(account))}
 
 
 def total_comparison(accounts: Accounts) -> dict[str, float | None]:

@@ -28,8 +28,8 @@ class Shown:
 
     def places(self) -> list[float]:
         """Positions and widths of what is drawn, as fractions."""
-        return [float(found) / 100 for style in self.styles
-                for found in re.findall(r"(?:left|width):([\d.]+)%", style)]  # fmt: skip
+        return [float(result) / 100 for style in self.styles
+                for result in re.findall(r"(?:left|width):([\d.]+)%", style)]  # fmt: skip
 
 
 class Page(HTMLParser):
@@ -65,9 +65,9 @@ class Page(HTMLParser):
         if (attributes.get("class") or "").startswith("badge"):
             self.badges.append(Shown())
             shown.append(self.badges[-1])
-        for each in shown:
-            each.styles += [attributes["style"] or ""] if "style" in attributes else []
-            each.classes += [attributes["class"] or ""] if "class" in attributes else []
+        for item in shown:
+            item.styles += [attributes["style"] or ""] if "style" in attributes else []
+            item.classes += [attributes["class"] or ""] if "class" in attributes else []
         self._open.append((tag, shown))
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -93,7 +93,7 @@ def read(path: Path) -> Page:
 
 def numbers(words: str) -> list[tuple[float, float]]:
     """(value, half of its last digit) of each number in a text."""
-    return [_number(found) for found in NUMBER.findall(words.replace("<$", "$"))]
+    return [_number(result) for result in NUMBER.findall(words.replace("<$", "$"))]
 
 
 def _number(text: str) -> tuple[float, float]:
@@ -113,10 +113,10 @@ def _number(text: str) -> tuple[float, float]:
 
 def says(words: str, expected: list[float | None]) -> bool:
     """Whether the numbers in a text are the expected ones, rounded; missing ones are a dash."""
-    found, wanted = numbers(words), [value for value in expected if value is not None]
-    if len(found) != len(wanted) or words.count("–") < len(expected) - len(wanted):
+    result, wanted = numbers(words), [value for value in expected if value is not None]
+    if len(result) != len(wanted) or words.count("–") < len(expected) - len(wanted):
         return False
     return all(
         abs(value - want) <= slack * 1.000001 + 1e-12 * abs(want)
-        for (value, slack), want in zip(found, wanted, strict=True)
+        for (value, slack), want in zip(result, wanted, strict=True)
     )

@@ -54,7 +54,7 @@ def check_sums(plan: dict[str, Any], places: dict[str, tuple[int, int, float, fl
     for name, stage in by_stage(plan).items():
         gpus, rented, price, watts = places[name]
         assert (stage["gpus"], stage["rented"]) == (gpus, rented), name
-        assert stage["seconds"] == pytest.approx(sum(each["seconds"] for each in stage["phases"]))
+        assert stage["seconds"] == pytest.approx(sum(item["seconds"] for item in stage["phases"]))
         hours = stage["seconds"] / 3600
         assert stage["gpu_hours"] == pytest.approx(hours * gpus)
         assert stage["kwh"] == pytest.approx(hours * gpus * watts / 1000), name

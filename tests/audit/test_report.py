@@ -153,10 +153,10 @@ def test_every_curve_is_of_its_metric_and_every_sample_has_its_scores(page: Page
                 assert part.startswith(f"{words} from ")
                 assert says(part, [points[0][1], points[-1][1]]), (label, points)
     probes = [text for text in page.texts if re.match(r"(step|update) \d+: ", text)]
-    drawn = [(stage, title, curves) for stage, panels in PANELS.items() for title, curves in panels.items()]
+    sampled = [(stage, title, curves) for stage, panels in PANELS.items() for title, curves in panels.items()]
     expected = [
         [step, *(dict(curve(accounts, stage, metric))[step] for metric in curves.values())]
-        for stage, _, curves in drawn
+        for stage, _, curves in sampled
         for step, _ in curve(accounts, stage, next(iter(curves.values())))
     ]
     probes = [text for text in probes if "reward-model score" not in text]

@@ -79,9 +79,9 @@ def test_compared_runs_have_the_figures_of_their_files(root: Path, sides: tuple[
     first, second = content["variants"]
     for run, accounts in zip((first, second), sides, strict=True):
         assert run["name"] == accounts.run_id
-        made = {stage: account.made_usd for stage, account in accounts.stages.items()}
-        assert run["stages"] == pytest.approx(made)
-        rest = [usd for stage, usd in made.items() if stage not in (*content["shared"], "evaluate")]
+        result = {stage: account.made_usd for stage, account in accounts.stages.items()}
+        assert run["stages"] == pytest.approx(result)
+        rest = [usd for stage, usd in result.items() if stage not in (*content["shared"], "evaluate")]
         assert run["measured_usd"] == pytest.approx(sum(rest))
         assert set(run["metrics"]) == {name for _, name in METRICS}
     for stage, name in METRICS:
@@ -157,9 +157,9 @@ def test_the_list_of_runs_and_the_page_of_all_of_them(root: Path) -> None:
     for run, accounts in zip(content, runs, strict=True):
         judged = accounts.metrics("evaluate")
         rates = [judged.get(f"win_rate_gold{end}") for end in ("", "_low", "_high")]
-        made = accounts.usd + accounts.saved_usd
+        result = accounts.usd + accounts.saved_usd
         expected = {
-            "usd": accounts.usd, "seconds": accounts.seconds, "made_usd": made,
+            "usd": accounts.usd, "seconds": accounts.seconds, "made_usd": result,
             "started": accounts.events[0]["time"], "win_rate": rates[0],
             "win_rate_low": rates[1], "win_rate_high": rates[2],
             "gold_aligned": judged.get("gold_aligned"), "kl": judged.get("kl"),
@@ -176,7 +176,7 @@ def test_the_list_of_runs_and_the_page_of_all_of_them(root: Path) -> None:
         row = next(name for name in shown if accounts.run_id.replace("-", "_") in name)
         row = row.rpartition(".")[0]
         for column, values in {
-            "cost": [made], "time": [accounts.seconds],
+            "cost": [result], "time": [accounts.seconds],
             "wins_over_sft": rates if rates[0] else [None],
             "gold": [judged.get("gold_aligned")], "kl": [judged.get("kl")],
         }.items():  # fmt: skip

@@ -29,7 +29,7 @@ expect.set_options(timeout=PATIENCE_MILLISECONDS)
 
 def chromium() -> str:
     """Where the system's browser is; skips the test if there is none."""
-    program = next((found for name in PROGRAMS if (found := shutil.which(name))), None)
+    program = next((result for name in PROGRAMS if (result := shutil.which(name))), None)
     if program is None:
         pytest.skip(f"no browser: none of {', '.join(PROGRAMS)} is on the PATH (Debian: apt-get install chromium)")
     return program
@@ -39,8 +39,8 @@ def chromium() -> str:
 def stack(request: pytest.FixtureRequest, new_checkout: Callable[[], Path], forks: None) -> Iterator[Project]:
     """A checkout with everything up, one for all tests that open Prefect's or MLflow's pages."""
     chromium()
-    with project(new_checkout(), request.config.getoption("--recipe")) as made:
-        yield made
+    with project(new_checkout(), request.config.getoption("--recipe")) as result:
+        yield result
 
 
 @pytest.fixture(scope="module")

@@ -88,7 +88,7 @@ class Target(NamedTuple):
 
     def state(self) -> dict[str, Any]:
         """What an attack could have changed."""
-        deployments = {found.name: found.job_variables for found in self.client.read_deployments()}
+        deployments = {deployment.name: deployment.job_variables for deployment in self.client.read_deployments()}
         runs = sorted(run.name for run in self.client.read_flow_runs())
         return {"deployments": deployments, "runs": runs}
 
@@ -190,11 +190,11 @@ def test_another_page_cannot_show_ours_in_a_frame(target: Target, page: Page, ot
 
 
 def test_our_own_pages_ask_nobody_else(target: Target, page: Page) -> None:
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(urlsplit(request.url).netloc))
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(urlsplit(request.url).netloc))
     page.goto(f"http://{HOST}:{target.port}/api/health")
     page.evaluate("key => localStorage.setItem('prefect-password', btoa(key))", target.key)
     page.goto(f"http://{HOST}:{target.port}/v2/deployments")
     expect(page.get_by_role("link", name="known")).to_be_visible()
     page.wait_for_timeout(3000)
-    assert {host for host in asked if host} == {f"{HOST}:{target.port}"}
+    assert {host for host in requests if host} == {f"{HOST}:{target.port}"}

@@ -74,9 +74,9 @@ def test_ten_pairs_are_labelled_by_keyboard_and_resumed(tmp_path: Path, page: Pa
     chosen = {"ArrowLeft": "left", "ArrowRight": "right", "ArrowDown": "tie", "t": "tie", "s": "skip"}
     expected = []
     for pair, key in zip(read_pairs(tmp_path / "pairs.jsonl"), KEYS, strict=True):
-        left = shown_left(pair, "Ada")
-        expected.append({"left": left, "right": 3 - left, "tie": 0, "skip": None}[chosen[key]])
-    found = read_votes(votes)
-    assert [vote.vote for vote in found[:10]] == expected
-    assert {vote.annotator for vote in found} == {"Ada"}
-    assert (len(found), found[10].vote) == (11, found[10].left)
+        remaining = shown_left(pair, "Ada")
+        expected.append({"left": remaining, "right": 3 - remaining, "tie": 0, "skip": None}[chosen[key]])
+    result = read_votes(votes)
+    assert [vote.vote for vote in result[:10]] == expected
+    assert {vote.annotator for vote in result} == {"Ada"}
+    assert (len(result), result[10].vote) == (11, result[10].left)

@@ -47,10 +47,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     write_two_runs(root)
     files = {"report": build_report(root, load(root / "runs/pipeline" / FIRST / "params.yaml"), FIRST)}
     params = load(RECIPE)
-    made = plan(params, find_target(params, None, 1, None, root), ("data", "sft", "reward", "ppo", "evaluate"))
+    planned = plan(params, find_target(params, None, 1, None, root), ("data", "sft", "reward", "ppo", "evaluate"))
     texts = {
         "compare": comparison_page(compare_runs(root, [FIRST, SECOND]), "Two runs side by side", "rlhf compare"),
-        "plan": plan_page(made, "Plan of demo.yaml"),
+        "plan": plan_page(planned, "Plan of demo.yaml"),
     }
     for name, text in texts.items():
         files[name] = root / f"{name}.html"

@@ -49,12 +49,12 @@ def plots_page(root: Path) -> Path:
 
 
 def test_dvc_plots_are_drawn_offline(tmp_path: Path, page: Page, picture: Callable[[Page, str], None]) -> None:
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
-    made = plots_page(tmp_path).as_uri()
-    page.goto(made)
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    result = plots_page(tmp_path).as_uri()
+    page.goto(result)
     expect(page.get_by_role("heading", name="SFT training loss")).to_be_visible()
-    assert asked == [made]
+    assert requests == [result]
     headings = page.locator("h2").all_inner_texts()
     assert len(headings) == 8, headings  # stages that have not run draw nothing
     points = page.locator("#PPO_score_against_KL circle")

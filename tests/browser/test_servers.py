@@ -60,8 +60,8 @@ def test_a_run_is_started_from_the_form_and_shows_its_result(
     stack: Project, page: Page, picture: Callable[[Page, str], None]
 ) -> None:
     sign_in(page, stack)
-    asked: set[str] = set()
-    page.on("request", lambda request: asked.add(urlsplit(request.url).netloc))
+    requests: set[str] = set()
+    page.on("request", lambda request: requests.add(urlsplit(request.url).netloc))
     page.goto(stack.pages["rlhf/rlhf"])
     coefficient = field(page, "Ppo", "Kl", "Coef")
     expect(coefficient).to_have_value("0.05")
@@ -81,7 +81,7 @@ def test_a_run_is_started_from_the_form_and_shows_its_result(
     expect(page.get_by_text("what it cost, and what it bought")).to_be_visible()
     page.wait_for_function("document.querySelector(\"img[src^='data:']\")?.naturalWidth > 100")
     picture(page, "prefect-result")
-    assert asked <= {urlsplit(stack.pages["Prefect"]).netloc, ""}, "a page of ours asks nobody else"
+    assert requests <= {urlsplit(stack.pages["Prefect"]).netloc, ""}, "a page of ours asks nobody else"
     (_, newest) = (json.loads(line) for line in (stack.root / "runs/pipeline.jsonl").read_text().splitlines()[-2:])
     assert (newest["event"], newest["state"]) == ("end", "completed")
     assert newest["run_id"].endswith("-a-firmer-leash-0.3")
@@ -165,10 +165,10 @@ def test_two_runs_are_found_selected_and_compared_by_cost(
     label = page.get_by_role("link", name="cost/milliusd", exact=True)
     expect(label).to_be_visible()
     picture(page, "mlflow-compare")
-    found = sorted(float(cell) for cell in label.evaluate(SAME_ROW)[1:])
+    values = sorted(float(cell) for cell in label.evaluate(SAME_ROW)[1:])
     # MLflow shows three decimals
     spent = sorted(1000 * result["total_usd"] for result in results)
-    assert found == pytest.approx(spent, abs=0.0006)
+    assert values == pytest.approx(spent, abs=0.0006)
 
 
 def test_the_documented_searches_and_metrics_are_there(results: list[dict[str, Any]]) -> None:
@@ -177,18 +177,18 @@ def test_the_documented_searches_and_metrics_are_there(results: list[dict[str, A
     document = (ROOT / "docs" / "mlflow.md").read_text(encoding="utf-8")
     searches = re.findall(r"`((?:tags|metrics|params|attributes)\.[^`]* [^`]*)`", document)
     assert len(searches) > 8
-    found = {search: {run.info.run_name for run in client.search_runs([experiment], search)} for search in searches}
+    result = {search: {run.info.run_name for run in client.search_runs([experiment], search)} for search in searches}
     names = {name_of(result) for result in results}  # other tests may have started more
-    assert found[WHOLE_RUNS] >= names
-    assert not any(" of " in name for name in found[WHOLE_RUNS])
-    dear = found['metrics."cost/usd" > 0.01 and tags."rlhf.kind" = \'run\'']
+    assert result[WHOLE_RUNS] >= names
+    assert not any(" of " in name for name in result[WHOLE_RUNS])
+    dear = result['metrics."cost/usd" > 0.01 and tags."rlhf.kind" = \'run\'']
     assert dear & names == {name_of(result) for result in results if result["total_usd"] > 0.01}
-    known = {name for run in client.search_runs([experiment]) for name in run.data.metrics}
+    reference = {name for run in client.search_runs([experiment]) for name in run.data.metrics}
     documented = set(
         re.findall(r"[`\"]((?:cost|eval|plan|ppo|phase_seconds|phase_usd|stage_usd)/[a-z_/]+)[`\"]", document)
     )
-    headings = {name for name in documented if any(metric.startswith(f"{name}/") for metric in known)}
-    assert documented - headings - known <= {
+    headings = {name for name in documented if any(metric.startswith(f"{name}/") for metric in reference)}
+    assert documented - headings - reference <= {
         "cost/usd_per_win_rate_point",
         "eval/reward_hacking",
         "eval/reward_hacking_prompts_needed",

@@ -95,10 +95,10 @@ def test_of_a_retrain_cycle_which_is_told_whether_to_train_anyway(
 def test_of_the_doctor(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], level: Any, code: int
 ) -> None:
-    found = doctor.Finding("disk", level, "3 GiB free", "free some space")
-    monkeypatch.setattr(doctor, "CHECKS", (lambda root: [found], lambda root: []))
+    result = doctor.Finding("disk", level, "3 GiB free", "free some space")
+    monkeypatch.setattr(doctor, "CHECKS", (lambda root: [result], lambda root: []))
     assert doctor.examine(as_json=True) == code
-    assert json.loads(capsys.readouterr().out) == [found._asdict()]
+    assert json.loads(capsys.readouterr().out) == [result._asdict()]
     assert doctor.examine(as_json=False) == code
 
 

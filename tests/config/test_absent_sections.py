@@ -43,9 +43,9 @@ def test_sections_of_other_methods_may_be_absent_and_stay_so(method: str, absent
 def test_a_plan_needs_no_other_methods_section(method: str, tmp_path: Path) -> None:
     others = [other for other in METHODS if other != method]
     whole, lean = (validate(without(method, *absent), "here") for absent in ([], others))
-    made, planned = (plan(params, find_target(params, None, 1, None, tmp_path)) for params in (whole, lean))
+    result, planned = (plan(params, find_target(params, None, 1, None, tmp_path)) for params in (whole, lean))
     assert [stage.stage for stage in planned.stages] == list(stages_of(method))
-    assert planned == made
+    assert planned == result
 
 
 @pytest.mark.parametrize("method", METHODS)

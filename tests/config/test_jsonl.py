@@ -21,17 +21,17 @@ def test_a_line_cut_by_a_crash_is_skipped_and_the_next_row_stays_whole(tmp_path:
         file.write(b'{"time": 2.0, "run_')
     jsonl.append(path, row(3))
     rows = jsonl.read(path, MetricRow)
-    assert ([found.step for found in rows.rows], rows.skipped) == ([1, 3], 1)
+    assert ([row.step for row in rows.rows], rows.skipped) == ([1, 3], 1)
 
 
 def test_a_row_with_values_that_are_no_numbers_is_whole_and_every_program_can_read_it(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     values = {"loss": math.nan, "ratio": math.inf, "score": -math.inf, "kl": 0.5}
     jsonl.append(path, MetricRow(time=1.0, run_id="r", attempt=1, step=1, values=values))
-    (found,), skipped = jsonl.read(path, MetricRow)
+    (result,), skipped = jsonl.read(path, MetricRow)
     (followed,) = Follower(path).read(MetricRow)
     assert skipped == 0
-    for row_read in (found, followed):
+    for row_read in (result, followed):
         assert math.isnan(row_read.values["loss"])
         assert {name: row_read.values[name] for name in ("ratio", "score", "kl")} == {
             "ratio": math.inf,
@@ -57,7 +57,7 @@ def test_a_follower_reads_every_row_once_however_the_file_grows(tmp_path_factory
     path, follower, steps = folder / "m.jsonl", Follower(folder / "m.jsonl"), []
     for end in [*sorted(min(cut, len(whole)) for cut in cuts), len(whole)]:
         path.write_bytes(whole[:end])
-        steps += [found.step for found in follower.read(MetricRow)]
+        steps += [result.step for result in follower.read(MetricRow)]
     assert steps == [0, 1, 2, 3, 4]
     assert follower.offset == len(whole)
 
@@ -67,6 +67,6 @@ def test_a_follower_goes_on_where_another_stopped(tmp_path: Path) -> None:
     for step in (1, 2):
         jsonl.append(path, row(step))
     first = Follower(path)
-    assert [found.step for found in first.read(MetricRow)] == [1, 2]
+    assert [result.step for result in first.read(MetricRow)] == [1, 2]
     jsonl.append(path, row(3))
-    assert [found.step for found in Follower(path, first.offset).read(MetricRow)] == [3]
+    assert [result.step for result in Follower(path, first.offset).read(MetricRow)] == [3]

@@ -178,8 +178,8 @@ def test_base_is_whole_and_every_other_recipe_is_laid_over_it() -> None:
 
 def test_a_recipe_says_only_what_differs() -> None:
     for recipe in (ROOT / "recipes").glob("*.yaml"):
-        own = yaml.safe_load(recipe.read_text(encoding="utf-8"))
-        if "extends" in own:
-            under = dict(flat(read(recipe.with_stem(own.pop("extends")))))
-            same = [key for key, value in flat(own) if under.get(key, ...) == value]
+        entries = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+        if "extends" in entries:
+            under = dict(flat(read(recipe.with_stem(entries.pop("extends")))))
+            same = [key for key, value in flat(entries) if under.get(key, ...) == value]
             assert [key for key in same if not key.endswith(".kind")] == [], recipe.name

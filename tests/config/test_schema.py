@@ -292,7 +292,7 @@ def test_adapters_on_the_sft_model_are_accepted_in_every_layout() -> None:
     ],
 )
 def test_an_address_whose_at_sign_is_no_login_is_taken(path: str) -> None:
-    found = load(
+    params = load(
         ROOT / "recipes" / "demo.yaml", [f"data.source={{kind: file, path: '{path}', format: pairs, columns: {{}}}}"]
     )
-    assert "source" not in found.data.local_paths()
+    assert "source" not in params.data.local_paths()

@@ -63,7 +63,7 @@ def test_each_key_of_a_stage_overrides_alone_and_the_file_keeps_the_short_form(
         single = {"processes": 1, "sharding": "none"} if stage in SINGLE_STAGES else {}
         assert params.where.of(stage).model_dump() == default | single | said.get(stage, {})
     written = yaml.safe_load(dump(params))["where"]
-    assert written == {"default": default, **{stage: own for stage, own in said.items() if own}}
+    assert written == {"default": default, **{stage: item for stage, item in said.items() if item}}
     assert validate(yaml.safe_load(dump(params)), "again") == params
 
 
@@ -95,8 +95,8 @@ def test_a_place_that_cannot_be_is_refused_in_one_line(assignment: str, message:
 def test_the_plan_takes_processes_sharding_and_offload_of_each_stage(tmp_path: Path) -> None:
     params = demo("where.default.processes=2", "where.ppo={processes: 4, sharding: zero3, offload: true}")
     target = find_target(params, "a100-80", None, None, tmp_path)
-    made = {stage.stage: stage.gpus for stage in plan(params, target).stages}
-    assert made == {"data": 1, "sft": 2, "reward": 2, "ppo": 4, "evaluate": 1}
+    result = {stage.stage: stage.gpus for stage in plan(params, target).stages}
+    assert result == {"data": 1, "sft": 2, "reward": 2, "ppo": 4, "evaluate": 1}
     rows, model = (count(params, tmp_path), setting_of(params, target, "sft", count(params, tmp_path), _model(params)))
     assert (model.levers.parallel, model.levers.offload_weights) == ("ddp", False)
     ppo = setting_of(params, target, "ppo", rows, _model(params))

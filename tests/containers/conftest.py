@@ -16,13 +16,13 @@ def images() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def stack(images: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    made = Stack(images, tmp_path_factory.mktemp("stack"))
-    made.down()
+    result = Stack(images, tmp_path_factory.mktemp("stack"))
+    result.down()
     try:
-        made.up()
+        result.up()
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("MLFLOW_TRACKING_USERNAME", "rlhf")
-            patch.setenv("MLFLOW_TRACKING_PASSWORD", made.secrets["MLFLOW_PASSWORD"])
-            yield made
+            patch.setenv("MLFLOW_TRACKING_PASSWORD", result.secrets["MLFLOW_PASSWORD"])
+            yield result
     finally:
-        made.down()
+        result.down()

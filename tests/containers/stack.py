@@ -71,9 +71,9 @@ def can_be_had(image: str) -> bool:
 
 def pinned(path: str, pattern: str) -> str:
     """The image that a file names with its digest; where that cannot be had, what the engine has under the tag."""
-    found = re.search(pattern, (ROOT / path).read_text())
-    assert found, f"{path} pins no {pattern}"
-    return found[1] if can_be_had(found[1]) else found[1].split("@")[0]
+    outcome = re.search(pattern, (ROOT / path).read_text())
+    assert outcome, f"{path} pins no {pattern}"
+    return outcome[1] if can_be_had(outcome[1]) else outcome[1].split("@")[0]
 
 
 def build_images() -> dict[str, str]:
@@ -201,9 +201,9 @@ class Stack:
 
     def start(self, deployment: str, parameters: dict[str, Any]) -> str:
         """Id of a new run of `flow/deployment`."""
-        found = self.ask(f"/deployments/name/{deployment}")["id"]
-        made = self.ask(f"/deployments/{found}/create_flow_run", {"parameters": parameters})
-        return str(made["id"])
+        result = self.ask(f"/deployments/name/{deployment}")["id"]
+        result = self.ask(f"/deployments/{result}/create_flow_run", {"parameters": parameters})
+        return str(result["id"])
 
     def state(self, flow_run: str) -> dict[str, Any]:
         return dict(self.ask(f"/flow_runs/{flow_run}")["state"])

@@ -55,11 +55,11 @@ def addresses(stack: Stack) -> dict[str, dict[str, str]]:
     """Service -> network -> address of its container."""
     ids = stack.compose("ps", "--quiet").split()
     return {
-        each["Config"]["Labels"]["com.docker.compose.service"]: {
+        load["Config"]["Labels"]["com.docker.compose.service"]: {
             name.removeprefix(f"{PROJECT}_"): network["IPAddress"]
-            for name, network in each["NetworkSettings"]["Networks"].items()
+            for name, network in load["NetworkSettings"]["Networks"].items()
         }
-        for each in json.loads(docker("inspect", *ids))
+        for load in json.loads(docker("inspect", *ids))
     }
 
 
@@ -85,7 +85,7 @@ def test_mlflow_asks_for_its_login_and_is_asked_under_its_own_name_only(stack: S
 
 
 def test_a_stage_reaches_the_store_and_prefects_api_and_no_other_door(images: dict[str, str], stack: Stack) -> None:
-    found = addresses(stack)
+    result = addresses(stack)
     ports = {
         "engine-proxy": (2375,), "docker-worker": (8080,), "cpu-worker": (8080,),
         "retrain-worker": (8080,), "postgres": (5432,), "mlflow": (5000,),
@@ -93,14 +93,14 @@ def test_a_stage_reaches_the_store_and_prefects_api_and_no_other_door(images: di
     }  # fmt: skip
     doors = [
         (address, port)
-        for service, own in ports.items()
-        for address in (service, *found[service].values())
-        for port in own
+        for service, item in ports.items()
+        for address in (service, *result[service].values())
+        for port in item
     ]
     answered = json.loads(in_a_stages_place(images, KNOCK, json.dumps(doors)))
     assert {door for door, open_ in answered.items() if open_} == {
-        "s3:9000", f"{found['s3']['stages']}:9000",
-        "prefect:4200", f"{found['prefect']['stages']}:4200",
+        "s3:9000", f"{result['s3']['stages']}:9000",
+        "prefect:4200", f"{result['prefect']['stages']}:4200",
     }  # fmt: skip
 
 
@@ -135,27 +135,27 @@ def test_a_worker_of_stages_gets_a_stages_container_whatever_it_asks_for(images:
         },
     )  # fmt: skip
     assert code == 201, text
-    made = json.loads(text)["Id"]
+    content = json.loads(text)["Id"]
     try:
-        [found] = json.loads(docker("inspect", made))
-        host, config = found["HostConfig"], found["Config"]
+        [result] = json.loads(docker("inspect", content))
+        host, config = result["HostConfig"], result["Config"]
         assert (config["Cmd"], config["Entrypoint"], config["User"]) == (
             ["python", "-m", "prefect.engine"], ["tini", "--"], "1000",
         )  # fmt: skip
         assert host["Binds"] == [f"{PROJECT}_cache:/cache", f"{PROJECT}_credentials:/run/rlhf:ro"]
-        assert {mount["Type"] for mount in found["Mounts"]} == {"volume"}
+        assert {mount["Type"] for mount in result["Mounts"]} == {"volume"}
         assert (host["Privileged"], host["PidMode"], host["NetworkMode"]) == (False, "", f"{PROJECT}_stages")
         assert (host["CapAdd"], host["CapDrop"]) == (None, ["ALL"])
         assert host["SecurityOpt"] == ["no-new-privileges"]
     finally:
-        docker("rm", "--force", made)
+        docker("rm", "--force", content)
 
 
 def test_a_worker_of_stages_cannot_use_another_image_or_container_or_the_engine(
     images: dict[str, str], stack: Stack
 ) -> None:
     other = stack.compose("ps", "--quiet", "prefect").strip()
-    asked = [
+    request = [
         ("POST", "/containers/create", {"Image": images["orchestrator"]}),
         ("POST", f"/containers/{other}/exec", {"Cmd": ["id"], "AttachStdout": True}),
         ("POST", f"/containers/{other}/stop", None),
@@ -166,7 +166,7 @@ def test_a_worker_of_stages_cannot_use_another_image_or_container_or_the_engine(
         ("POST", "/build", None),
         ("GET", "/info", None),
     ]
-    answers = {f"{method} {path}": engine(stack, method, path, body) for method, path, body in asked}
+    answers = {f"{method} {path}": engine(stack, method, path, body) for method, path, body in request}
     assert {code for code, _ in answers.values()} == {403}, answers
     assert stack.compose("exec", "-T", "docker-worker", "sh", "-c", "ls /var/run/*.sock || true") == ""
 
@@ -199,8 +199,8 @@ def test_a_key_of_the_store_is_good_for_the_bucket_of_its_role(stack: Stack, rol
     root.put_object(**theirs, Body=b"theirs")
     client.put_object(**mine, Body=b"mine")
     assert client.get_object(**mine)["Body"].read() == b"mine"
-    found = client.list_objects_v2(Bucket=own, Prefix="test/")["Contents"]
-    assert [item["Key"] for item in found] == ["test/mine"]
+    result = client.list_objects_v2(Bucket=own, Prefix="test/")["Contents"]
+    assert [item["Key"] for item in result] == ["test/mine"]
     client.delete_object(**mine)
 
     assert refused(lambda: client.get_object(**theirs))

@@ -67,10 +67,10 @@ def kill_at_work(stack: Stack, stage: str, flow_runs: list[str]) -> str:
     """Kill the first container of a stage once those of all runs can be gone on from."""
     deadline = time.monotonic() + RUN_SECONDS
     while time.monotonic() < deadline:
-        found = stack.stage_containers(stage)
-        if found and len(stack.objects(f"dvc/checkpoints/{stage}/by-inputs/")) == len(flow_runs):
-            docker("kill", "--signal", "KILL", found[0])
-            return found[0]
+        result = stack.stage_containers(stage)
+        if result and len(stack.objects(f"dvc/checkpoints/{stage}/by-inputs/")) == len(flow_runs):
+            docker("kill", "--signal", "KILL", result[0])
+            return result[0]
         states = {flow_run: stack.state(flow_run) for flow_run in flow_runs}
         assert any(state["type"] not in ("COMPLETED", "FAILED", "CRASHED") for state in states.values()), (
             states,
@@ -83,11 +83,11 @@ def kill_at_work(stack: Stack, stage: str, flow_runs: list[str]) -> str:
 def results(stack: Stack, experiment: str) -> dict[str, Any]:
     """What MLflow has of a run: the parent's metrics, and the stage attempts."""
     client = MlflowClient(stack.mlflow)
-    found = client.search_runs([client.get_experiment_by_name(experiment).experiment_id], max_results=100)
-    parents = [run for run in found if run.data.tags["rlhf.kind"] == "run"]
+    result = client.search_runs([client.get_experiment_by_name(experiment).experiment_id], max_results=100)
+    parents = [run for run in result if run.data.tags["rlhf.kind"] == "run"]
     attempts = {
         f"{run.data.tags['rlhf.stage']}/{run.data.tags['rlhf.attempt']}": run
-        for run in found
+        for run in result
         if run.data.tags["rlhf.kind"] == "stage"
     }
     assert len(parents) == 1
@@ -210,10 +210,10 @@ def test_an_image_that_is_missing_is_told_before_anything_is_paid_for(stack: Sta
 
 
 def test_links_lead_to_pages_that_a_browser_here_can_open(stack: Stack, runs: dict[str, dict[str, Any]]) -> None:
-    found = stack.ask("/artifacts/filter", {"limit": 200})
+    result = stack.ask("/artifacts/filter", {"limit": 200})
     printed = stack.compose("logs", "--no-color", "cpu-worker", "docker-worker")
     assert re.findall(r"[Vv]iew .*https?://(?:prefect|mlflow)\b.*", printed) == []
-    shown = "\n".join(str(artifact["data"]) for artifact in found)
+    shown = "\n".join(str(artifact["data"]) for artifact in result)
     shown += "\n".join(row["message"] for row in stack.ask("/logs/filter", {"limit": 200}))
     shown += str([run["parent"].data.tags for run in runs.values()])
     links = set(re.findall(r"https?://[^\s)\"'>\]]+", shown))
@@ -246,9 +246,9 @@ def test_votes_are_imported_once_into_the_workspace_that_remembers(stack: Stack,
     export.write_text(json.dumps(EXPORT))
     export.chmod(0o644)
     stack.compose("cp", str(export), "retrain-worker:/workspaces/export.json")
-    asked = {"file": "/workspaces/export.json", "form": "label-studio", "columns": {}}
+    request = {"file": "/workspaces/export.json", "form": "label-studio", "columns": {}}
     for _ in range(2):
-        state = stack.await_end(stack.start("label-import/label-import", asked), 600)
+        state = stack.await_end(stack.start("label-import/label-import", request), 600)
         assert state["type"] == "COMPLETED", (state, stack.logs())
     votes = in_project(stack, "cat data/labels/votes.jsonl").splitlines()
     assert len(votes) == len(EXPORT)
@@ -258,7 +258,7 @@ def test_retraining_compares_with_the_champion_and_keeps_what_it_learned_of_the_
     stack: Stack, runs: dict[str, dict[str, Any]]
 ) -> None:
     schedules = stack.ask("/deployments/name/retrain/retrain")["schedules"]
-    assert [(each["slug"], each["active"]) for each in schedules] == [("weekly", False)]
+    assert [(schedule["slug"], schedule["active"]) for schedule in schedules] == [("weekly", False)]
     changes = ("seed=1", "tracking.experiment=project")
     params = {**tiny(*changes)}
     named = stack.start("promote/promote", {"params": params, "why": "the first one"})

@@ -22,16 +22,16 @@ more.
 def test_a_recipe_for_gpus_fits_them_for_the_time_and_money_it_names(name: str, tmp_path: Path) -> None:
     file = Path("recipes") / f"{name}.yaml"
     params = load(file)
-    made = plan(params, find_target(params, None, None, None, tmp_path))
+    planned = plan(params, find_target(params, None, None, None, tmp_path))
     assert {
-        stage.stage: stage.gpus for stage in made.stages if stage.stage in ("sft", "reward", "ppo")
+        stage.stage: stage.gpus for stage in planned.stages if stage.stage in ("sft", "reward", "ppo")
     } == dict.fromkeys(("sft", "reward", "ppo"), RECIPES[name])
-    assert [(stage.stage, stage.lever) for stage in made.stages if not stage.fits] == []
+    assert [(stage.stage, stage.lever) for stage in planned.stages if not stage.fits] == []
     named = re.search(r"Planned: (\d+) h (\d+) min, (\d+) USD", file.read_text(encoding="utf-8").split("\n")[1])
     assert named is not None
     hours, minutes, usd = map(int, named.groups())
-    assert made.total["seconds"] == pytest.approx(3600 * hours + 60 * minutes, rel=TOLERANCE)
-    assert made.total["usd"]["expected"] == pytest.approx(usd, rel=TOLERANCE, abs=1.0)
+    assert planned.total["seconds"] == pytest.approx(3600 * hours + 60 * minutes, rel=TOLERANCE)
+    assert planned.total["usd"]["expected"] == pytest.approx(usd, rel=TOLERANCE, abs=1.0)
 
 
 def test_what_is_divided_shrinks_with_the_number_of_devices(tmp_path: Path) -> None:

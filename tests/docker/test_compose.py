@@ -110,8 +110,8 @@ def test_pages_are_on_this_machine_only_and_nobody_has_linux_capabilities(stack:
 
 
 def test_every_image_of_others_is_named_by_its_digest(stack: dict[str, Any]) -> None:
-    own = {n for n, service in stack["services"].items() if ":-rlhf-" in service["image"]}
-    assert set(stack["services"]) - own == {"postgres", "s3"}
+    entries = {n for n, service in stack["services"].items() if ":-rlhf-" in service["image"]}
+    assert set(stack["services"]) - entries == {"postgres", "s3"}
     for name in ("postgres", "s3"):
         image = stack["services"][name]["image"]
         assert re.fullmatch(r"\$\{\w+:-[\w/]+:[\w.]+@sha256:[0-9a-f]{64}\}", image), name
@@ -122,8 +122,8 @@ def test_every_image_of_others_is_named_by_its_digest(stack: dict[str, Any]) -> 
 
 def test_images_and_the_digest_of_the_code_have_every_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    found = project["tool"]["setuptools"]["packages"]["find"]["include"]
-    packages = {name.removesuffix("*") for name in found}
+    result = project["tool"]["setuptools"]["packages"]["find"]["include"]
+    packages = {name.removesuffix("*") for name in result}
     sent = set((ROOT / ".dockerignore").read_text().splitlines())
     assert {f"!{name}" for name in packages} <= sent
     assert set(PACKAGES) == packages

@@ -13,9 +13,9 @@ LOCKS = ("requirements.lock", "requirements-cuda.lock")
 def packages(name: str) -> dict[str, tuple[str, int]]:
     """Name -> version, and how many hashes."""
     lines = (ROOT / name).read_text().splitlines()[1:]
-    found = [LINE.fullmatch(line) for line in lines]
-    assert all(found), [line for line, hit in zip(lines, found, strict=True) if not hit]
-    return {hit[1]: (hit[2], hit[3].count("sha256:")) for hit in found if hit}
+    result = [LINE.fullmatch(line) for line in lines]
+    assert all(result), [line for line, hit in zip(lines, result, strict=True) if not hit]
+    return {hit[1]: (hit[2], hit[3].count("sha256:")) for hit in result if hit}
 
 
 def test_the_lock_has_every_package_of_the_constraints_in_its_version() -> None:

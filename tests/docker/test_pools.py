@@ -84,12 +84,12 @@ def test_a_wrong_job_is_not_valid() -> None:
 
 def test_the_manifests_are_valid_for_kubernetes() -> None:
     manifests = list(yaml.safe_load_all((ROOT / "docker" / "kubernetes.yaml").read_text()))
-    assert [each["kind"] for each in manifests] == [
+    assert [manifest["kind"] for manifest in manifests] == [
         "Namespace", "PersistentVolumeClaim", "PersistentVolumeClaim", "ServiceAccount", "Role",
         "RoleBinding", "Deployment", "Deployment",
     ]  # fmt: skip
-    for each in manifests:
-        kubernetes_validate.validate(each, KUBERNETES, strict=True)
+    for manifest in manifests:
+        kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
 
 
 def breaks_restricted(pod: dict[str, Any]) -> set[str]:
@@ -104,15 +104,15 @@ def breaks_restricted(pod: dict[str, Any]) -> set[str]:
         "projected", "secret",
     }  # fmt: skip
     for container in [*pod["containers"], *pod.get("initContainers", [])]:
-        own = container.get("securityContext", {})
-        both = pod.get("securityContext", {}) | own
-        capabilities = own.get("capabilities", {})
+        entries = container.get("securityContext", {})
+        both = pod.get("securityContext", {}) | entries
+        capabilities = entries.get("capabilities", {})
         kept = {
             "runAsNonRoot": both.get("runAsNonRoot") is True,
             "runAsUser": both.get("runAsUser") != 0,
             "seccompProfile": both.get("seccompProfile", {}).get("type") in ("RuntimeDefault", "Localhost"),
-            "allowPrivilegeEscalation": own.get("allowPrivilegeEscalation") is False,
-            "privileged": not own.get("privileged"),
+            "allowPrivilegeEscalation": entries.get("allowPrivilegeEscalation") is False,
+            "privileged": not entries.get("privileged"),
             "capabilities": capabilities.get("drop") == ["ALL"]
             and set(capabilities.get("add", [])) <= {"NET_BIND_SERVICE"},
             "hostPort": not any(port.get("hostPort") for port in container.get("ports", [])),
@@ -125,9 +125,9 @@ def test_workers_and_stage_keep_pod_security_restricted() -> None:
     manifests = list(yaml.safe_load_all((ROOT / "docker" / "kubernetes.yaml").read_text()))
     assert manifests[0]["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
     pods = {
-        each["metadata"]["name"]: each["spec"]["template"]["spec"]
-        for each in [*manifests, {**rendered_job(), "metadata": {"name": "stage"}}]
-        if each["kind"] in ("Deployment", "Job")
+        item["metadata"]["name"]: item["spec"]["template"]["spec"]
+        for item in [*manifests, {**rendered_job(), "metadata": {"name": "stage"}}]
+        if item["kind"] in ("Deployment", "Job")
     }
     assert {name: breaks_restricted(pod) for name, pod in pods.items()} == {
         "rlhf-worker": set(), "rlhf-retrain": set(), "stage": set(),
@@ -142,14 +142,14 @@ def test_the_cluster_serves_retraining_in_a_workspace_that_stays() -> None:
     pod = retrain["spec"]["template"]["spec"]
     [container] = pod["containers"]
     assert container["args"][container["args"].index("--pool") + 1] == PROJECT_POOL
-    mounted = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+    mounted = {item["mountPath"]: item["name"] for item in container["volumeMounts"]}
     claims = {
-        each["name"]: each["persistentVolumeClaim"]["claimName"]
-        for each in pod["volumes"]
-        if "persistentVolumeClaim" in each
+        item["name"]: item["persistentVolumeClaim"]["claimName"]
+        for item in pod["volumes"]
+        if "persistentVolumeClaim" in item
     }
-    known = {m["metadata"]["name"] for m in manifests if m["kind"] == "PersistentVolumeClaim"}
-    assert {claims[mounted["/workspaces"]], claims[mounted["/cache"]]} == known
+    reference = {m["metadata"]["name"] for m in manifests if m["kind"] == "PersistentVolumeClaim"}
+    assert {claims[mounted["/workspaces"]], claims[mounted["/cache"]]} == reference
     assert (retrain["spec"]["replicas"], retrain["spec"]["strategy"]["type"]) == (1, "Recreate")
 
 

@@ -108,8 +108,8 @@ def served(root: Path) -> Iterator[Checkout]:
 @pytest.fixture(scope="module")
 def checkout(new_checkout: Callable[[], Path]) -> Iterator[Checkout]:
     """The one that the tests of this file run in, one after the other."""
-    with served(new_checkout()) as made:
-        yield made
+    with served(new_checkout()) as result:
+        yield result
 
 
 def await_process_of(checkout: Checkout, stage: str, pipeline: subprocess.Popen[bytes], before: int) -> int:
@@ -209,8 +209,8 @@ def artifact(checkout: Checkout, key: str) -> str:
     """Prefect's newest artifact of a key."""
     login = base64.b64encode(api_key(checkout.root).encode()).decode()
     url = f"{prefect_api(checkout.root)}/artifacts/{key}/latest"
-    found = httpx.get(url, headers={"Authorization": f"Basic {login}"}, timeout=STEP_SECONDS)
-    return str(found.raise_for_status().json()["data"])
+    result = httpx.get(url, headers={"Authorization": f"Basic {login}"}, timeout=STEP_SECONDS)
+    return str(result.raise_for_status().json()["data"])
 
 
 @pytest.mark.usefixtures("quick_stages")
@@ -229,9 +229,9 @@ def test_dvc_has_nothing_to_say_after_a_run(checkout: Checkout) -> None:
     shown = dvc(checkout, "metrics", "show", "--json")[""]["data"]
     assert list(shown) == ["metrics/key.json"]
     scores = json.loads((checkout.root / "metrics" / "evaluate.json").read_text())
-    found = shown["metrics/key.json"]["data"]
-    assert found["evaluate"]["win_rate_reward"] == scores["win_rate_reward"]
-    assert sum(len(numbers) for numbers in found.values()) < 20
+    result = shown["metrics/key.json"]["data"]
+    assert result["evaluate"]["win_rate_reward"] == scores["win_rate_reward"]
+    assert sum(len(numbers) for numbers in result.values()) < 20
 
 
 def dvc(checkout: Checkout, *arguments: str) -> dict[str, Any]:
@@ -276,25 +276,25 @@ def test_what_an_export_measured_is_in_the_report_and_in_the_registry(checkout: 
     assert champion is not None
     assert checkout.run("report", champion.run_id, "--html").returncode == 0
     page = (checkout.root / "report/report.html").read_text()
-    assert [each["kind"] for each in files] == ["f32", "q8_0", "q4_0"]
-    for each in files:
-        found = f"{each['flips']} of {each['prompts']}"
-        assert f"{found} greedy replies are not" in version.tags[f"quantised.{each['kind']}"]
-        assert found in page
+    assert [file["kind"] for file in files] == ["f32", "q8_0", "q4_0"]
+    for file in files:
+        result = f"{file['flips']} of {file['prompts']}"
+        assert f"{result} greedy replies are not" in version.tags[f"quantised.{file['kind']}"]
+        assert result in page
 
 
 @pytest.mark.usefixtures("quick_stages")
 def test_a_benchmark_of_the_champion_is_planned_priced_and_kept(checkout: Checkout) -> None:
     done = checkout.run("bench", "--concurrency", "1,2", "--seconds", "1", "--slots", "2", "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    content = json.loads(done.stdout)
     champion = read_record(checkout.root).champion
     assert champion is not None
-    assert (found["run_id"], found["model"]) == (champion.run_id, champion.run_id)
-    assert [each["failed"] for each in found["loads"]] == [0, 0]
-    assert all(each["planned_tokens_per_second"] > 0 for each in found["loads"])
-    assert found["peak_bytes"] > 50e6
-    assert found["planned_peak_bytes"] > 50e6
+    assert (content["run_id"], content["model"]) == (champion.run_id, champion.run_id)
+    assert [item["failed"] for item in content["loads"]] == [0, 0]
+    assert all(item["planned_tokens_per_second"] > 0 for item in content["loads"])
+    assert content["peak_bytes"] > 50e6
+    assert content["planned_peak_bytes"] > 50e6
     kept = read_benchmarked(checkout.root, champion.run_id)
     assert kept is not None
     assert kept.model_digest == champion.model_digest
@@ -360,8 +360,8 @@ def test_a_student_is_made_after_the_others_and_promoted_in_their_place(checkout
     )
     done = checkout.run("run", "--json", "--recipe", str(recipe))
     assert done.returncode == 0, done.stderr
-    found = {stage["stage"]: stage["cached"] for stage in json.loads(done.stdout)["stages"]}
-    assert found == dict.fromkeys(STAGES, True) | {"distill": False, "evaluate": False}
+    result = {stage["stage"]: stage["cached"] for stage in json.loads(done.stdout)["stages"]}
+    assert result == dict.fromkeys(STAGES, True) | {"distill": False, "evaluate": False}
     assert checkout.starts() == before + 1  # evaluate, beside distill, which STAGES has not
     assert dvc(checkout, "status", "--json") == {}
     again = checkout.run("run", "--json")

@@ -75,7 +75,7 @@ class Project(NamedTuple):
             stage: jsonl.read(self.root / "runs" / stage / "attempts.jsonl", AttemptRow).rows
             for stage in stages_of("ppo")
         }
-        return {stage: sum(row.event == "start" for row in found) for stage, found in rows.items()}
+        return {stage: sum(row.event == "start" for row in item) for stage, item in rows.items()}
 
     def champion(self) -> str:
         champion = read_record(self.root).champion
@@ -95,21 +95,21 @@ class Project(NamedTuple):
 @pytest.fixture(scope="module")
 def project(new_checkout: Callable[[], Path]) -> Iterator[Project]:
     """A checkout with a first champion, and a Prefect server of its own."""
-    made = Project(new_checkout())
-    write(load(ROOT / "recipes" / "demo.yaml", [*SMALL, *FIRST]), made.root / "params.yaml")
+    result = Project(new_checkout())
+    write(load(ROOT / "recipes" / "demo.yaml", [*SMALL, *FIRST]), result.root / "params.yaml")
     with forked_stages() as environment, pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
         try:
-            start(made.root, [prefect_plan(made.root, free_port())])
-            done = made.rlhf("run")
+            start(result.root, [prefect_plan(result.root, free_port())])
+            done = result.rlhf("run")
             assert done.returncode == 0, done.stderr
-            done = made.rlhf("promote", "last", "--yes", "--why", "the first one")
+            done = result.rlhf("promote", "last", "--yes", "--why", "the first one")
             assert done.returncode == 0, done.stderr
-            write(load(ROOT / "recipes" / "demo.yaml", list(SMALL)), made.root / "params.yaml")
-            yield made
+            write(load(ROOT / "recipes" / "demo.yaml", list(SMALL)), result.root / "params.yaml")
+            yield result
         finally:
-            stop(made.root)
+            stop(result.root)
 
 
 def vote(project: Project, count: int, seed: int, prefer_careless: bool) -> None:

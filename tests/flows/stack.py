@@ -68,8 +68,8 @@ class Stack(NamedTuple):
         """A run as the form starts it: the prefilled parameters with some of them changed, `section__key` for those of
         params.
         """
-        found = self.client.read_deployment_by_name(deployment)
-        parameters = dict(found.parameters)
+        answer = self.client.read_deployment_by_name(deployment)
+        parameters = dict(answer.parameters)
         for name, value in changes.items():
             if name in parameters:
                 parameters[name] = value
@@ -79,7 +79,7 @@ class Stack(NamedTuple):
                 for section in sections:
                     node = node[section]
                 node[key] = value
-        return self.client.create_flow_run_from_deployment(found.id, parameters=parameters).id
+        return self.client.create_flow_run_from_deployment(answer.id, parameters=parameters).id
 
     def run(self, flow_run_id: UUID) -> FlowRun:
         return self.client.read_flow_run(flow_run_id)
@@ -100,8 +100,8 @@ class Stack(NamedTuple):
 
     def artifacts(self, flow_run_id: UUID) -> dict[str, str]:
         """Key -> what the artifacts of a run show."""
-        of_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run_id]))
-        return {str(found.key): str(found.data) for found in self.client.read_artifacts(artifact_filter=of_run)}
+        run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run_id]))
+        return {str(artifact.key): str(artifact.data) for artifact in self.client.read_artifacts(artifact_filter=run)}
 
     def worker_log(self) -> str:
         path = self.root / ".rlhf" / "logs" / "worker.log"
@@ -118,12 +118,12 @@ def stack(folder: Path, *options: str) -> Iterator[Stack]:
     ports = ("--prefect-port", str(prefect), "--mlflow-port", str(mlflow))
     ours = {PREFECT_API_URL: f"http://{HOST}:{prefect}/api", PREFECT_API_AUTH_STRING: api_key(root)}
     with temporary_settings(ours), get_client(sync_client=True) as client:
-        made = Stack(root, client, ports)
+        result = Stack(root, client, ports)
         try:
-            made.up(*options)
-            yield made
+            result.up(*options)
+            yield result
         finally:
-            made.rlhf("down")
+            result.rlhf("down")
 
 
 def environment() -> dict[str, str]:

@@ -38,22 +38,22 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 def test_every_deployment_of_prefect_yaml_is_there_prefilled_from_the_recipe(up: Stack) -> None:
-    found = {deployment.name: deployment for deployment in up.client.read_deployments()}
-    wanted = {each["name"]: each for each in yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]}
-    assert set(found) == set(wanted)
-    for name, deployment in found.items():
+    result = {deployment.name: deployment for deployment in up.client.read_deployments()}
+    wanted = {item["name"]: item for item in yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]}
+    assert set(result) == set(wanted)
+    for name, deployment in result.items():
         assert deployment.tags == wanted[name]["tags"]
         assert deployment.description == wanted[name]["description"]
     assert up.client.read_work_pool("cpu").status == WorkPoolStatus.READY
-    assert found["rlhf"].parameters == {"params": load(RECIPE).model_dump(mode="json")}
+    assert result["rlhf"].parameters == {"params": load(RECIPE).model_dump(mode="json")}
 
 
 FORMS = ("rlhf", "retrain", "promote", "start", "study", "serve-bench", "label-import")
 
 
 def form_of(up: Stack, flow: str) -> dict[str, Any]:
-    found = up.client.read_deployment_by_name(f"{flow}/{flow}").parameter_openapi_schema
-    return found or {}
+    schema = up.client.read_deployment_by_name(f"{flow}/{flow}").parameter_openapi_schema
+    return schema or {}
 
 
 def test_the_form_knows_descriptions_bounds_and_choices(up: Stack) -> None:

@@ -106,8 +106,10 @@ def test_a_run_that_finishes_is_told_with_its_cost(up: Stack, webhook: tuple[str
 def mlflow_run(up: Stack, name: str) -> Any:
     client = MlflowClient(f"sqlite:///{up.root / 'mlflow.db'}")
     tagged = [(run, run.data.tags) for run in client.search_runs(["1"])]
-    (found,) = [run for run, tags in tagged if tags.get("rlhf.run_id", "").endswith(name) and "rlhf.stage" not in tags]
-    return found
+    (result,) = [
+        run for run, tags in tagged if tags.get("rlhf.run_id", "").endswith(name) and "rlhf.stage" not in tags
+    ]
+    return result
 
 
 def test_a_killed_run_is_ended_and_the_next_one_goes_on(up: Stack, webhook: tuple[str, list[dict[str, Any]]]) -> None:
@@ -130,9 +132,9 @@ def test_a_killed_run_is_ended_and_the_next_one_goes_on(up: Stack, webhook: tupl
 def impatient(up: Stack) -> Iterator[None]:
     """Have the server wait 10 s for a sign of life, less than the time between two heartbeats."""
     for wanted in (silent_automation(), unstarted_automation()):
-        (found,) = up.client.read_automations_by_name(wanted.name)
+        (result,) = up.client.read_automations_by_name(wanted.name)
         trigger = wanted.trigger.model_copy(update={"within": timedelta(seconds=10)})
-        up.client.update_automation(found.id, wanted.model_copy(update={"trigger": trigger}))
+        up.client.update_automation(result.id, wanted.model_copy(update={"trigger": trigger}))
     try:
         yield
     finally:
@@ -144,13 +146,13 @@ def impatient(up: Stack) -> Iterator[None]:
 def test_a_run_killed_with_its_worker_is_ended_by_the_server(up: Stack) -> None:
     up.behave("long")
     with impatient(up):
-        killed, waiting, taken = up.start(), up.start(), up.start()
+        killed, waiting, claimed = up.start(), up.start(), up.start()
         process = at_work(up, killed)
         os.kill(up.server("worker").pid, signal.SIGKILL)
         process.kill()
-        up.client.set_flow_run_state(taken, Pending(), force=True)  # as the worker leaves it
+        up.client.set_flow_run_state(claimed, Pending(), force=True)  # as the worker leaves it
         assert up.run(killed).state_name == "Running", "nobody is left who could tell"
-        for run, reason in ((killed, "No heartbeat for"), (taken, "Pending for")):
+        for run, reason in ((killed, "No heartbeat for"), (claimed, "Pending for")):
             ended = up.await_end(run)
             assert (ended.state_name, ended.state_type) == ("Zombie", StateType.CRASHED)
             assert str(ended.state and ended.state.message).startswith(reason)
@@ -200,9 +202,9 @@ def test_servers_that_restart_in_the_middle_of_a_run_lose_nothing(up: Stack) -> 
     client = MlflowClient(up.server("mlflow").url)
     run_id = next(row.run_id for row in pipeline_rows(up.root) if row.run_id.endswith(name))
     children = {
-        each.data.tags["rlhf.stage"]: each
-        for each in client.search_runs(["1"])
-        if each.data.tags.get("rlhf.run_id") == run_id and "rlhf.stage" in each.data.tags
+        search_run.data.tags["rlhf.stage"]: search_run
+        for search_run in client.search_runs(["1"])
+        if search_run.data.tags.get("rlhf.run_id") == run_id and "rlhf.stage" in search_run.data.tags
     }
     for stage in stages_of("ppo"):
         rows = [

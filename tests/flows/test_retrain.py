@@ -151,20 +151,20 @@ def end(root: Path) -> RetrainRow:
 
 
 def runs(root: Path) -> list[str]:
-    found = pipeline_rows(root)
-    return [row.run_id for row in found if row.event == "start"]
+    result = pipeline_rows(root)
+    return [row.run_id for row in result if row.event == "start"]
 
 
 def champion(root: Path) -> str:
-    found = read_record(root).champion
-    assert found is not None
-    return found.run_id
+    record = read_record(root).champion
+    assert record is not None
+    return record.run_id
 
 
 def artifacts(state: Any) -> dict[str, str]:
     with get_client(sync_client=True) as client:
         by_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[state.state_details.flow_run_id]))
-        return {found.key: found.data for found in client.read_artifacts(artifact_filter=by_run)}
+        return {artifact.key: artifact.data for artifact in client.read_artifacts(artifact_filter=by_run)}
 
 
 def usd_of(root: Path, run_id: str) -> float:
@@ -223,8 +223,8 @@ def test_the_months_money_is_not_lifted_by_reasons_or_force(project: Path, force
     prepare(project)
     assert cycle(project, "retrain.monthly_usd=0.03", force=force).name == "Skipped"
     spent = sum(row.usd for row in rows(project) if row.event == "cost")
-    planned, left, counted = re.findall(r"\$[\d.]+", end(project).said)
-    assert says(left, [max(0.0, 0.03 - spent)])
+    planned, remaining, counted = re.findall(r"\$[\d.]+", end(project).said)
+    assert says(remaining, [max(0.0, 0.03 - spent)])
     assert says(counted, [spent])
     assert numbers(planned)[0][0] > 0.03
     assert "of retrain.monthly_usd=0.03 are left" in end(project).said
@@ -238,14 +238,14 @@ def test_a_model_that_loses_is_trained_compared_and_not_promoted(project: Path) 
     assert (state.name, row.outcome) == ("Kept", "kept"), row.said
     assert "wins against the champion fails: it wins 41.0%" in row.said
     assert row.run_id == runs(project)[-1] != first
-    asked = json.loads((project / "contest.asked.json").read_text())
-    assert asked == {"--champion": "one", "--challenger": "two"}
+    content = json.loads((project / "contest.asked.json").read_text())
+    assert content == {"--champion": "one", "--challenger": "two"}
     assert json.loads((project / "examine.asked.json").read_text()) == {"--champion": "one"}
     assert (champion(project), len(read_record(project).events)) == (first, before)
-    own = [each for each in rows(project) if each.cycle == row.cycle]
-    helpers = sum(each.usd for each in own if each.event == "cost")
+    entries = [item for item in rows(project) if item.cycle == row.cycle]
+    helpers = sum(item.usd for item in entries if item.event == "cost")
     assert row.detail["usd"] == pytest.approx(helpers + usd_of(project, row.run_id))
-    assert [each.event for each in own] == ["begin", "cost", "reserved", "cost", "end"]
+    assert [item.event for item in entries] == ["begin", "cost", "reserved", "cost", "end"]
     page = (project / RETRAIN_FOLDER / row.cycle / "cycle.md").read_text()
     assert "**fails**" in page
     assert artifacts(state)["retrain"] == page
@@ -332,7 +332,7 @@ def test_a_better_model_waits_for_approval_is_promoted_and_rolled_back(
     aliases = MlflowClient(f"sqlite:///{project / 'mlflow.db'}")
     for alias, run_id in (("champion", row.run_id), ("previous", first)):
         version = aliases.get_model_version_by_alias("helpdesk-assistant", alias)
-        entry = next(each for each in record.lineage if each.run_id == run_id)
+        entry = next(item for item in record.lineage if item.run_id == run_id)
         assert version.tags["dvc.digest"] == entry.model_digest
     rollback(project, "people complained", by="ada")
     event = read_record(project).events[-1]

@@ -258,9 +258,9 @@ def served(project: Path, module: str = "flows.rlhf", flow: str = "rlhf") -> Ite
         deadline = time.monotonic() + 120
         with get_client(sync_client=True) as client:
             while not [
-                found
-                for found in client.read_deployments()
-                if found.name == "tested" and found.entrypoint == f"{module}.{flow}"
+                deployment
+                for deployment in client.read_deployments()
+                if deployment.name == "tested" and deployment.entrypoint == f"{module}.{flow}"
             ]:
                 assert process.poll() is None, log.read_text()
                 assert time.monotonic() < deadline, log.read_text()
@@ -269,9 +269,9 @@ def served(project: Path, module: str = "flows.rlhf", flow: str = "rlhf") -> Ite
     # nothing of it is needed any more, and its own end may wait forever on a run that has just ended
     finally:
         runner = psutil.Process(process.pid)
-        for each in [*runner.children(recursive=True), runner]:
+        for item in [*runner.children(recursive=True), runner]:
             with suppress(psutil.NoSuchProcess):
-                each.kill()
+                item.kill()
         process.wait(60)
 
 

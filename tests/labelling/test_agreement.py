@@ -38,10 +38,10 @@ def test_full_agreement_is_one_and_a_single_category_says_nothing() -> None:
 
 
 def test_only_units_with_two_judgements_count() -> None:
-    found = units({"a": "1 1 2 .", "b": "1 2 . 2"})
-    assert observed_agreement(found) == 0.5
-    assert couples(found)[0][:4] == ("a", "b", 2, 0.5)
-    assert krippendorff_alpha(found) == krippendorff_alpha(found[:2])
+    result = units({"a": "1 1 2 .", "b": "1 2 . 2"})
+    assert observed_agreement(result) == 0.5
+    assert couples(result)[0][:4] == ("a", "b", 2, 0.5)
+    assert krippendorff_alpha(result) == krippendorff_alpha(result[:2])
 
 
 def test_nothing_judged_is_no_number() -> None:

@@ -40,9 +40,9 @@ def ask(port: int, path: str, body: Any = None, **headers: str) -> tuple[int, di
     sent = {"Content-Type": "application/json"} | {name.replace("_", "-"): value for name, value in headers.items()}
     connection.request("GET" if body is None else "POST", path, content, sent)
     answer = connection.getresponse()
-    found = answer.status, json.loads(answer.read())
+    result = answer.status, json.loads(answer.read())
     connection.close()
-    return found
+    return result
 
 
 def vote(port: int, annotator: str, choice: str) -> dict[str, Any]:
@@ -57,18 +57,18 @@ def test_votes_are_of_the_response_not_of_the_side(port: int, files: tuple[Path,
     states = [vote(port, "ada", choice) for choice in ("left", "right", "tie", "skip")]
     assert [(state["done"], state["skipped"]) for state in states] == [(1, 0), (2, 0), (3, 0), (4, 1)]
     assert states[-1]["pair"] is None
-    left = [shown_left(pair, "ada") for pair in read_pairs(files[0])]
-    assert [found.vote for found in read_votes(files[1])] == [left[0], 3 - left[1], 0, None]
-    assert [found.left for found in read_votes(files[1])] == left
+    left_numbers = [shown_left(pair, "ada") for pair in read_pairs(files[0])]
+    assert [row.vote for row in read_votes(files[1])] == [left_numbers[0], 3 - left_numbers[1], 0, None]
+    assert [row.left for row in read_votes(files[1])] == left_numbers
 
 
 def test_what_is_shown_on_the_left_is_what_left_means(port: int, files: tuple[Path, Path]) -> None:
     for name in ("ada", "bob", "cyd"):
         pair = ask(port, f"/api/next?annotator={name}")[1]["pair"]
         vote(port, name, "left")
-        found = read_votes(files[1])[-1]
-        assert pair["left"] == (found.pair.response1 if found.vote == 1 else found.pair.response2)
-        assert pair["right"] == (found.pair.response2 if found.vote == 1 else found.pair.response1)
+        votes = read_votes(files[1])[-1]
+        assert pair["left"] == (votes.pair.response1 if votes.vote == 1 else votes.pair.response2)
+        assert pair["right"] == (votes.pair.response2 if votes.vote == 1 else votes.pair.response1)
 
 
 def test_annotators_have_their_own_progress_and_resume_after_a_restart(port: int, files: tuple[Path, Path]) -> None:

@@ -85,13 +85,13 @@ class Sim(Tensor):
 
     @staticmethod
     def __new__(cls, host: Tensor, requires_grad: bool = False) -> "Sim":
-        made: Sim = Tensor._make_wrapper_subclass(
+        result: Sim = Tensor._make_wrapper_subclass(
             cls, host.size(), strides=host.stride(), storage_offset=host.storage_offset(),
             dtype=host.dtype, layout=host.layout, device=torch.device("sim:0"),
             requires_grad=requires_grad,
         )  # fmt: skip
-        made.host, made.held = host, _Held(host.untyped_storage())
-        return made
+        result.host, result.held = host, _Held(host.untyped_storage())
+        return result
 
     def untyped_storage(self) -> torch.UntypedStorage:
         return self.host.untyped_storage()
@@ -124,8 +124,8 @@ def _host(value: Any) -> Any:
 
 def _run(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     name = str(func)
-    tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-    on_device, device = any(isinstance(each, Sim) for each in tensors), kwargs.get("device")
+    tensors = [tree_leave for tree_leave in tree_leaves((args, kwargs)) if isinstance(tree_leave, Tensor)]
+    on_device, device = any(isinstance(tensor, Sim) for tensor in tensors), kwargs.get("device")
     to_device = device is not None and torch.device(device).type == "sim"
     if name.startswith("aten.copy_"):
         crosses = isinstance(args[1], Sim) != isinstance(args[0], Sim)
@@ -142,25 +142,25 @@ def _run(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any
     if on_device and name.startswith(WAITING):
         SYNCS[_line()] += 1
     if on_device and not name.startswith(INDEXING):
-        for each in tensors:
-            if not isinstance(each, Sim) and each.dim() > 0:
+        for tensor in tensors:
+            if not isinstance(tensor, Sim) and tensor.dim() > 0:
                 raise RuntimeError(
                     f"Expected all tensors to be on the same device, but found sim:0 and cpu: {name} at {_line()}"
                 )
     settings = dict(tree_map(_host, kwargs))
     if to_device:
         settings["device"] = torch.device("cpu")
-    found = func(*tree_map(_host, args), **settings)
+    result = func(*tree_map(_host, args), **settings)
     if not (on_device or to_device):
-        return found
-    in_place = {id(each.host): each for each in tensors if isinstance(each, Sim)}
+        return result
+    in_place = {id(tensor.host): tensor for tensor in tensors if isinstance(tensor, Sim)}
 
     def wrapped(each: Any) -> Any:
         if not isinstance(each, Tensor):
             return each
         return in_place[id(each)] if id(each) in in_place else Sim(each)
 
-    return tree_map(wrapped, found)
+    return tree_map(wrapped, result)
 
 
 def _fallback(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -175,8 +175,8 @@ _tensor = torch.tensor
 
 
 def _from_list(data: Any, *args: Any, device: Any = None, **kwargs: Any) -> Tensor:
-    made = _tensor(data, *args, **kwargs)
-    return made if device is None else made.to(device)
+    result = _tensor(data, *args, **kwargs)
+    return result if device is None else result.to(device)
 
 
 torch.tensor = _from_list  # a list goes to the device through the host
@@ -193,20 +193,20 @@ class _Attention(torch.autograd.Function):
         ctx: Any, query: Sim, key: Sim, value: Sim, mask: Tensor | None, causal: bool, scale: float | None
     ) -> Tensor:
         ctx.options = {"attn_mask": mask, "scale": scale}, causal
-        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        result = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             *map(_host, (query, key, value)), 0.0, causal, attn_mask=mask, scale=scale
         )
-        out, sums = map(Sim, found)
+        out, sums = map(Sim, result)
         ctx.save_for_backward(query, key, value, out, sums)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Sim) -> tuple[Tensor | None, ...]:
         options, causal = ctx.options
-        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        result = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad.host, *map(_host, ctx.saved_tensors), 0.0, causal, **options
         )
-        return (*map(Sim, found), None, None, None)
+        return (*map(Sim, result), None, None, None)
 
 
 def _attend(
@@ -219,9 +219,9 @@ def _attend(
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -torch.inf)
     if enable_gqa:
-        key, value = (each.repeat_interleave(query.shape[1] // key.shape[1], 1) for each in (key, value))
-    found: Tensor = _Attention.apply(query, key, value, _host(attn_mask), is_causal, scale)
-    return found
+        key, value = (item.repeat_interleave(query.shape[1] // key.shape[1], 1) for item in (key, value))
+    result: Tensor = _Attention.apply(query, key, value, _host(attn_mask), is_causal, scale)
+    return result
 
 
 torch.nn.functional.scaled_dot_product_attention = _attend

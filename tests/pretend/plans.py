@@ -38,7 +38,7 @@ METHODS = (("ppo", "separate"), ("ppo", "other"), ("rloo", ""), ("grpo", ""))
 
 def main(folder: Path) -> None:
     """Run all, and write [cell, phase, planned bytes, held bytes] to FOLDER/found.json."""
-    rng, found = random.Random(1), list[tuple[str, str, float, int]]()
+    rng, result = random.Random(1), list[tuple[str, str, float, int]]()
     for number, shape in enumerate(SHAPES):
         for adapted in (False, True):
             name = f"{number} {'adapters' if adapted else 'all'}"
@@ -49,31 +49,31 @@ def main(folder: Path) -> None:
             chosen = drawn(shape, rank, "ppo", rng)
             write(chosen, root / "params.yaml")
             if adapted:
-                for made in ("data", "metrics"):
-                    shutil.copytree(plain / made, root / made)
+                for result in ("data", "metrics"):
+                    shutil.copytree(plain / result, root / result)
                 shutil.copytree(plain / "models" / "sft", root / "base")
             else:
                 assert run_main(root, "data") == EXIT_DONE
-            found += measured(root, name, "sft")
+            result += measured(root, name, "sft")
             measured(root, name, "reward")
             for method, layout in METHODS:
                 other = folder / f"{root.name}-{method}-{layout}"
                 shutil.copytree(root, other)
                 write(drawn(shape, rank, method, rng, layout), other / "params.yaml")
-                found += measured(other, f"{name} {layout}".strip(), method)
+                result += measured(other, f"{name} {layout}".strip(), method)
                 shutil.rmtree(other)
-        (folder / "found.json").write_text(json.dumps(found))
+        (folder / "found.json").write_text(json.dumps(result))
 
 
 def drawn(shape: dict[str, Any], rank: int, method: str, rng: random.Random, layout: str = "separate") -> Params:
     """Params of a cell; `rank` 0 trains all weights."""
     lora = {"rank": rank, "alpha": 8.0, "modules": list(MODULES), "dropout": 0.0}
-    own = {"lora": lora} if rank else {}
-    trainer = own | {"max_steps": 3, "micro_batch_size": 8, "batch_size": 16}
+    entries = {"lora": lora} if rank else {}
+    trainer = entries | {"max_steps": 3, "micro_batch_size": 8, "batch_size": 16}
     if layout == "other":
         layout = "shared_base" if rank else "shared_trunk"
     batch = rng.choice((8, 16, 32))
-    section = own | {
+    section = entries | {
         "updates": 2, f"{method}_epochs": 1, "checkpoint_every_updates": 9, "batch_size": batch,
         "rollout_batch_size": batch, "max_new_tokens": rng.choice((8, 16, 24)),
         "micro_batch_tokens": rng.choice((300, 600, 2400)), "num_mini_batches": 1,

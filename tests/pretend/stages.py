@@ -75,25 +75,25 @@ def settings(cell: Cell) -> Params:
         if cell.base == "whole"
         else {"random": None, "path": "./base"}
     )
-    own = {cell.stage: cell.section} if cell.section else {}
-    return params(**BASES[cell.base], model=model, align={"method": method}, **own)
+    entries = {cell.stage: cell.section} if cell.section else {}
+    return params(**BASES[cell.base], model=model, align={"method": method}, **entries)
 
 
 def main(folder: Path, waits: Counter[str], memory: Any) -> None:
     """Run every cell; how it exited and where the host waited for the device go to FOLDER/found.json."""
-    found = {}
+    result = {}
     for base in BASES:
         root = folder / base
         root.mkdir()
         write(settings(Cell(base, "", {}, base)), root / "params.yaml")
         if base == "adapted":
-            for made in ("data", "metrics"):
-                shutil.copytree(folder / "whole" / made, root / made)
+            for result in ("data", "metrics"):
+                shutil.copytree(folder / "whole" / result, root / result)
             shutil.copytree(folder / "whole" / "models" / "sft", root / "base")
         else:
-            found["data"] = run_main(root, "data"), {}
+            result["data"] = run_main(root, "data"), {}
         for stage in ("sft", "reward"):
-            found[f"{base} {stage}"] = run_main(root, stage), {}
+            result[f"{base} {stage}"] = run_main(root, stage), {}
     for cell in CELLS:
         root = folder / cell.name.replace(" ", "-")
         shutil.copytree(folder / cell.base, root)
@@ -106,9 +106,9 @@ def main(folder: Path, waits: Counter[str], memory: Any) -> None:
         if cell.stops:
             with mock.patch.object(Stage, "synchronise_stop", stop):
                 assert run_main(root, cell.stage) == EXIT_RESUMABLE
-        found[cell.name] = run_main(root, cell.stage), dict(waits)
+        result[cell.name] = run_main(root, cell.stage), dict(waits)
         memory.total = 2**40
-    (folder / "found.json").write_text(json.dumps(found))
+    (folder / "found.json").write_text(json.dumps(result))
 
 
 def stop(stage: Stage) -> bool:

@@ -30,7 +30,7 @@ def test_a_forward_pass_stays_on_the_gpu(dtype: torch.dtype, monkeypatch: pytest
         for packed in rows:
             places = torch.arange(len(packed.ids_N))
             hidden_ND = packed_hidden(model, packed, places)
-            found = logprobs.token_logprobs(hidden_ND, logprobs.output_weight(model), places.to("cuda"), 1.0)
-            for each in (hidden_ND, *found):
-                assert each.device.type == "cuda"
-                assert len(each) == len(places)
+            result = logprobs.token_logprobs(hidden_ND, logprobs.output_weight(model), places.to("cuda"), 1.0)
+            for item in (hidden_ND, *result):
+                assert item.device.type == "cuda"
+                assert len(item) == len(places)

@@ -17,8 +17,8 @@ def test_sixty_drawn_settings_hold_what_was_planned(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.pretend.plans", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads((tmp_path / "found.json").read_text())
-    errors = {(cell, phase): planned / held - 1 for cell, phase, planned, held in found}
+    content = json.loads((tmp_path / "found.json").read_text())
+    errors = {(cell, phase): planned / held - 1 for cell, phase, planned, held in content}
     assert len({cell for cell, _ in errors}) == 60
     off = sorted(map(abs, errors.values()))
     assert median(off) < 0.05

@@ -35,18 +35,18 @@ def rollout(looks: int, eos: int) -> tuple[list[list[int]], dict[str, int]]:
         [sys.executable, "-c", PROGRAM, str(looks), str(eos)], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    on_cpu, on_device = found["drawn"]
+    content = json.loads(done.stdout)
+    on_cpu, on_device = content["drawn"]
     assert on_device[0] == on_cpu[0]
     for ours, theirs in zip(on_device[1], on_cpu[1], strict=True):
         assert ours == pytest.approx(theirs, abs=1e-5)
-    return on_device[0], found["syncs"]
+    return on_device[0], content["syncs"]
 
 
 @pytest.mark.integration
 def test_the_host_waits_for_no_token() -> None:
     responses, syncs = rollout(looks=8, eos=-1)
-    assert [len(each) for each in responses] == [24] * 12
+    assert [len(response) for response in responses] == [24] * 12
     # two batches of 24 tokens: two looks each, and the four columns of results at the end
     assert sum(syncs.values()) <= 2 * (2 + 4), syncs
 
@@ -55,4 +55,4 @@ def test_the_host_waits_for_no_token() -> None:
 def test_responses_end_where_they_do_on_a_cpu() -> None:
     for looks in (1, 8):
         responses, _ = rollout(looks, eos=79)
-        assert len({len(each) for each in responses}) > 2
+        assert len({len(response) for response in responses}) > 2

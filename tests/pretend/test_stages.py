@@ -51,13 +51,13 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
             cwd=ROOT, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        found: dict[str, Any] = json.loads((folders[device] / "found.json").read_text())
-        assert {cell: code for cell, (code, _) in found.items() if code != EXIT_DONE} == {}
-        return found
+        content: dict[str, Any] = json.loads((folders[device] / "found.json").read_text())
+        assert {cell: code for cell, (code, _) in content.items() if code != EXIT_DONE} == {}
+        return content
 
     with ThreadPoolExecutor() as pool:
-        _, found = pool.map(run, folders)
-    return Both(folders["cpu"], folders["sim"], found)
+        _, result = pool.map(run, folders)
+    return Both(folders["cpu"], folders["sim"], result)
 
 
 def figures(root: Path, stage: str) -> list[dict[str, float]]:
@@ -68,23 +68,23 @@ def figures(root: Path, stage: str) -> list[dict[str, float]]:
 
 
 def assert_same_models(first: Path, second: Path, stage: str) -> None:
-    found, expected = (
+    result, expected = (
         {file.name: load_file(file) for file in (root / "models" / stage).glob("*.safetensors")}
         for root in (first, second)
     )
-    assert found.keys() == expected.keys() != set()
+    assert result.keys() == expected.keys() != set()
     for name, tensors in expected.items():
         for key, tensor in tensors.items():
-            assert found[name][key].sub(tensor).abs().max() < 2e-5, key
+            assert result[name][key].sub(tensor).abs().max() < 2e-5, key
 
 
 def assert_same(on_sim: Path, on_cpu: Path, stage: str) -> None:
     """Figures and weights up to rounding, computed on the device."""
     usage = jsonl.read(on_sim / "runs" / stage / "usage.jsonl", UsageRow).rows
     assert max(row.peak_bytes for row in usage if row.tokens) > 2**18  # a model is there
-    found, expected = figures(on_sim, stage), figures(on_cpu, stage)
-    assert len(found) == len(expected) > 0
-    for ours, theirs in zip(found, expected, strict=True):
+    result, expected = figures(on_sim, stage), figures(on_cpu, stage)
+    assert len(result) == len(expected) > 0
+    for ours, theirs in zip(result, expected, strict=True):
         assert ours.keys() == theirs.keys()
         for name, value in theirs.items():
             if not any(word in name for word in SHARES):

@@ -42,25 +42,25 @@ def test_the_page_asks_for_nothing_from_elsewhere_and_escapes_its_title() -> Non
 
 
 def test_the_bars_of_the_memory_are_to_one_scale() -> None:
-    made = planned()
-    elements = Elements(plan_page(made, "Plan"))
+    result = planned()
+    elements = Elements(plan_page(result, "Plan"))
     widths = [
         float(str(attributes["style"]).removeprefix("width:").removesuffix("%"))
         for tag, attributes in elements.found
         if tag == "i" and str(attributes.get("class", "")).startswith("cut")
     ]
     scaled = []
-    for stage in made.stages:
+    for stage in result.stages:
         most = max(sum(parts.values()) for parts in stage.memory.values())
         scaled += [100 * size / most for parts in stage.memory.values() for size in parts.values() if size > 0]
     assert widths == pytest.approx(scaled, abs=0.01)
 
 
 def test_what_does_not_fit_is_said_with_what_helps() -> None:
-    made = planned("sft.micro_batch_size=4096", "sft.batch_size=4096")
-    (sft, _) = made.stages
+    result = planned("sft.micro_batch_size=4096", "sft.batch_size=4096")
+    (sft, _) = result.stages
     assert not sft.fits
-    texts = Elements(plan_page(made, "Plan")).texts
+    texts = Elements(plan_page(result, "Plan")).texts
     assert "Does not fit" in texts
     assert f"Stage sft lacks {memory(sft.shortfall_bytes)} on each device. What helps: {sft.lever}." in texts
     assert "Fits" in Elements(plan_page(planned(), "Plan")).texts

@@ -42,9 +42,9 @@ def lock(root: Path, run_id: str) -> None:
 
 def test_a_run_without_a_benchmark_has_no_section(tmp_path: Path, params: Params) -> None:
     write_pipeline_run(tmp_path)
-    found = page(read_findings(tmp_path, params, RUN))
-    assert 'id="served"' not in found
-    assert "#served" not in found
+    html = page(read_findings(tmp_path, params, RUN))
+    assert 'id="served"' not in html
+    assert "#served" not in html
 
 
 def test_prices_are_those_of_the_knee_and_a_quantised_file_pays_at_once(tmp_path: Path, params: Params) -> None:
@@ -54,14 +54,14 @@ def test_prices_are_those_of_the_knee_and_a_quantised_file_pays_at_once(tmp_path
     keep_benchmark(tmp_path, RUN, "aligned.dir", benchmark("q8_0", {1: 120.0, 2: 300.0, 4: 900.0}))
     keep_benchmark(tmp_path, RUN, "aligned.dir", benchmark("q4_0", {1: 90.0, 2: 200.0, 4: 900.0}))
     findings = read_findings(tmp_path, params, RUN)
-    found = page(findings)
-    assert 'href="#served"' in found
+    html = page(findings)
+    assert 'href="#served"' in html
     # 3.6 USD an hour; at the knee 250, 300 and 200 output and 200 input tokens a second
     for price in (0.001 / 450, 0.001 / 500, 0.001 / 400):
-        assert f"${1e6 * price:.2f}" in found
-    assert found.count(">at once<") == 1
-    assert found.count("never: it is no cheaper") == 1
-    assert "rlhf serve has not served anything yet" in found
+        assert f"${1e6 * price:.2f}" in html
+    assert html.count(">at once<") == 1
+    assert html.count("never: it is no cheaper") == 1
+    assert "rlhf serve has not served anything yet" in html
     assert "| served |  | $2.00 per M tokens |  | 300 tokens/s, p95 TPOT 2 ms |" in summary(findings)
 
 
@@ -93,7 +93,9 @@ def test_a_student_has_paid_for_itself_after_so_many_tokens(tmp_path: Path) -> N
     lock(tmp_path, "teacher")
     keep_benchmark(tmp_path, "teacher", "aligned.dir", benchmark("f32", {1: 100.0}))
     findings = read_findings(tmp_path, params, RUN)
-    assert [each.loads[0].tokens_per_second for each in findings.teacher_benchmarks] == [100.0]
+    assert [teacher_benchmark.loads[0].tokens_per_second for teacher_benchmark in findings.teacher_benchmarks] == [
+        100.0
+    ]
     assert ">at once<" not in page(findings)  # this run made no student
     ppo = findings.ledger.stage("ppo")
     assert ppo is not None

@@ -12,8 +12,8 @@ from reporting.templating import join
 
 
 def test_text_and_attributes_are_escaped() -> None:
-    made = remark('<script>alert("1")</script>', title='" onclick="x')
-    assert made == (
+    result = remark('<script>alert("1")</script>', title='" onclick="x')
+    assert result == (
         '<span class="remark" title="&#34; onclick=&#34;x">&lt;script&gt;alert(&#34;1&#34;)&lt;/script&gt;</span>'
     )
 
@@ -35,12 +35,12 @@ def test_control_characters_are_shown_and_direction_overrides_removed() -> None:
 
 @given(st.text(st.characters(exclude_categories=[]), max_size=60))
 def test_any_text_comes_back_as_text(content: str) -> None:
-    found: list[str] = []
+    result: list[str] = []
     parser = HTMLParser()
-    parser.handle_starttag = lambda tag, attrs: found.append(tag)  # type: ignore[method-assign]
-    made = tagged("p", content)
-    parser.feed(made)
+    parser.handle_starttag = lambda tag, attrs: result.append(tag)  # type: ignore[method-assign]
+    result = tagged("p", content)
+    parser.feed(result)
     parser.close()
-    assert found == ["p"]
-    assert made.encode()  # lone surrogates could not be written to a file
-    assert isinstance(made, Markup)
+    assert result == ["p"]
+    assert result.encode()  # lone surrogates could not be written to a file
+    assert isinstance(result, Markup)

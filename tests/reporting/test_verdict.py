@@ -128,10 +128,10 @@ def stage(name: str = "ppo", state: str = "done", **changes: Any) -> StageCost:
 
 
 def findings(*stages: StageCost, state: str = "completed", metrics: dict[str, Any] | None = None) -> Findings:
-    made = build_ledger(*stages, state=state)
+    ledger = build_ledger(*stages, state=state)
     params = load(Path(__file__).parents[2] / "recipes" / "demo.yaml")
-    found = {"evaluate": metrics or {}}
-    return Findings(params, made, reconcile(None, made), found, {}, [], [], {}, [])
+    result = {"evaluate": metrics or {}}
+    return Findings(params, ledger, reconcile(None, ledger), result, {}, [], [], {}, [])
 
 
 REUSED = stage(state="cached", cached=True, seconds=0.0, usd=0.0, saved_usd=5.0)
@@ -296,10 +296,10 @@ SURE = ", with no sign of reward hacking"
 def test_what_an_evaluation_came_to_in_a_sentence(
     metrics: dict[str, Any], tone: str, title: str, said: str | None
 ) -> None:
-    found = verdict(findings(stage(), metrics=metrics))
-    assert (found.tone, found.title) == (tone, title)
+    judged = verdict(findings(stage(), metrics=metrics))
+    assert (judged.tone, judged.title) == (tone, title)
     if said is not None:
-        assert found.sentence == f"{said} The run took 36 s and cost $5.00."
+        assert judged.sentence == f"{said} The run took 36 s and cost $5.00."
 
 
 @pytest.mark.parametrize(
@@ -325,8 +325,8 @@ def test_what_an_evaluation_came_to_in_a_sentence(
     ],
 )
 def test_why_there_is_no_evaluation_in_a_sentence(stages: tuple[StageCost, ...], state: str, said: str) -> None:
-    found = findings(*stages, state=state)
-    assert verdict(found) == ("open", "Not evaluated", f"{said} {bill(found)}")
+    result = findings(*stages, state=state)
+    assert verdict(result) == ("open", "Not evaluated", f"{said} {bill(result)}")
 
 
 @pytest.mark.parametrize(
@@ -340,5 +340,5 @@ def test_why_there_is_no_evaluation_in_a_sentence(stages: tuple[StageCost, ...],
 def test_a_point_above_one_half_costs_its_share_of_what_was_made(
     metrics: dict[str, Any], wanted: float | None
 ) -> None:
-    found = usd_per_win_rate_point(findings(stage(), REUSED, metrics=metrics))
-    assert found == (None if wanted is None else pytest.approx(wanted))
+    result = usd_per_win_rate_point(findings(stage(), REUSED, metrics=metrics))
+    assert result == (None if wanted is None else pytest.approx(wanted))

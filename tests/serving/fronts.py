@@ -52,12 +52,12 @@ def made_export(
     folder.mkdir()
     (folder / "gguf").mkdir()
     model.save_pretrained(folder)
-    own = deepcopy(tokenizer())  # it is shared by all tests, and this changes its chat template
-    with_prompts_of_training(own, is_plain=template is None)
-    own.chat_template = template or own.chat_template
-    own.save_pretrained(folder)
-    write_gguf(model, own, "f32", gguf_path(folder, "f32"))
-    record = Exported(context_length=CONTEXT, control_tokens=special_tokens(own), differs=differs)
+    entries = deepcopy(tokenizer())  # it is shared by all tests, and this changes its chat template
+    with_prompts_of_training(entries, is_plain=template is None)
+    entries.chat_template = template or entries.chat_template
+    entries.save_pretrained(folder)
+    write_gguf(model, entries, "f32", gguf_path(folder, "f32"))
+    record = Exported(context_length=CONTEXT, control_tokens=special_tokens(entries), differs=differs)
     keep_exported(folder, record)
     return folder
 
@@ -106,16 +106,16 @@ class Served:
 
     def engines(self, command: str = "serving.llama_cpp") -> list[psutil.Process]:
         children = psutil.Process(self.process.pid).children()
-        found = []
-        for one in children:
+        result = []
+        for first in children:
             with suppress(psutil.NoSuchProcess):  # ended, or a zombie that is not reaped yet
-                if any(command in word for word in one.cmdline()):
-                    found.append(one)
-        return found
+                if any(command in word for word in first.cmdline()):
+                    result.append(first)
+        return result
 
     def at_work(self) -> float:
         text = self.client.get("/metrics").text
-        (line,) = [one for one in text.splitlines() if one.startswith("rlhf_requests_at_work ")]
+        (line,) = [text_line for text_line in text.splitlines() if text_line.startswith("rlhf_requests_at_work ")]
         return float(line.split()[1])
 
     def end(self) -> int:

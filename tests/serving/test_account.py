@@ -20,18 +20,18 @@ def account(clock: Clock, kept: list[ServedRow] | None = None) -> Account:
 
 def test_time_belongs_to_the_model_that_is_served_and_is_busy_once() -> None:
     clock = Clock()
-    made = account(clock)
-    made.serves("first")
+    result = account(clock)
+    result.serves("first")
     clock.now += 5
-    with made.at_work("first"):
+    with result.at_work("first"):
         clock.now += 1
-        with made.at_work("first"):  # side by side: still one busy second a second
+        with result.at_work("first"):  # side by side: still one busy second a second
             clock.now += 2
-        made.answered("first", Tokens(10, 4, 0.5, 1.5))
-        made.serves("second")  # takes over while the first still answers
+        result.answered("first", Tokens(10, 4, 0.5, 1.5))
+        result.serves("second")  # takes over while the first still answers
         clock.now += 3
     clock.now += 1
-    first, second = made.usages()["first"], made.usages()["second"]
+    first, second = result.usages()["first"], result.usages()["second"]
     assert (first.wall_seconds, first.busy_seconds) == (8, 6)
     assert (second.wall_seconds, second.busy_seconds) == (4, 0)
     assert (first.input_tokens, first.output_tokens) == (10, 4)
@@ -40,13 +40,13 @@ def test_time_belongs_to_the_model_that_is_served_and_is_busy_once() -> None:
 
 def test_the_metrics_are_opencosts() -> None:
     clock = Clock()
-    made = account(clock)
+    result = account(clock)
     registry = CollectorRegistry()
-    registry.register(made)
-    made.serves("run-a")
-    with made.at_work("run-a"):
+    registry.register(result)
+    result.serves("run-a")
+    with result.at_work("run-a"):
         clock.now += 10
-        made.answered("run-a", Tokens(600, 400, 2.0, 6.0))
+        result.answered("run-a", Tokens(600, 400, 2.0, 6.0))
     clock.now += 10
 
     def value(name: str, **labels: str) -> float | None:
@@ -67,15 +67,15 @@ def test_the_metrics_are_opencosts() -> None:
 
 def test_rows_hold_what_was_added_since_the_last_ones() -> None:
     clock, kept = Clock(), []
-    made = account(clock, kept)
-    made.serves("run-a")
+    result = account(clock, kept)
+    result.serves("run-a")
     clock.now += 7
-    made.answered("run-a", Tokens(3, 2))
-    made.record()
+    result.answered("run-a", Tokens(3, 2))
+    result.record()
     clock.now += 5
-    made.answered("run-a", Tokens(30, 20))
-    made.record()
-    made.record()  # nothing since: no row
+    result.answered("run-a", Tokens(30, 20))
+    result.record()
+    result.record()  # nothing since: no row
     assert [(row.usage.wall_seconds, row.usage.output_tokens) for row in kept] == [(7, 2), (5, 20)]
     assert {row.usd_per_hour for row in kept} == {3.6}
 
@@ -89,12 +89,12 @@ def test_a_row_that_cannot_be_written_is_part_of_the_next(caplog: pytest.LogCapt
             raise OSError("No space left on device")
         kept.append(row)
 
-    made = Account(Price(3.6, "assistant"), keep, clock)
-    made.serves("run-a")
+    result = Account(Price(3.6, "assistant"), keep, clock)
+    result.serves("run-a")
     clock.now += 7
-    made.record()
+    result.record()
     assert "No space left on device" in caplog.text
     full = False
     clock.now += 5
-    made.record()
+    result.record()
     assert [row.usage.wall_seconds for row in kept] == [12]

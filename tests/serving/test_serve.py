@@ -55,17 +55,17 @@ def front(tmp_path: Path) -> Iterator[Callable[..., Served]]:
         return started[-1]
 
     yield start
-    for one in started:
-        if one.process.poll() is None:
-            one.end()
+    for first in started:
+        if first.process.poll() is None:
+            first.end()
 
 
 @pytest.fixture(scope="module")
 def shared(exports: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """One front for the tests that leave it as it is."""
-    made = Served(tmp_path_factory.mktemp("front"), exports["first"])
-    yield made
-    assert made.end() == 0
+    result = Served(tmp_path_factory.mktemp("front"), exports["first"])
+    yield result
+    assert result.end() == 0
 
 
 def offline(model: PreTrainedModel, prompt: str, max_tokens: int) -> str:
@@ -112,9 +112,9 @@ def test_requests_side_by_side_each_get_the_reply_that_transformers_gives(
     assert shared.said[1] == "Key     in .rlhf/serve.key\n"
 
     with ThreadPoolExecutor(8) as threads:
-        found = list(threads.map(lambda prompt: text_of(shared.ask(prompt, max_tokens=12)), PROMPTS))
-    assert found == [offline(models["first"], prompt, 12) for prompt in PROMPTS]
-    assert len(set(found)) > 10
+        result = list(threads.map(lambda prompt: text_of(shared.ask(prompt, max_tokens=12)), PROMPTS))
+    assert result == [offline(models["first"], prompt, 12) for prompt in PROMPTS]
+    assert len(set(result)) > 10
 
 
 def test_a_streamed_reply_is_the_whole_one_in_pieces(shared: Served) -> None:
@@ -135,12 +135,12 @@ def test_a_streamed_reply_ends_with_its_tokens_if_asked_to(shared: Served) -> No
 def test_the_front_prices_what_it_serves(
     front: Callable[..., Served], exports: dict[str, Path], tmp_path: Path
 ) -> None:
-    made = front(exports["first"])
+    result = front(exports["first"])
     for stream in (True, False):
-        made.ask(PROMPTS[0], max_tokens=12, stream=stream)
+        result.ask(PROMPTS[0], max_tokens=12, stream=stream)
     metrics = {
         line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
-        for line in made.client.get("/metrics").text.splitlines()
+        for line in result.client.get("/metrics").text.splitlines()
         if line.startswith("llm_")
     }
     assert len(metrics) == 2 + 2 * 3
@@ -156,7 +156,7 @@ def test_the_front_prices_what_it_serves(
         for phase in ("", "prompt", "generation")
     }
     assert min(by_phase.values()) > 0
-    assert made.end() == 0
+    assert result.end() == 0
     row = served_of(tmp_path, "first")
     assert row.tokens == 2 * (len(encode_prompt(tokenizer(), PROMPTS[0])) + 12)
     assert row.usd > 0
@@ -165,10 +165,10 @@ def test_the_front_prices_what_it_serves(
 def test_a_completion_continues_a_text_as_it_is(shared: Served) -> None:
     text = "<bos>" + PROMPTS[1]
     body = {"prompt": text, "temperature": 0, "max_tokens": 12, "model": "first"}
-    found = shared.client.post("/v1/completions", json=body).json()
+    result = shared.client.post("/v1/completions", json=body).json()
     whole = shared.ask(PROMPTS[1], max_tokens=12).json()
-    assert found["choices"][0]["text"] == whole["choices"][0]["message"]["content"]
-    assert found["usage"]["prompt_tokens"] == len(encode_prompt(tokenizer(), PROMPTS[1]))
+    assert result["choices"][0]["text"] == whole["choices"][0]["message"]["content"]
+    assert result["usage"]["prompt_tokens"] == len(encode_prompt(tokenizer(), PROMPTS[1]))
 
 
 def test_the_key_is_shown_on_a_terminal(exports: dict[str, Path], tmp_path: Path) -> None:
@@ -218,11 +218,11 @@ def test_the_openai_package_is_answered(client: openai.OpenAI) -> None:
 def test_a_reply_stops_before_a_text_also_where_it_spans_chunks(shared: Served, client: openai.OpenAI) -> None:
     whole = str(client.chat.completions.create(**ASKED).choices[0].message.content)
     stop = next(part for part in whole.split("�") if len(part) > 2)[:3]
-    found = client.chat.completions.create(**ASKED, stop=[stop]).choices[0]
-    assert whole_characters(str(found.message.content)) == whole_characters(whole.partition(stop)[0])
-    assert found.finish_reason == "stop"
+    result = client.chat.completions.create(**ASKED, stop=[stop]).choices[0]
+    assert whole_characters(str(result.message.content)) == whole_characters(whole.partition(stop)[0])
+    assert result.finish_reason == "stop"
     parts = chunks(shared, messages=ASKED["messages"], stop=stop)
-    assert streamed(parts) == whole_characters(str(found.message.content))
+    assert streamed(parts) == whole_characters(str(result.message.content))
     assert parts[-1]["choices"][0]["finish_reason"] == "stop"
 
 
@@ -232,26 +232,26 @@ def test_log_probs_penalties_schemas_and_seeds_are_the_engines(client: openai.Op
     assert first.logprobs.content is not None
     token, runner_up = first.logprobs.content[0].top_logprobs
     assert 0 > token.logprob > runner_up.logprob
-    ids = [each.model_extra["id"] for each in first.logprobs.content if each.model_extra]
+    ids = [item.model_extra["id"] for item in first.logprobs.content if item.model_extra]
     biased = client.chat.completions.create(**ASKED, logprobs=True, logit_bias={str(ids[0]): -100}).choices[0]
     assert biased.logprobs is not None
     assert biased.logprobs.content is not None
     assert biased.logprobs.content[0].token == runner_up.token
     form: Any = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"enum": ["refund", "new one"]}}}
-    found = client.chat.completions.create(**ASKED, response_format=form)
-    assert json.loads(str(found.choices[0].message.content)) in ("refund", "new one")
+    result = client.chat.completions.create(**ASKED, response_format=form)
+    assert json.loads(str(result.choices[0].message.content)) in ("refund", "new one")
     hot = {**ASKED, "temperature": 1.5}
-    drawn = [
+    sampled = [
         client.chat.completions.create(**hot, seed=seed).choices[0].message.content for seed in (1, 1, 2, 2**63, 2**63)
     ]
-    assert drawn[0] == drawn[1] != drawn[2]
-    assert drawn[3] == drawn[4]
+    assert sampled[0] == sampled[1] != sampled[2]
+    assert sampled[3] == sampled[4]
 
 
 def test_without_settings_a_reply_is_drawn_from_all_tokens(shared: Served) -> None:
     body = {**SAY, "max_tokens": 1}
-    drawn = {text_of(shared.client.post("/v1/chat/completions", json={**body, "seed": seed})) for seed in range(200)}
-    assert len(drawn) > 45  # llama.cpp's own default is the likeliest 40
+    sampled = {text_of(shared.client.post("/v1/chat/completions", json={**body, "seed": seed})) for seed in range(200)}
+    assert len(sampled) > 45  # llama.cpp's own default is the likeliest 40
 
 
 NULLS = (
@@ -261,9 +261,9 @@ NULLS = (
 
 
 def test_null_is_as_good_as_absent(shared: Served) -> None:
-    found = shared.ask("hello", **dict.fromkeys(NULLS.split())).json()
-    assert found["usage"]["completion_tokens"] > 12
-    assert found["choices"] == shared.ask("hello").json()["choices"]
+    result = shared.ask("hello", **dict.fromkeys(NULLS.split())).json()
+    assert result["usage"]["completion_tokens"] > 12
+    assert result["choices"] == shared.ask("hello").json()["choices"]
     capped = shared.ask("hello", max_tokens=3, max_completion_tokens=None).json()
     assert capped["usage"]["completion_tokens"] == 3
     assert capped["choices"][0]["finish_reason"] == "length"
@@ -288,8 +288,8 @@ def turns(*roles: str) -> dict[str, Any]:
 )  # fmt: skip
 def test_what_the_model_was_not_trained_on_is_refused(shared: Served, body: Any, words: str) -> None:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    found = shared.client.post("/v1/chat/completions", content=content)
-    assert (found.status_code, words in found.json()["error"]["message"]) == (400, True), found.text
+    result = shared.client.post("/v1/chat/completions", content=content)
+    assert (result.status_code, words in result.json()["error"]["message"]) == (400, True), result.text
 
 
 def test_a_broken_control_token_is_text_and_a_begun_reply_is_continued(shared: Served) -> None:
@@ -307,10 +307,10 @@ def test_a_model_for_chats_gets_every_turn(
         "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
     )
     served = front(made_export(tmp_path / "chats", models["first"], template))
-    found = served.ask("", messages=turns("system", "user", "assistant", "user")["messages"]).json()
+    result = served.ask("", messages=turns("system", "user", "assistant", "user")["messages"]).json()
     roles = "system: {0}<spare>user: {0}<spare>assistant: {0}<spare>user: {0}<spare>assistant:"
     text = roles.format("my lamp .")
-    assert found["usage"]["prompt_tokens"] == len(tokenizer()(text, add_special_tokens=False).input_ids)
+    assert result["usage"]["prompt_tokens"] == len(tokenizer()(text, add_special_tokens=False).input_ids)
     # the token that ends a turn ends a reply, as EOS does
     biased = served.ask("hello", logit_bias={"3": 100}).json()
     assert (biased["choices"][0]["finish_reason"], biased["usage"]["completion_tokens"]) == ("stop", 1)
@@ -356,9 +356,9 @@ def test_a_mistake_is_a_status_and_its_reason(
     shared: Served, body: Any, headers: dict[str, str], status: int, words: str
 ) -> None:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    found = shared.client.post("/v1/chat/completions", content=content, headers=headers)
-    message = found.json()["error"]["message"]
-    assert (found.status_code, words in message) == (status, True), found.text
+    result = shared.client.post("/v1/chat/completions", content=content, headers=headers)
+    message = result.json()["error"]["message"]
+    assert (result.status_code, words in message) == (status, True), result.text
     assert shared.ask("hello", max_tokens=1).status_code == 200
 
 
@@ -377,22 +377,22 @@ def test_more_than_the_queue_holds_is_told_to_come_again(
 ) -> None:
     served = front(exports["first"], slots=1, queue=0)
     with ThreadPoolExecutor(12) as threads:
-        found = list(threads.map(lambda prompt: served.ask(prompt, temperature=9.0), PROMPTS))
-    codes = {response.status_code for response in found}
+        result = list(threads.map(lambda prompt: served.ask(prompt, temperature=9.0), PROMPTS))
+    codes = {response.status_code for response in result}
     assert codes == {200, 429}
-    refused = next(response for response in found if response.status_code == 429)
+    refused = next(response for response in result if response.status_code == 429)
     assert refused.headers["Retry-After"] == "1"
 
 
 def answered_after_restart(served: Served) -> httpx.Response:
     deadline = time.monotonic() + 20
-    found = served.ask("hello", max_tokens=3)
-    while found.status_code == 503 and time.monotonic() < deadline:
-        assert found.headers["Retry-After"] == "1"
+    result = served.ask("hello", max_tokens=3)
+    while result.status_code == 503 and time.monotonic() < deadline:
+        assert result.headers["Retry-After"] == "1"
         time.sleep(0.1)
-        found = served.ask("hello", max_tokens=3)
-    assert found.status_code == 200
-    return found
+        result = served.ask("hello", max_tokens=3)
+    assert result.status_code == 200
+    return result
 
 
 def test_an_engine_that_is_killed_is_started_again(front: Callable[..., Served], exports: dict[str, Path]) -> None:
@@ -400,7 +400,7 @@ def test_an_engine_that_is_killed_is_started_again(front: Callable[..., Served],
     (engine,) = served.engines()
     engine.kill()
     answered_after_restart(served)
-    assert [one.pid for one in served.engines()] != [engine.pid]
+    assert [engine.pid for engine in served.engines()] != [engine.pid]
 
 
 def test_a_promotion_under_load_loses_no_request_and_mixes_none_up(

@@ -35,9 +35,9 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def served(export: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    made = Served(tmp_path_factory.mktemp("front"), export, engine="vllm", queue=8)
-    yield made
-    assert made.end() == 0
+    result = Served(tmp_path_factory.mktemp("front"), export, engine="vllm", queue=8)
+    yield result
+    assert result.end() == 0
 
 
 def text_of(response: httpx.Response) -> str:
@@ -49,8 +49,8 @@ def test_greedy_replies_are_those_of_transformers(served: Served, export: Path) 
     tokenizer = AutoTokenizer.from_pretrained(export)
     model = AutoModelForCausalLM.from_pretrained(export).eval()
     with ThreadPoolExecutor(8) as threads:
-        found = list(threads.map(lambda each: text_of(served.ask(each, max_tokens=12)), PROMPTS))
-    for prompt, reply in zip(PROMPTS, found, strict=True):
+        result = list(threads.map(lambda each: text_of(served.ask(each, max_tokens=12)), PROMPTS))
+    for prompt, reply in zip(PROMPTS, result, strict=True):
         ids = tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False, return_tensors="pt"
         )
@@ -65,7 +65,7 @@ def test_its_words_its_limits_and_its_counts_pass_the_front(served: Served) -> N
     refused = served.ask("", messages=history)
     assert (refused.status_code, "single prompts" in refused.text) == (400, True)
     with ThreadPoolExecutor(24) as threads:
-        codes = {each.status_code for each in threads.map(served.ask, PROMPTS)}
+        codes = {item.status_code for item in threads.map(served.ask, PROMPTS)}
     assert codes == {200, 429}
     body = {"messages": history[:1], "max_tokens": 5, "stream": True}
     with served.client.stream("POST", "/v1/chat/completions", json=body) as response:

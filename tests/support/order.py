@@ -53,6 +53,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     if config.getoption("--record-durations"):
-        reports = [report for found in terminalreporter.stats.values() for report in found if hasattr(report, "when")]
+        reports = [report for value in terminalreporter.stats.values() for report in value if hasattr(report, "when")]
         text = json.dumps(record(reports, recorded()), indent=1)
         DURATIONS.write_text(text + "\n", encoding="utf-8")

@@ -52,8 +52,8 @@ def read_as(form: str, *rows: Any, rules: TextRules = RULES, convention: str | N
 def read(*rows: Any, rules: TextRules = RULES, convention: str | None = None, **columns: str) -> tuple[str, Parsed]:
     """The layout that is recognised, and what it gives."""
     table = table_of(*rows)
-    found = recognised(table, None, columns)
-    names = column_names(found.form, found.columns, "data.source")
-    check_columns(table, found.form, names, "data.source")
-    parsed = parse_table(table, found.form, names, convention or found.vote, rules)
-    return found.name or found.form, parsed
+    result = recognised(table, None, columns)
+    names = column_names(result.form, result.columns, "data.source")
+    check_columns(table, result.form, names, "data.source")
+    parsed = parse_table(table, result.form, names, convention or result.vote, rules)
+    return result.name or result.form, parsed

@@ -33,13 +33,13 @@ def new_run(project: Path) -> Callable[..., Run]:
 @pytest.fixture
 def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
     """A work pool whose containers are processes with a folder of their own."""
-    made = Pool(tmp_path)
-    monkeypatch.setattr(client, "submit", made.submit)
-    monkeypatch.setattr(client, "state_of", made.state_of)
-    monkeypatch.setattr(client, "withdraw", made.withdraw)
+    result = Pool(tmp_path)
+    monkeypatch.setattr(client, "submit", result.submit)
+    monkeypatch.setattr(client, "state_of", result.state_of)
+    monkeypatch.setattr(client, "withdraw", result.withdraw)
     monkeypatch.setattr(client, "STATE_EVERY_SECONDS", 0.5)
-    yield made
-    for container in made.containers:
+    yield result
+    for container in result.containers:
         container.wait(60)
 
 

@@ -51,7 +51,9 @@ def test_every_consumer_prices_an_hour_of_a_stage_alike(
         assert ledger.usd >= place.processes * params.prices.usd_per_device_hour > 0
         total += ledger.usd
 
-        shipped = {each.key: each.value for each in usage_metrics(row, stage_price(params, stage))}
+        shipped = {
+            usage_metric.key: usage_metric.value for usage_metric in usage_metrics(row, stage_price(params, stage))
+        }
         assert shipped["phase/train/usd"] == pytest.approx(ledger.usd)
 
         monkeypatch.setattr(progress, "now", lambda: 0.0)
@@ -61,10 +63,10 @@ def test_every_consumer_prices_an_hour_of_a_stage_alike(
 
         assert spent_by_stage(tmp_path, params, ["r"])[stage].usd == pytest.approx(ledger.usd)
 
-        left = BudgetWatch(Run(tmp_path, "other", params), stage).time_left(place.processes)
-        assert left is not None
+        remaining = BudgetWatch(Run(tmp_path, "other", params), stage).time_left(place.processes)
+        assert remaining is not None
         assert params.budget.max_usd is not None
-        hours = left.seconds / HOUR
+        hours = remaining.seconds / HOUR
         assert hours * ledger.usd == pytest.approx(params.budget.max_usd)
 
         checkpoint = tmp_path / "checkpoints" / stage / FINGERPRINT / "step-1"

@@ -57,5 +57,5 @@ def test_every_figure_of_a_contest_is_under_its_name() -> None:
         "reward_hacking_prompts_needed": 44.0,
         "usd": 7.0,
     }
-    found = values(contest_metrics(contest, 7.0, 9.0))
-    assert found == {f"contest/{name}": value for name, value in wanted.items()}
+    result = values(contest_metrics(contest, 7.0, 9.0))
+    assert result == {f"contest/{name}": value for name, value in wanted.items()}

@@ -56,9 +56,9 @@ def client(root: Path) -> MlflowClient:
 def runs(root: Path) -> dict[str, Any]:
     """What each MLflow run stands for -> the run; none may stand for the same."""
     experiments = client(root).search_experiments(filter_string="name = 'rlhf-ledger'")
-    found = client(root).search_runs([experiments[0].experiment_id]) if experiments else []
-    by_key = {run.data.tags["rlhf.key"].split("/", 1)[1]: run for run in found}
-    assert len(by_key) == len(found)
+    result = client(root).search_runs([experiments[0].experiment_id]) if experiments else []
+    by_key = {run.data.tags["rlhf.key"].split("/", 1)[1]: run for run in result}
+    assert len(by_key) == len(result)
     return by_key
 
 
@@ -148,9 +148,9 @@ def test_a_run_that_failed_has_no_results_of_another(root: Path, params: Params)
     story.end("failed")
     (root / "runs/pipeline/r1/metrics/data.json").write_text('{"rows_read": 7}')
     sync(root, params)
-    found = runs(root)["r1"]
-    assert found.info.status == "FAILED"
-    assert [name for name in found.data.metrics if name.startswith(("eval/", "ppo/", "data/"))] == []
+    result = runs(root)["r1"]
+    assert result.info.status == "FAILED"
+    assert [name for name in result.data.metrics if name.startswith(("eval/", "ppo/", "data/"))] == []
 
 
 def test_whole_runs_are_found_named_described_and_say_what_they_changed(root: Path, params: Params) -> None:
@@ -173,21 +173,21 @@ def test_whole_runs_are_found_named_described_and_say_what_they_changed(root: Pa
     experiment = client(root).get_experiment_by_name("rlhf-ledger")
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
     assert experiment.tags[VIEW_TAG] == view()
-    found = client(root).search_runs(
+    result = client(root).search_runs(
         [experiment.experiment_id], "tags.`rlhf.kind` = 'run'", order_by=["attributes.start_time"]
     )
-    assert [run.info.run_name for run in found] == ["r1 (ppo)", "brave-otter (dpo)"]
-    assert [run.data.tags["rlhf.changed"] for run in found] == ["first run", "seed: 1 → 2, align.method: ppo → dpo"]
+    assert [run.info.run_name for run in result] == ["r1 (ppo)", "brave-otter (dpo)"]
+    assert [run.data.tags["rlhf.changed"] for run in result] == ["first run", "seed: 1 → 2, align.method: ppo → dpo"]
     assert runs(root)["r1/ppo/1"].info.run_name == "ppo of r1"
     assert (
-        found[0]
+        result[0]
         .data.tags["mlflow.note.content"]
-        .endswith(f"(get-artifact?path=key.svg&run_uuid={found[0].info.run_id})")
+        .endswith(f"(get-artifact?path=key.svg&run_uuid={result[0].info.run_id})")
     )
-    assert "key.svg" in {item.path for item in client(root).list_artifacts(found[0].info.run_id)}
-    logged = json.loads(found[0].data.tags["mlflow.loggedArtifacts"])
+    assert "key.svg" in {item.path for item in client(root).list_artifacts(result[0].info.run_id)}
+    logged = json.loads(result[0].data.tags["mlflow.loggedArtifacts"])
     assert logged == [{"path": "samples.json", "type": "table"}]
-    stored = client(root).download_artifacts(found[0].info.run_id, "samples.json")
+    stored = client(root).download_artifacts(result[0].info.run_id, "samples.json")
     table = json.loads(Path(stored).read_text())
     assert table["columns"] == ["prompt", "sft", "aligned"]
     assert table["data"] == [["where is it?", "no.", odd], ["x", None, None]]
@@ -205,11 +205,11 @@ def test_an_adapter_arrives_with_its_base_where_that_is_in_the_project(root: Pat
     Story(root, params).whole()
     sync(root, params)
     run_id = runs(root)["r1"].info.run_id
-    found = {
+    result = {
         folder: {item.path for item in client(root).list_artifacts(run_id, folder)}
         for folder in ("model", "model/models")
     }
-    assert found == {"model": {"model/models", "model/bases"}, "model/models": {"model/models/ppo"}}
+    assert result == {"model": {"model/models", "model/bases"}, "model/models": {"model/models/ppo"}}
     version = client(root).get_model_version_by_alias(params.tracking.registered_model, "challenger")
     assert version.tags["rlhf.model_folder"] == "models/ppo"
 
@@ -334,9 +334,9 @@ def test_an_unreachable_mlflow_is_one_line_and_the_rows_are_shipped_later(root: 
 @pytest.fixture
 def shipper() -> Callable[[Path, Params], Shipper]:
     def make(root: Path, params: Params) -> Shipper:
-        made = Shipper(root, params, "r1")
-        made.EVERY_SECONDS = 0.1
-        return made
+        result = Shipper(root, params, "r1")
+        result.EVERY_SECONDS = 0.1
+        return result
 
     return make
 
@@ -365,9 +365,9 @@ def test_the_background_shipper_waits_for_a_long_pass_until_somebody_gives_up(
 ) -> None:
     shipped = threading.Event()
     monkeypatch.setattr(module, "sync", lambda *_, **__: shipped.wait(60))
-    background, asked = shipper(root, params), iter([False] * 3 + [True] * 9)
+    background, request = shipper(root, params), iter([False] * 3 + [True] * 9)
     background.start()
-    fault = background.finish(lambda: next(asked))
+    fault = background.finish(lambda: next(request))
     assert fault is not None
     assert "rlhf report --sync" in fault
     shipped.set()

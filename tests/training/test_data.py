@@ -129,11 +129,11 @@ LARGE_WORLD = {
 def test_a_drawn_world_is_prepared_and_its_own_truth_reported(tmp_path: Path) -> None:
     source = {**HELPDESK, "world": LARGE_WORLD}
     metrics = run(tmp_path, source, model={"random": random_shape(1100)})
-    drawn = world_of(HelpdeskSource.model_validate(source))
+    sampled = world_of(HelpdeskSource.model_validate(source))
     assert metrics["gold_sft_mean"] == pytest.approx(0.6, abs=0.05)
-    assert metrics["gold_sft_mean"] == helpdesk.mean_gold(rows(tmp_path, "sft", "train"), drawn)
+    assert metrics["gold_sft_mean"] == helpdesk.mean_gold(rows(tmp_path, "sft", "train"), sampled)
     pairs = rows(tmp_path, "preference", "test")
-    assert metrics["bayes_accuracy"] == helpdesk.bayes_accuracy(pairs, 0.12, drawn)
+    assert metrics["bayes_accuracy"] == helpdesk.bayes_accuracy(pairs, 0.12, sampled)
 
 
 def test_a_world_with_more_words_than_the_vocabulary_has_entries_is_refused(tmp_path: Path) -> None:
@@ -318,12 +318,12 @@ def test_demonstrations_and_prompts_come_from_the_pairs_unless_they_have_a_sourc
     demonstrations = jsonl_file(
         tmp_path / "demonstrations.jsonl", [{"q": f"task {i}", "a": f"done {i}"} for i in range(40)]
     )
-    asked = jsonl_file(tmp_path / "asked.jsonl", [f"what is {i} ?" for i in range(30)])
+    request = jsonl_file(tmp_path / "asked.jsonl", [f"what is {i} ?" for i in range(30)])
     metrics = run(
         tmp_path,
         pairs,
         sft_source=file_source(demonstrations, "instructions", prompt="q", completion="a"),
-        prompt_source=file_source(asked, "prompts"),
+        prompt_source=file_source(request, "prompts"),
     )
     assert metrics["rows_read"] == 130
     assert metrics["sft_train_rows"] + metrics["sft_test_rows"] == 40

@@ -58,14 +58,14 @@ def undisturbed(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def test_it_leaves_a_model_that_loads_and_figures_of_both(undisturbed: Path) -> None:
-    found = metrics(undisturbed, "distill")
-    assert found["updates"] == 8
-    assert found["responses"] == 64
-    assert found["parameters_student"] < found["parameters_teacher"] / 3
-    assert 0 < found["loss"] < 10
-    assert 0 <= found["agreement"] <= 1
+    result = metrics(undisturbed, "distill")
+    assert result["updates"] == 8
+    assert result["responses"] == 64
+    assert result["parameters_student"] < result["parameters_teacher"] / 3
+    assert 0 < result["loss"] < 10
+    assert 0 <= result["agreement"] <= 1
     student = load_policy(undisturbed / "models/distill", params().model, own_tokenizer(undisturbed))
-    assert student.num_parameters() == found["parameters_student"]
+    assert student.num_parameters() == result["parameters_student"]
     rows = metric_rows(undisturbed, "distill")
     assert ["agreement" in row.values for row in rows] == [False] * 2 + [True] * 6
     assert rows[-1].values["loss"] < rows[2].values["loss"]
@@ -129,7 +129,7 @@ def plain_distillation(
     for update, (sequences, starts, minis) in enumerate(batches):
         rate = settings.learning_rate * (1 - update / settings.updates)
         optimizer.param_groups[0]["lr"] = rate
-        total, tokens, of_update = 0.0, 0, []
+        total, tokens, by_update = 0.0, 0, []
         for rows in minis:
             loss, count = torch.zeros(()), 0
             for i in rows:
@@ -149,12 +149,12 @@ def plain_distillation(
             optimizer.zero_grad()
             (loss / count).backward()
             norm = torch.nn.utils.clip_grad_norm_(student.parameters(), settings.max_grad_norm)
-            of_update.append(float(norm))
+            by_update.append(float(norm))
             optimizer.step()
             total, tokens = total + float(loss.detach()), tokens + count
         losses.append(total / tokens)
         rates.append(rate)
-        norms.append(sum(of_update) / len(of_update))
+        norms.append(sum(by_update) / len(by_update))
     return Plain(student.state_dict(), losses, rates, norms)
 
 
@@ -171,13 +171,13 @@ def test_a_run_with_every_setting_off_its_default_is_the_same_in_plain_torch(
     joined, mini_batches, roll_out = loop.joined, loop.mini_batches, loop.roll_out
 
     def seen_joined(*given: Any) -> Any:
-        found = joined(*given)
-        batches.append((*found, []))
-        return found
+        result = joined(*given)
+        batches.append((*result, []))
+        return result
 
     def seen_minis(*given: Any) -> Any:
-        batches[-1][2].extend(found := mini_batches(*given))
-        return found
+        batches[-1][2].extend(result := mini_batches(*given))
+        return result
 
     def seen_roll_out(backoff: Any, model: Any, batch: Any, *given: Any) -> Any:
         rolled_out.append((model.config.hidden_size, len(batch)))
@@ -250,9 +250,9 @@ def test_a_student_from_a_folder_learns_whole_or_with_an_adapter(
     shutil.copytree(root / "data/tokenizer", root / "models/small", dirs_exist_ok=True)
     monkeypatch.chdir(root)
     work(root, "distill")
-    found = load_policy(root / "models/distill", params().model, own_tokenizer(root))
+    policy = load_policy(root / "models/distill", params().model, own_tokenizer(root))
     ids = torch.tensor([[5, 6, 7, 8]])
-    changed = found(input_ids=ids).logits - start(input_ids=ids).logits
+    changed = policy(input_ids=ids).logits - start(input_ids=ids).logits
     assert changed.abs().max() > 1e-4
     assert (root / "models/distill/adapter_model.safetensors").exists() == (lora is not None)
 

@@ -82,10 +82,10 @@ def test_the_margin_is_beta_times_what_the_chosen_reply_gained_over_the_other() 
     ref = Logps(torch.tensor([-12.0, -18.0]), torch.tensor([-14.0, -21.0]))
     # gained by chosen 2 and -2, by rejected -1 and 1
     assert margins(policy, ref, 0.5).tolist() == [1.5, -1.5]
-    found = judged(policy, ref, 0.5)
-    assert found["accuracy"] == 0.5
-    assert (found["chosen_logps_change"], found["rejected_logps_change"], found["margin"]) == (0.0, 0.0, 0.0)
-    assert found["eval_loss"] == pytest.approx((math.log1p(math.exp(-1.5)) + math.log1p(math.exp(1.5))) / 2)
+    result = judged(policy, ref, 0.5)
+    assert result["accuracy"] == 0.5
+    assert (result["chosen_logps_change"], result["rejected_logps_change"], result["margin"]) == (0.0, 0.0, 0.0)
+    assert result["eval_loss"] == pytest.approx((math.log1p(math.exp(-1.5)) + math.log1p(math.exp(1.5))) / 2)
 
 
 def test_reply_logps_are_those_of_the_reply_alone_after_its_prompt(finished: Path) -> None:
@@ -94,9 +94,9 @@ def test_reply_logps_are_those_of_the_reply_alone_after_its_prompt(finished: Pat
     model = load_policy(finished / "models/sft", params().model, tokenizer).eval()
     rows = read_pairs(stage, "test").rows
     with torch.no_grad():
-        found = reply_logps(model, rows, stage)
+        result = reply_logps(model, rows, stage)
         for i, row in enumerate(rows[:4]):
-            for side, value in (("chosen_ids", found.chosen[i]), ("rejected_ids", found.rejected[i])):
+            for side, value in (("chosen_ids", result.chosen[i]), ("rejected_ids", result.rejected[i])):
                 ids = torch.tensor([row["prompt_ids"] + row[side]])
                 logprobs = torch.log_softmax(model(input_ids=ids).logits[0, :-1], dim=-1).gather(1, ids[0, 1:, None])
                 assert float(value) == pytest.approx(float(logprobs[len(row["prompt_ids"]) - 1 :].sum()), abs=1e-3)
@@ -120,13 +120,13 @@ def test_the_first_loss_is_that_of_a_policy_that_is_its_own_reference(
 def test_loss_and_gradient_of_every_weight_are_those_of_trls_padded_batch(
     family: str, loss: str, same_prompt: bool, tmp_path: Path
 ) -> None:
-    asked = [prompts(1)[0]] * 6 if same_prompt else prompts(6)
+    request = [prompts(1)[0]] * 6 if same_prompt else prompts(6)
     replies = random_responses([3, 1, 7, 2, 9, 4, 1, 1, 5, 5, 2, 8])
     replies[4][:4] = replies[5][:4]
     rows = [
         {"prompt_ids": ids, "chosen_ids": [*chosen, 2], "rejected_ids": [*rejected, 2],
          "ref_chosen_logps": -3.0, "ref_rejected_logps": -4.0}
-        for ids, chosen, rejected in zip(asked, replies[::2], replies[1::2], strict=True)
+        for ids, chosen, rejected in zip(request, replies[::2], replies[1::2], strict=True)
     ]  # fmt: skip
     model = policy(family=family).train()
     trainer = BucketedDPOTrainer(
@@ -138,7 +138,7 @@ def test_loss_and_gradient_of_every_weight_are_those_of_trls_padded_batch(
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer(),
     )  # fmt: skip
-    found = []
+    result = []
     for once in (False, True):
         if once:
             logprobs_in_pairs(model)
@@ -148,10 +148,10 @@ def test_loss_and_gradient_of_every_weight_are_those_of_trls_padded_batch(
         value.backward()
         gradients = {name: p.grad for name, p in model.named_parameters()}
         said = {name: trainer._metrics["train"][name][0] for name in BucketedDPOTrainer.names}
-        found.append((value.detach(), gradients, said))
-    (theirs, expected, of_trl), (ours, gradients, of_ours) = found
+        result.append((value.detach(), gradients, said))
+    (theirs, expected, trl), (ours, gradients, by_ours) = result
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
-    assert of_ours == pytest.approx(of_trl, rel=1e-4, abs=1e-5)
+    assert by_ours == pytest.approx(trl, rel=1e-4, abs=1e-5)
     for name, gradient in expected.items():
         atol = 2e-6 * max(1.0, float(gradient.abs().max()))  # a sum rounds as its largest terms do
         torch.testing.assert_close(gradients[name], gradient, atol=atol, rtol=1e-4, msg=name)
@@ -159,17 +159,17 @@ def test_loss_and_gradient_of_every_weight_are_those_of_trls_padded_batch(
 
 @pytest.mark.parametrize("budget_tokens", [1, 150, 100_000])
 def test_logps_of_pairs_are_those_of_each_sequence_alone(budget_tokens: int) -> None:
-    model, asked = policy(), prompts(4)
+    model, request = policy(), prompts(4)
     replies = random_responses([3, 1, 7, 2, 9, 4, 1, 1])
     pairs = [
         ([*ids, *first], [*ids, *second])
-        for ids, first, second in zip(asked, replies[::2], replies[1::2], strict=True)
+        for ids, first, second in zip(request, replies[::2], replies[1::2], strict=True)
     ]
-    lengths = [len(ids) for ids in asked]
+    lengths = [len(ids) for ids in request]
     alone = sequence_logprobs(
         model, [ids for pair in pairs for ids in pair], [n for n in lengths for _ in "12"], 1.0, 999
     )
-    sums = torch.stack([each.double().sum() for each in alone]).view(-1, 2)
+    sums = torch.stack([item.double().sum() for item in alone]).view(-1, 2)
     torch.testing.assert_close(pair_logps(model, pairs, lengths, budget_tokens), sums, atol=1e-5, rtol=0)
 
 
@@ -177,11 +177,11 @@ def test_logps_of_pairs_are_those_of_each_sequence_alone(budget_tokens: int) -> 
 
 
 def test_training_raises_the_margin_of_held_out_pairs(undisturbed: Path) -> None:
-    found = metrics(undisturbed, "dpo")
-    assert found["margin"] > 0.05
-    assert found["accuracy_low"] < found["accuracy"] < found["accuracy_high"]
+    result = metrics(undisturbed, "dpo")
+    assert result["margin"] > 0.05
+    assert result["accuracy_low"] < result["accuracy"] < result["accuracy_high"]
     rows = [row.values for row in metric_rows(undisturbed, "dpo") if "margin" in row.values]
-    assert len(rows) == found["steps"]
+    assert len(rows) == result["steps"]
     assert sum(row["margin"] for row in rows[-5:]) / 5 > 0.5
 
 
@@ -195,8 +195,8 @@ def test_the_figures_are_those_of_the_saved_model_against_sft(undisturbed: Path)
             for name in ("dpo", "sft")
         )
     expected = judged(policy, ref, params().dpo.beta)
-    found = metrics(undisturbed, "dpo")
-    assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-4)
+    result = metrics(undisturbed, "dpo")
+    assert {name: result[name] for name in expected} == pytest.approx(expected, abs=1e-4)
 
 
 def test_every_token_is_accounted_in_the_phase_that_read_it(undisturbed: Path) -> None:
@@ -259,15 +259,15 @@ def test_an_adapter_learns_on_the_sft_model_which_is_its_reference(project: Proj
     losses = [row.values["loss"] for row in metric_rows(straight, "dpo") if "loss" in row.values]
     assert losses[0] == pytest.approx(math.log(2), rel=1e-4)
     assert sum(losses[-3:]) / 3 < losses[0] - 0.01
-    found = metrics(straight, "dpo")
-    assert found["learning_parameters"] < found["parameters"] / 4
+    result = metrics(straight, "dpo")
+    assert result["learning_parameters"] < result["parameters"] / 4
     stage, run = open_stage(interrupted, "dpo")
     stage.stopper.requested = True
     with pytest.raises(StageStopped):
         run(stage)
     work(interrupted, "dpo")
     assert files(interrupted / "models/dpo") == files(straight / "models/dpo")
-    assert metrics(interrupted, "dpo") == found
+    assert metrics(interrupted, "dpo") == result
 
 
 # ---------------------------------------------------------------- bad input

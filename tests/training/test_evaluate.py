@@ -134,9 +134,9 @@ def test_prompts_of_another_world_have_no_gold_score(project: Project) -> None:
     path = root / "data/prepared/prompts/test.jsonl"
     write_jsonl(path, [{"prompt": f"what is {i} and {i} ?"} for i in range(12)])
     work(root, "evaluate")
-    found = metrics(root, "evaluate")
-    assert [found[name] for name in ("gold_sft", "gold_aligned", "win_rate_gold")] == [None] * 3
-    assert found["win_rate_reward"] is not None
+    result = metrics(root, "evaluate")
+    assert [result[name] for name in ("gold_sft", "gold_aligned", "win_rate_gold")] == [None] * 3
+    assert result["win_rate_reward"] is not None
 
 
 def test_a_temperature_of_zero_is_greedy_and_draws_nothing(project: Project) -> None:
@@ -154,15 +154,15 @@ def test_a_temperature_of_zero_is_greedy_and_draws_nothing(project: Project) -> 
 def test_the_kl_is_of_the_policies_that_were_sampled_from(
     temperature: float, of_the_kl: float, project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    request = []
 
     def logprobs(*given: Any) -> list[torch.Tensor]:
-        asked.append(given[3])
+        request.append(given[3])
         return sequence_logprobs(*given)
 
     monkeypatch.setattr(evaluate, "sequence_logprobs", logprobs)
     work(project("evaluate", evaluate={"temperature": temperature}), "evaluate")
-    assert asked == [of_the_kl] * 5  # both other models and sft, and twice sft as their reference
+    assert request == [of_the_kl] * 5  # both other models and sft, and twice sft as their reference
 
 
 def test_no_room_for_an_answer_is_a_mistake_of_the_user(project: Project) -> None:
@@ -181,9 +181,9 @@ def test_what_people_voted_on_the_replies_is_the_judges_verdict(project: Project
     ]
     write_jsonl(root / "data/judge/votes.jsonl", votes)
     work(root, "evaluate")
-    found = metrics(root, "evaluate")
-    assert (found["judge"], found["judge_fault"], found["judge_votes"]) == ("people", None, 4)
-    assert found["win_rate_judge"] == 1
+    result = metrics(root, "evaluate")
+    assert (result["judge"], result["judge_fault"], result["judge_votes"]) == ("people", None, 4)
+    assert result["win_rate_judge"] == 1
     assert [row["judge"] for row in jsonl.plain(root / OUTPUTS[2])] == [1.0] * 4
 
 
@@ -198,9 +198,9 @@ def test_a_reward_model_of_the_judges_own_learns_from_its_own_pairs(project: Pro
     (preferences / "judge.jsonl").write_text("".join(lines[:40]))
     shutil.copyfile(preferences / "train.arrow", preferences / "judge.arrow")
     work(root, "evaluate")
-    found = metrics(root, "evaluate")
-    assert found["judge"] == "reward model of its own"
-    assert 0 < found["judge_accuracy"] < 1
+    result = metrics(root, "evaluate")
+    assert result["judge"] == "reward model of its own"
+    assert 0 < result["judge_accuracy"] < 1
     ours, the_judges = (
         (root / place / "models/reward/model.safetensors").read_bytes() for place in ("", "evaluation/judge")
     )
@@ -301,10 +301,10 @@ def test_ppo_against_a_broken_reward_model_is_hacking_and_a_sound_one_raises_gol
         )
     for stage in ("reward", "ppo", "evaluate"):
         work(root, stage)
-    found = metrics(root, "evaluate")
-    assert found["reward_gain_low"] > 0
-    assert found["reward_hacking"] is hacked
-    assert (found["gold_aligned"] > found["gold_sft"]) is not hacked
+    result = metrics(root, "evaluate")
+    assert result["reward_gain_low"] > 0
+    assert result["reward_hacking"] is hacked
+    assert (result["gold_aligned"] > result["gold_sft"]) is not hacked
     rows = list(jsonl.plain(root / "evaluation/samples.jsonl"))
     for count in (*range(2, 30), *range(30, 300, 10)):
         few = {
@@ -323,23 +323,23 @@ def test_a_student_answers_beside_the_others_and_is_held_against_the_aligned_mod
     root = project("distill", distill={})
     work(root, "distill")
     work(root, "evaluate")
-    found = metrics(root, "evaluate")
+    result = metrics(root, "evaluate")
     rows = list(jsonl.plain(root / "evaluation/samples.jsonl"))
     assert all({"student", "reward_student", "gold_student"} <= row.keys() for row in rows)
-    assert found["gold_student"] is not None
-    assert found["win_rate_student_low"] <= found["win_rate_student"]
-    assert found["win_rate_student"] <= found["win_rate_student_high"]
-    assert found["kl_student"] != found["kl"]
+    assert result["gold_student"] is not None
+    assert result["win_rate_student_low"] <= result["win_rate_student"]
+    assert result["win_rate_student"] <= result["win_rate_student_high"]
+    assert result["kl_student"] != result["kl"]
     without = project("evaluate", "without")
     work(without, "evaluate")
     assert not [name for name in metrics(without, "evaluate") if "student" in name]
-    kept = {k: v for k, v in found.items() if "student" not in k and "quality" not in k}
+    kept = {k: v for k, v in result.items() if "student" not in k and "quality" not in k}
     assert kept == metrics(without, "evaluate")
 
 
 def test_the_students_wins_are_counted_against_the_aligned_model() -> None:
     scores = {"base": 0.0, "sft": 0.2, "aligned": 0.6, "student": 0.5}
-    found = compare({name: answers([x, x, x + 0.3]) for name, x in scores.items()}, 0.95, seed=1)
-    assert found["win_rate_student"] == 0.0
-    assert found["win_rate_reward"] == 1.0
-    assert found["quality_kept"] == pytest.approx(0.75)
+    comparison = compare({name: answers([x, x, x + 0.3]) for name, x in scores.items()}, 0.95, seed=1)
+    assert comparison["win_rate_student"] == 0.0
+    assert comparison["win_rate_reward"] == 1.0
+    assert comparison["quality_kept"] == pytest.approx(0.75)

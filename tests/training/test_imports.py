@@ -31,4 +31,4 @@ def test_a_stage_imports_no_package_that_it_does_not_use() -> None:
     assert loaded.keys() == UNNEEDED.keys()
     assert "torch" in loaded["training.data"]
     assert "trl" in loaded["training.sft"]
-    assert {name: UNNEEDED[name] & set(found) for name, found in loaded.items()} == {name: set() for name in UNNEEDED}
+    assert {name: UNNEEDED[name] & set(item) for name, item in loaded.items()} == {name: set() for name in UNNEEDED}

@@ -43,9 +43,9 @@ def opened(root: Path) -> Iterator[set[str]]:
         if folder.is_dir()
     }
     files = {path for folder in folders.values() for path in folder.iterdir() if path.is_file()}
-    found: set[str] = set()
+    result: set[str] = set()
     try:
-        yield found
+        yield result
         while True:
             try:
                 events = os.read(descriptor, 2**20)
@@ -57,7 +57,7 @@ def opened(root: Path) -> Iterator[set[str]]:
                 events = events[EVENT.size + length :]
                 path = folders[watch] / name
                 if not mask & IN_ISDIR and path in files:
-                    found.add(path.relative_to(root).as_posix())
+                    result.add(path.relative_to(root).as_posix())
     finally:
         os.close(descriptor)
 
@@ -69,7 +69,7 @@ def test_a_stage_opens_what_dvc_yaml_says(stage: str, project: Callable[..., Pat
     named = [dep for dep in paths if dep.startswith(DATA)]
     # digests of what lies outside of the project, which the stage reads itself
     deps = {dep for dep in named if not dep.startswith("data/inputs/")}
-    deps |= {file for each in entry["params"] if isinstance(each, dict) for file in each}
+    deps |= {file for item in entry["params"] if isinstance(item, dict) for file in item}
     outs = tuple(out if isinstance(out, str) else next(iter(out)) for out in entry["outs"])
     root = project(stage)
     with opened(root) as files:

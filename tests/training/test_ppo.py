@@ -51,9 +51,9 @@ def test_every_prompt_is_drawn_once_a_pass_and_repeated_for_its_responses() -> N
     chosen = settings(batch_size=8, responses_per_prompt=2, num_mini_batches=1)
     batches = [choose_prompts(pool, chosen, seed=3, update=update) for update in (1, 2, 3)]
     assert all(len(batch) == 8 and batch[0::2] == batch[1::2] for batch in batches)
-    drawn = [prompt for batch in batches for prompt in batch[::2]]
-    assert sorted(drawn) == pool
-    assert drawn != pool
+    sampled = [prompt for batch in batches for prompt in batch[::2]]
+    assert sorted(sampled) == pool
+    assert sampled != pool
     assert choose_prompts(pool, chosen, seed=3, update=2) == batches[1]
     assert choose_prompts(pool, chosen, seed=3, update=4) != batches[0]
     assert choose_prompts(pool, chosen, seed=4, update=1) != batches[0]
@@ -105,10 +105,10 @@ def gradients(roles: Roles, batches: list[list[int]], chosen: Ppo) -> dict[str, 
             + 0.1 * value_loss(new.values, old_N, old_N * 2, 0.2).losses
         )
         losses_N.sum().backward()
-    found = {name: p.grad.clone() for name, p in roles.trainable().items() if p.grad is not None}
+    result = {name: p.grad.clone() for name, p in roles.trainable().items() if p.grad is not None}
     for parameter in roles.trainable().values():
         parameter.grad = None
-    return found
+    return result
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -118,7 +118,7 @@ def test_padding_is_inert_in_logprobs_values_and_gradients(finished: Path, proje
     together = roles.forward(SEQUENCES, PROMPT_LENGTHS)
     alone = [roles.forward([ids], [n]) for ids, n in zip(SEQUENCES, PROMPT_LENGTHS, strict=True)]
     for place in range(3):
-        torch.testing.assert_close(together[place], torch.cat([one[place] for one in alone]), atol=1e-5, rtol=0)
+        torch.testing.assert_close(together[place], torch.cat([first[place] for first in alone]), atol=1e-5, rtol=0)
     whole = gradients(roles, [list(range(6))], chosen)
     apart = gradients(roles, [[i] for i in (5, 3, 1, 0, 2, 4)], chosen)
     assert whole.keys() == apart.keys()
@@ -319,8 +319,8 @@ def test_a_reckless_learning_rate_is_named(project: Project) -> None:
         run(stage)
     assert not (root / "models/ppo").exists()
     broke_at = int(str(said.value).split("in update ")[1][0])
-    found = stage.checkpoints.latest()
-    assert (found.step if found else 0) == broke_at - 1, "the state before the update that went wrong is kept"
+    result = stage.checkpoints.latest()
+    assert (result.step if result else 0) == broke_at - 1, "the state before the update that went wrong is kept"
 
 
 def test_a_policy_and_a_reward_model_of_two_vocabularies_do_not_meet(project: Project) -> None:

@@ -244,10 +244,10 @@ def close(x: Tensor, y: Tensor) -> bool:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_with_every_setting_off_its_usual_value_is_that_of_plain_torch(done: dict, name: str) -> None:
-    root, found, _ = done[name]
-    assert differences(found, plain(root, name)) == []
-    assert [row["first_ratio_error"] for row in found.rows] == pytest.approx([0.0] * len(found.rows), abs=1e-4)
-    for row in found.rows:  # the engine's numbers are not those that are learnt from
+    root, result, _ = done[name]
+    assert differences(result, plain(root, name)) == []
+    assert [row["first_ratio_error"] for row in result.rows] == pytest.approx([0.0] * len(result.rows), abs=1e-4)
+    for row in result.rows:  # the engine's numbers are not those that are learnt from
         assert (row["rollout_logprob_gap"], row["rollout_logprob_gap_max"]) == pytest.approx(
             (OFFSET, OFFSET), abs=1e-3
         )
@@ -290,8 +290,8 @@ OBSERVED: dict[str, Callable[[Watched, Ppo], None]] = {
 def leaves() -> list[str]:
     """Every setting that there is."""
     nested = {"kl": Kl, "lora": Lora}
-    own = [name for name in Ppo.model_fields if name != "kl"]
-    return own + [f"{name}.{leaf}" for name, section in nested.items() for leaf in section.model_fields]
+    entries = [name for name in Ppo.model_fields if name != "kl"]
+    return entries + [f"{name}.{leaf}" for name, section in nested.items() for leaf in section.model_fields]
 
 
 PUT_BACK = {"lora.rank": 8, "lora.alpha": 16.0, "lora.modules": ["q", "v"], "checkpoint_every_updates": 1}
@@ -323,8 +323,8 @@ def test_every_setting_is_off_its_usual_value_or_seen_at_work(done: dict, leaf: 
         OBSERVED[leaf](watched, settings)
         return
     usual = changed_back(leaf)[1][section]
-    found = getattr(settings, section)
-    assert (found.model_dump() if hasattr(found, "model_dump") else found) != usual
+    result = getattr(settings, section)
+    assert (result.model_dump() if hasattr(result, "model_dump") else result) != usual
 
 
 @pytest.mark.slow

@@ -109,19 +109,19 @@ def checked(root: Path, content: list[Any], *arguments: Any) -> Inspection:
 def test_the_data_stage_does_what_the_check_says(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content, pairs, refused = TABLES[name]
     monkeypatch.chdir(tmp_path)
-    found = checked(tmp_path, content)
-    assert (found.pairs, found.warnings) == (pairs, [])
-    assert {reason: each["rows"] for reason, each in found.refused.items()} == refused
+    result = checked(tmp_path, content)
+    assert (result.pairs, result.warnings) == (pairs, [])
+    assert {reason: item["rows"] for reason, item in result.refused.items()} == refused
     metrics = run(
-        tmp_path, found.source, test_fraction=0.3, max_quarantine_fraction=0.1, sft_source=None,
+        tmp_path, result.source, test_fraction=0.3, max_quarantine_fraction=0.1, sft_source=None,
         prompt_source=None, vote_source=None, model={"context_length": 200},
     )  # fmt: skip
-    known = {key: value for key, value in metrics.items() if key.startswith("quarantined_")}
-    assert known == {f"quarantined_{reason}": count for reason, count in refused.items()}
-    made = [row for split in ("train", "test") for row in rows(tmp_path, "preference", split)]
-    assert len(made) == pairs
+    reference = {key: value for key, value in metrics.items() if key.startswith("quarantined_")}
+    assert reference == {f"quarantined_{reason}": count for reason, count in refused.items()}
+    result = [row for split in ("train", "test") for row in rows(tmp_path, "preference", split)]
+    assert len(result) == pairs
     text = "indentation" if name == "indentation" else "kettle is here"
-    for row in made:
+    for row in result:
         chosen, rejected = (
             row[side] if isinstance(row[side], str) else row[side][0]["content"] for side in ("chosen", "rejected")
         )
@@ -145,10 +145,10 @@ def test_a_reader_of_ones_own_is_checked_like_any_other(tmp_path: Path, monkeypa
     crowd = [{"ask": USER.format(i), "left": GOOD.format(i), "right": BAD.format(i),
               "winner": "left"} for i in range(60)]  # fmt: skip
     crowd.append({"ask": "Same?", "left": "x", "right": "x", "winner": "left"})
-    found = checked(tmp_path, crowd, None, {}, None, "mine.py:read")
-    assert (found.pairs, found.refused["identical_replies"]["first"]) == (60, "mine.py:read row 61, rejected")
-    assert found.source == {"kind": "python", "path": "mine.py:read", "files": ["rows.jsonl.gz"]}
-    metrics = run(tmp_path, found.source, test_fraction=0.3, sft_source=None, prompt_source=None, vote_source=None)
+    result = checked(tmp_path, crowd, None, {}, None, "mine.py:read")
+    assert (result.pairs, result.refused["identical_replies"]["first"]) == (60, "mine.py:read row 61, rejected")
+    assert result.source == {"kind": "python", "path": "mine.py:read", "files": ["rows.jsonl.gz"]}
+    metrics = run(tmp_path, result.source, test_fraction=0.3, sft_source=None, prompt_source=None, vote_source=None)
     assert metrics["quarantined_identical_replies"] == 1
     params = load(tmp_path / "params.yaml")
     assert set(params.data.local_paths().values()) == {"mine.py", "rows.jsonl.gz"}
@@ -172,8 +172,8 @@ def test_rows_that_the_models_template_refuses_are_refused_by_check_and_stage(
         file.write("\n".join(map(json.dumps, content)))
     model = {"path": "base", "random": None, "context_length": 200}
     params = load(ROOT / "recipes/demo.yaml", ["model.path=base", "model.random=null"])
-    found = inspect("rows.jsonl.gz", tmp_path, params, None, {})
-    assert found.refused == {
+    inspection = inspect("rows.jsonl.gz", tmp_path, params, None, {})
+    assert inspection.refused == {
         "chat_template": {
             "rows": 6,
             "first": "rows.jsonl.gz line 1",
@@ -181,7 +181,7 @@ def test_rows_that_the_models_template_refuses_are_refused_by_check_and_stage(
         }
     }
     metrics = run(
-        tmp_path, found.source, test_fraction=0.3, max_quarantine_fraction=0.2, sft_source=None,
+        tmp_path, inspection.source, test_fraction=0.3, max_quarantine_fraction=0.2, sft_source=None,
         prompt_source=None, vote_source=None, model=model,
     )  # fmt: skip
     assert metrics["quarantined_chat_template"] == 6

@@ -38,8 +38,8 @@ def outputs(stage: str) -> list[str]:
 def made_by(root: Path, stage: str) -> dict[str, bytes]:
     """Every output of a stage, as dvc.yaml lists them."""
     paths = [root / path for path in outputs(stage)]
-    found = {str(path.relative_to(root)): path.read_bytes() for path in paths if path.is_file()}
-    return found | {
+    result = {str(path.relative_to(root)): path.read_bytes() for path in paths if path.is_file()}
+    return result | {
         str((path / name).relative_to(root)): text
         for path in paths
         if path.is_dir()
@@ -57,11 +57,11 @@ def interrupted(
     """Copies a project whose stage was stopped after three steps; its two checkpoints are given with it, the older
     first.
     """
-    made: dict[str, Path] = {}
+    result: dict[str, Path] = {}
 
     def copy(stage_name: str, target: Path) -> tuple[Path, list[Path]]:
-        if stage_name not in made:
-            root = made[stage_name] = tmp_path_factory.mktemp(stage_name) / "project"
+        if stage_name not in result:
+            root = result[stage_name] = tmp_path_factory.mktemp(stage_name) / "project"
             shutil.copytree(finished, root, ignore=shutil.ignore_patterns("runs", "checkpoints"))
             for later in PIPELINE[PIPELINE.index(stage_name) :]:
                 shutil.rmtree(root / "models" / later, ignore_errors=True)
@@ -70,7 +70,7 @@ def interrupted(
                 stage.stopper.requested = True
                 with pytest.raises(StageStopped):
                     run(stage)
-        shutil.copytree(made[stage_name], target)
+        shutil.copytree(result[stage_name], target)
         return target, sorted((target / "checkpoints" / stage_name).glob("*/step-*"))
 
     return copy
@@ -223,9 +223,9 @@ def test_what_somebody_says_of_a_checkpoint_of_other_code_is_done(
     change_the_code(checkpoints)
     before = len(attempts(root, "ppo"))
     assert run_main(root, "ppo") == 0
-    found = [row for row in attempts(root, "ppo")[before:] if row.event == "resume"]
-    assert [row.step for row in found] == resumed
-    assert all("training/rl/ppo_math.py" in row.message for row in found)
+    result = [row for row in attempts(root, "ppo")[before:] if row.event == "resume"]
+    assert [row.step for row in result] == resumed
+    assert all("training/rl/ppo_math.py" in row.message for row in result)
     # its rows are of more attempts
     assert made_by(root, "ppo") == made_by(finished, "ppo") or answer == "continue"
 

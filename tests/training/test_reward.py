@@ -70,7 +70,7 @@ def test_the_figures_are_those_of_the_saved_model_on_the_held_out_pairs(finished
     tokenizer = load_tokenizer(finished / "data/tokenizer")
     model = load_reward_model(finished / "models/reward", params().model, tokenizer).eval()
     rows = read_sequences(stage, "test").rows
-    found = metrics(finished, "reward")
+    result = metrics(finished, "reward")
     held_out = np.array(
         [
             float(raw_scores(model, [row["chosen_ids"]], 1) - raw_scores(model, [row["rejected_ids"]], 1))
@@ -78,13 +78,13 @@ def test_the_figures_are_those_of_the_saved_model_on_the_held_out_pairs(finished
         ]
     )
     assert margins(model, rows, 4096) == pytest.approx(held_out, abs=1e-5)
-    assert found["accuracy"] == pair_accuracy(held_out)
-    assert (found["accuracy_low"], found["accuracy_high"]) == pytest.approx(
-        wilson(found["accuracy"] * len(rows), len(rows))[1:]
+    assert result["accuracy"] == pair_accuracy(held_out)
+    assert (result["accuracy_low"], result["accuracy_high"]) == pytest.approx(
+        wilson(result["accuracy"] * len(rows), len(rows))[1:]
     )
-    assert found["ece"] == pytest.approx(expected_calibration_error(reliability(held_out)), abs=1e-5)
+    assert result["ece"] == pytest.approx(expected_calibration_error(reliability(held_out)), abs=1e-5)
     data = metrics(finished, "data")
-    assert {name: found[name] for name in ("bayes_accuracy", "baseline_longer_wins", "baseline_bow")} == {
+    assert {name: result[name] for name in ("bayes_accuracy", "baseline_longer_wins", "baseline_bow")} == {
         name: data[name] for name in ("bayes_accuracy", "baseline_longer_wins", "baseline_bow")
     }
 
@@ -104,11 +104,11 @@ def test_scores_of_the_training_replies_have_mean_zero_and_deviation_one(finishe
 def test_loss_and_gradient_of_every_weight_are_those_of_trls_padded_batch(
     family: str, same_prompt: bool, tmp_path: Path
 ) -> None:
-    asked = prompts(6) if not same_prompt else [prompts(1)[0]] * 6
+    request = prompts(6) if not same_prompt else [prompts(1)[0]] * 6
     replies = random_responses([3, 1, 7, 2, 9, 4, 1, 1, 5, 5, 2, 8])
     rows = [
         {"chosen_ids": [*ids, *chosen, 2], "rejected_ids": [*ids, *rejected, 2]}
-        for ids, chosen, rejected in zip(asked, replies[::2], replies[1::2], strict=True)
+        for ids, chosen, rejected in zip(request, replies[::2], replies[1::2], strict=True)
     ]
     model = reward_model(family=family)
     trainer = RewardTrainer(
@@ -117,15 +117,15 @@ def test_loss_and_gradient_of_every_weight_are_those_of_trls_padded_batch(
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer(),
     )
-    found = []
+    result = []
     for once in (False, True):
         if once:
             score_in_pairs(model)
         model.zero_grad()
         loss = trainer.compute_loss(model, trainer.data_collator(rows))
         loss.backward()
-        found.append((loss.detach(), {name: p.grad for name, p in model.named_parameters()}))
-    (theirs, expected), (ours, gradients) = found
+        result.append((loss.detach(), {name: p.grad for name, p in model.named_parameters()}))
+    (theirs, expected), (ours, gradients) = result
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
     for name, gradient in expected.items():
         torch.testing.assert_close(gradients[name], gradient, atol=1e-6, rtol=1e-4, msg=name)
@@ -152,8 +152,8 @@ def test_training_tells_replies_apart_and_counts_every_token_once(finished: Path
     assert pair_accuracy(margins(model, pairs, 4096)) > 0.6
     rows = jsonl.read(finished / "runs/reward/usage.jsonl", UsageRow).rows
     trained = [row for row in rows if row.phase in ("start", "train")]
-    found = [{tuple(ids[: n + 1]) for ids in row.values() for n in range(len(ids))} for row in pairs]
-    assert sum(row.tokens for row in trained) == 3 * sum(len(read) for read in found)
+    result = [{tuple(ids[: n + 1]) for ids in row.values() for n in range(len(ids))} for row in pairs]
+    assert sum(row.tokens for row in trained) == 3 * sum(len(read) for read in result)
     assert sum(row.sequences for row in trained) == 3 * 2 * len(pairs)
 
 
@@ -183,5 +183,5 @@ def test_a_smaller_reward_model_and_the_value_model_that_starts_from_it(project:
     roles = load_roles(stage, tokenizer)
     assert isinstance(roles.reward_model, torch.nn.Module)
     assert isinstance(roles.value_model, torch.nn.Module)
-    layers = [each.config.num_hidden_layers for each in (roles.policy, roles.reward_model, roles.value_model)]
+    layers = [item.config.num_hidden_layers for item in (roles.policy, roles.reward_model, roles.value_model)]
     assert layers == [2, 1, 1]

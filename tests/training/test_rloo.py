@@ -73,9 +73,9 @@ def test_training_raises_the_score_and_starts_at_the_reference(project: Project,
     assert rows[0]["kl"] == pytest.approx(0.0, abs=1e-3)
     assert sum(row["score"] for row in rows[-3:]) / 3 > rows[0]["score"] + 0.3
     assert rows[-1]["kl"] > 0.1
-    found = metrics(root, method)
-    assert (found["updates"], found["episodes"]) == (30, 30 * 96)
-    assert found["score"] == pytest.approx(sum(row["score"] for row in rows[-5:]) / 5)
+    result = metrics(root, method)
+    assert (result["updates"], result["episodes"]) == (30, 30 * 96)
+    assert result["score"] == pytest.approx(sum(row["score"] for row in rows[-5:]) / 5)
 
 
 def test_there_is_no_value_phase_and_every_token_is_accounted_in_the_others(undisturbed: tuple[str, Path]) -> None:
@@ -117,11 +117,11 @@ def test_an_update_learns_from_the_methods_own_advantages(
     rewards: list[Tensor] = []
     scores: list[Tensor] = []
     episodes: list[Any] = []
-    made, batch = loop.token_rewards, loop.Episodes
+    result, batch = loop.token_rewards, loop.Episodes
 
     def kept(kl_BT: Tensor, score_B: Tensor, mask_BT: Tensor, kl_coef: float) -> Tensor:
         scores.append(score_B)
-        rewards.append(made(kl_BT, score_B, mask_BT, kl_coef))
+        rewards.append(result(kl_BT, score_B, mask_BT, kl_coef))
         return rewards[-1]
 
     monkeypatch.setattr(loop, "token_rewards", kept)

@@ -110,14 +110,14 @@ class Done(NamedTuple):
 @pytest.fixture(scope="module")
 def done(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Done]:
     """A run of RUNS and the same in plain torch, made when first asked for."""
-    made: dict[tuple[str, str], Done] = {}
+    outcomes: dict[tuple[str, str], Done] = {}
 
     def get(stage: str, kind: str) -> Done:
-        if (stage, kind) not in made:
+        if (stage, kind) not in outcomes:
             root = tmp_path_factory.mktemp(f"{stage}-{kind}") / "project"
-            found, watched = ran(finished, root, stage, kind, RUNS[stage, kind])
-            made[stage, kind] = Done(root, found, watched, plain(root, stage, kind))
-        return made[stage, kind]
+            result, watched = ran(finished, root, stage, kind, RUNS[stage, kind])
+            outcomes[stage, kind] = Done(root, result, watched, plain(root, stage, kind))
+        return outcomes[stage, kind]
 
     return get
 
@@ -125,11 +125,11 @@ def done(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
 def ran(finished: Path, root: Path, stage_name: str, kind: str, section: dict[str, Any]) -> tuple[Outcome, Watched]:
     for part in ("data", "models/sft", "metrics"):
         shutil.copytree(finished / part, root / part)
-    of_base: dict[str, Any] = {}
+    base: dict[str, Any] = {}
     if (stage_name, kind) == ("sft", "adapters"):  # adapters need a base that has learnt something
         shutil.copytree(finished / "models/sft", root / "base")
-        of_base = {"model": {"random": None, "path": str(root / "base")}}
-    write(params(**{stage_name: section}, **of_base), root / "params.yaml")
+        base = {"model": {"random": None, "path": str(root / "base")}}
+    write(params(**{stage_name: section}, **base), root / "params.yaml")
     stage, run = open_stage(root, stage_name)
     rows_at_once, calls, dropout, optimizers = set(), [], set(), set()
 
@@ -234,8 +234,8 @@ def rows_of_steps(run: Done, stage: str) -> list[int]:
     )
     rows -= int(metrics(run.root, stage).get("demonstrations_dropped", 0))
     batch = COMMON["batch_size"]
-    of_epoch = [batch] * (rows // batch) + ([rows % batch] if rows % batch else [])
-    return (of_epoch * 3)[: run.found.steps]
+    epoch = [batch] * (rows // batch) + ([rows % batch] if rows % batch else [])
+    return (epoch * 3)[: run.found.steps]
 
 
 def eight_bits_of_state(run: Done, stage: str) -> None:
@@ -261,8 +261,8 @@ OBSERVED: dict[str, Callable[[Done, str], None]] = {
 
 def leaves() -> list[tuple[str, str]]:
     """Every setting that there is."""
-    own = [(stage, name) for stage, section in SECTIONS.items() for name in section.model_fields]
-    return own + [(stage, f"lora.{name}") for stage in SECTIONS for name in Lora.model_fields if name != "dropout"]
+    entries = [(stage, name) for stage, section in SECTIONS.items() for name in section.model_fields]
+    return entries + [(stage, f"lora.{name}") for stage in SECTIONS for name in Lora.model_fields if name != "dropout"]
 
 
 def changed_back(stage: str, leaf: str) -> tuple[str, dict[str, Any]]:
@@ -290,8 +290,8 @@ def test_every_setting_is_off_its_usual_value_or_seen_at_work(
         OBSERVED[leaf](run, stage)
         return
     usual = changed_back(stage, leaf)[1][section]
-    found = getattr(getattr(load(run.root / "params.yaml"), stage), section)
-    assert (found.model_dump() if hasattr(found, "model_dump") else found) != usual
+    result = getattr(getattr(load(run.root / "params.yaml"), stage), section)
+    assert (result.model_dump() if hasattr(result, "model_dump") else result) != usual
 
 
 @pytest.mark.slow

@@ -144,9 +144,9 @@ def test_logprobs_of_policy_and_reference_are_those_of_trl(recording: Recording)
     sequences, prompt_lengths = joined(recording.prompts(), recording.responses())
     models = initial_roles(recording)
     reference = models.ref_logprobs(sequences, prompt_lengths, 4096)
-    own = models.forward(sequences, prompt_lengths).logprobs.detach()
+    entries = models.forward(sequences, prompt_lengths).logprobs.detach()
     close(torch.cat(reference), torch.cat(recording.per_token("ref_logprobs", recording.lengths())))
-    close(own, torch.cat(recording.per_token("logprobs", recording.lengths())))
+    close(entries, torch.cat(recording.per_token("logprobs", recording.lengths())))
 
 
 def test_scores_are_those_of_trl(recording: Recording) -> None:
@@ -253,10 +253,10 @@ def test_without_responses_that_end_early_the_loop_itself_has_trls_gradients(
     monkeypatch.setattr(models, "values", lambda *_: values)
 
     def unbiased(reward_BT: Tensor, score_B: Tensor, values_BT: Tensor, mask_BT: Tensor, chosen: Ppo) -> Targets:
-        found = advantages(reward_BT, score_B, values_BT, mask_BT, chosen)
-        assert float(masked_mean(found.advantages, mask_BT)) == pytest.approx(0.0, abs=1e-6)
+        result = advantages(reward_BT, score_B, values_BT, mask_BT, chosen)
+        assert float(masked_mean(result.advantages, mask_BT)) == pytest.approx(0.0, abs=1e-6)
         count = int(mask_BT.sum())
-        return found._replace(advantages=found.advantages * ((count - 1) / count) ** 0.5)
+        return result._replace(advantages=result.advantages * ((count - 1) / count) ** 0.5)
 
     sequences, _ = joined(recording.prompts(), recording.responses())
     rows = recording["rows"][LAST].tolist()

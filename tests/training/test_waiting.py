@@ -24,10 +24,10 @@ def spin_count(code: str, **chosen: str) -> int:
         text=True,
         check=True,
     )
-    found = re.search(r"GOMP_SPINCOUNT = '(\d+)'", done.stderr)
-    if found is None:
+    outcome = re.search(r"GOMP_SPINCOUNT = '(\d+)'", done.stderr)
+    if outcome is None:
         pytest.skip("torch's OpenMP is not libgomp here")
-    return int(found[1])
+    return int(outcome[1])
 
 
 def test_threads_of_a_stage_that_wait_soon_leave_their_core_to_others() -> None:

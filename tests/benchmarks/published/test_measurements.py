@@ -22,17 +22,17 @@ def held_out() -> list[Case]:
 
 
 def test_memory_of_training_is_within_ten_percent_of_sources_that_were_held_out() -> None:
-    found = summary(held_out(), "memory of training", "A")
-    assert (found["rows"], found["sources"]) == (108, 8)
-    assert found["median"] <= 0.10
-    assert found["p90"] <= 0.25
+    summary_text = summary(held_out(), "memory of training", "A")
+    assert (summary_text["rows"], summary_text["sources"]) == (108, 8)
+    assert summary_text["median"] <= 0.10
+    assert summary_text["p90"] <= 0.25
 
 
 def test_time_of_training_is_within_a_quarter_and_not_biased() -> None:
-    found = summary(held_out(), "time of training", "A")
-    assert found["sources"] >= 7
-    assert found["median"] <= 0.25
-    assert abs(found["bias"]) <= 0.10
+    summary_text = summary(held_out(), "time of training", "A")
+    assert summary_text["sources"] >= 7
+    assert summary_text["median"] <= 0.25
+    assert abs(summary_text["bias"]) <= 0.10
 
 
 def test_half_of_the_loops_are_within_one_and_a_half_and_all_within_two_and_a_half() -> None:
@@ -42,7 +42,7 @@ def test_half_of_the_loops_are_within_one_and_a_half_and_all_within_two_and_a_ha
         if case.planning.setting.stage in LOOPS and case.group.startswith("time")
     ]
     assert len(factors) >= 45
-    assert sum(each <= math.log(1.5) for each in factors) >= len(factors) / 2
+    assert sum(factor <= math.log(1.5) for factor in factors) >= len(factors) / 2
     assert max(factors) <= math.log(2.5)
 
 
@@ -56,7 +56,7 @@ def test_a_source_does_not_teach_the_rates_it_is_planned_by() -> None:
         row.model_copy(
             update={
                 "measured": tuple(
-                    each.model_copy(update={"value": each.value and 10 * each.value}) for each in row.measured
+                    item.model_copy(update={"value": item.value and 10 * item.value}) for item in row.measured
                 )
             }
         )
@@ -65,7 +65,7 @@ def test_a_source_does_not_teach_the_rates_it_is_planned_by() -> None:
         for row in rows
     ]
     named = next(row.source for row in rows if row.source.startswith("MosaicML"))
-    fits = [checked._Fit([row for row in each if row.run.device]) for each in (rows, other)]
+    fits = [checked._Fit([row for row in item if row.run.device]) for item in (rows, other)]
     assert fits[0].without(named) == fits[1].without(named)
     assert fits[0].without("") != fits[1].without("")
 
@@ -84,15 +84,15 @@ def test_what_ran_out_of_memory_is_planned_as_not_fitting() -> None:
 
 def test_the_interval_of_grade_b_holds_what_was_measured() -> None:
     """In sample; docs/published-costs.md has the coverage of sources that were left out."""
-    found = [
+    result = [
         row
         for file in sorted(ROWS.glob("*.yaml"))
         for row in estimates(read_table(file))
         if row.get("grade") == "B" and isinstance(row.get("measured"), float)
     ]
-    inside = sum(row["low"] <= row["measured"] <= row["high"] for row in found)
-    assert len(found) > 300
-    assert 0.75 <= inside / len(found) <= 0.92
+    inside = sum(row["low"] <= row["measured"] <= row["high"] for row in result)
+    assert len(result) > 300
+    assert 0.75 <= inside / len(result) <= 0.92
 
 
 def test_outside_of_what_was_checked_the_interval_is_twice_as_wide() -> None:
@@ -117,10 +117,10 @@ def test_sources_weigh_the_same_however_many_rows_they_have() -> None:
 
 
 def test_half_and_double_weigh_the_same() -> None:
-    found = compare(published())[0]
-    case = next(case for case in found if case.quantity == "time" and case.measured)
+    comparison = compare(published())[0]
+    case = next(case for case in comparison if case.quantity == "time" and case.measured)
     assert case.measured is not None
     assert case.factor == pytest.approx(math.log(float(case.planned) / float(case.measured)))
-    rate = next(case for case in found if case.quantity == "throughput" and case.measured)
+    rate = next(case for case in comparison if case.quantity == "throughput" and case.measured)
     assert rate.measured is not None
     assert rate.factor == pytest.approx(math.log(float(rate.measured) / float(rate.planned)))

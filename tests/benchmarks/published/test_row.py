@@ -54,8 +54,8 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("content", "key", "rule"), MISTAKES)
 def test_a_mistake_is_one_line_that_names_the_key_and_the_rule(content: Any, key: str, rule: str) -> None:
-    (found,) = estimates([content])
-    (line,) = found["refused"]
+    (result,) = estimates([content])
+    (line,) = result["refused"]
     assert key in line
     assert rule in line
     assert "\n" not in line
@@ -71,8 +71,8 @@ def test_several_mistakes_are_named_together() -> None:
 def test_a_file_gives_its_rows_its_source_and_what_their_runs_have_in_common(tmp_path: Any) -> None:
     file = tmp_path / "table.yaml"
     file.write_text("source: A page\nrun: {stage: sft, gpus: 8}\nrows:\n- {id: a, run: {gpus: 4}}\n")
-    (found,) = read_table(file)
-    assert found == {"source": "A page", "id": "a", "run": {"stage": "sft", "gpus": 4}}
+    (result,) = read_table(file)
+    assert result == {"source": "A page", "id": "a", "run": {"stage": "sft", "gpus": 4}}
 
 
 def test_every_row_in_the_repository_is_planned() -> None:
@@ -82,8 +82,8 @@ def test_every_row_in_the_repository_is_planned() -> None:
 
 
 def test_what_a_row_leaves_out_is_assumed_and_listed() -> None:
-    found = planned_of(read_row(row(dtype=None, engine=None, device=None)).run)
-    assert [note.partition(":")[0] for note in found.assumptions] == [
+    result = planned_of(read_row(row(dtype=None, engine=None, device=None)).run)
+    assert [note.partition(":")[0] for note in result.assumptions] == [
         "device is not stated",
         "engine is not stated",
         "recomputation is not stated",
@@ -127,10 +127,10 @@ ODD = [None, 0, 1, 3, 1000, 10**7, 1.5, -1, True, "bf16", "full", "none", [], ["
 @given(data=st.data())
 def test_no_row_ends_in_a_traceback(data: st.DataObject) -> None:
     row_ = data.draw(st.sampled_from(every_row()))
-    made = row_ | {"run": dict(row_["run"])}
+    result = row_ | {"run": dict(row_["run"])}
     for key in data.draw(st.lists(st.sampled_from(sorted(Run.model_fields)), max_size=3)):
-        made["run"][key] = data.draw(st.sampled_from(ODD))
-    (first, *_) = estimates([made])
+        result["run"][key] = data.draw(st.sampled_from(ODD))
+    (first, *_) = estimates([result])
     assert ("refused" in first) != ("planned" in first)
 
 

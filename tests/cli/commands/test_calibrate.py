@@ -22,9 +22,9 @@ def project(tmp_path: Path) -> Path:
 
 def test_json_is_the_whole_record_and_where_it_is(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     show(project, machine(), as_json=True)
-    found = json.loads(capsys.readouterr().out)
-    assert found["stages"][0]["paces"]["train"] == 2.0
-    assert found["file"] == str(MACHINE_FILE)
+    content = json.loads(capsys.readouterr().out)
+    assert content["stages"][0]["paces"]["train"] == 2.0
+    assert content["file"] == str(MACHINE_FILE)
 
 
 def test_people_see_rates_in_their_units_and_each_stage_that_was_timed(

@@ -32,13 +32,13 @@ def call(*arguments: str) -> int:
 
 def options(command: list[str]) -> dict[str, list[str]]:
     assert command[:3] == [sys.executable, "-m", "training.inference.chat"]
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for word in command[3:]:
         if word.startswith("--"):
-            found[word] = []
+            result[word] = []
         else:
-            found[list(found)[-1]].append(word)
-    return found
+            result[list(result)[-1]].append(word)
+    return result
 
 
 def test_without_a_run_it_is_what_is_in_place_as_evaluation_samples(project: Path, started: list[list[str]]) -> None:
@@ -55,9 +55,9 @@ def test_without_a_run_it_is_what_is_in_place_as_evaluation_samples(project: Pat
 
 def test_every_option_arrives(project: Path, started: list[list[str]]) -> None:
     call("--compare", "--temperature", "0", "--max-new-tokens", "5", "--seed", "9")
-    found = options(started[0])
-    assert found["--models"] == ["base", "sft", "aligned"]
-    assert [found[f"--{name}"] for name in ("temperature", "max-new-tokens", "seed")] == [["0.0"], ["5"], ["9"]]
+    result = options(started[0])
+    assert result["--models"] == ["base", "sft", "aligned"]
+    assert [result[f"--{name}"] for name in ("temperature", "max-new-tokens", "seed")] == [["0.0"], ["5"], ["9"]]
 
 
 def test_the_champion_needs_to_be_there(project: Path, started: list[list[str]]) -> None:

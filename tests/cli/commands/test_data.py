@@ -26,8 +26,8 @@ def checked(*arguments: str) -> str:
 def test_a_file_is_described_with_the_settings_that_read_it(project: Path) -> None:
     rows = [*ROWS, {**ROWS[0], "chosen": ""}]
     (project / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    found = json.loads(checked("pairs.jsonl", "--json"))
-    told = lines(found, "params.yaml")
+    content = json.loads(checked("pairs.jsonl", "--json"))
+    told = lines(content, "params.yaml")
     assert checked("pairs.jsonl").splitlines() == "\n".join(told).splitlines()
     assert told[0] == "pairs.jsonl: pairs"
     assert told[1].startswith("61 rows give 60 pairs, 60 demonstrations, 60 prompts; ")

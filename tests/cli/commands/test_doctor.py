@@ -59,11 +59,11 @@ def test_a_taken_port_is_a_notice_with_another_one(project: Path, monkeypatch: p
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        taken = other.getsockname()[1]
-        monkeypatch.setattr(doctor, "DEFAULT_PORTS", {"prefect": taken})
+        busy_port = other.getsockname()[1]
+        monkeypatch.setattr(doctor, "DEFAULT_PORTS", {"prefect": busy_port})
         (finding,) = doctor.ports(project)
     assert finding.level == "notice"
-    assert finding.fix == f"rlhf up --prefect-port {taken + 1}"
+    assert finding.fix == f"rlhf up --prefect-port {busy_port + 1}"
 
 
 @pytest.mark.parametrize(("content", "level"), [(None, "problem"), (b"", "problem"), (b"[]", "ok")])
@@ -87,9 +87,9 @@ def test_broken_params_are_a_problem(project: Path) -> None:
 def test_a_fix_is_printed_where_there_is_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], project: Path
 ) -> None:
-    found = [Finding("disk", "problem", "full", "free some"), Finding("git", "ok", "2.40")]
+    result = [Finding("disk", "problem", "full", "free some"), Finding("git", "ok", "2.40")]
     monkeypatch.chdir(project)
-    monkeypatch.setattr(doctor, "CHECKS", [lambda root: found])
+    monkeypatch.setattr(doctor, "CHECKS", [lambda root: result])
     assert doctor.examine(as_json=False) == 2
     assert capsys.readouterr().out.splitlines() == [
         "problem  disk        full -> free some",

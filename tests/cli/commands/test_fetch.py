@@ -65,8 +65,8 @@ def test_a_model_is_fetched_once_and_loads_as_it_was(
     ours = policy(seed=3, family="llama")
     for ids in prompts(3):
         with torch.no_grad():
-            found, expected = (model(torch.tensor([ids])).logits for model in (theirs, ours))
-        assert torch.allclose(found, expected, atol=1e-5)
+            result, expected = (model(torch.tensor([ids])).logits for model in (theirs, ours))
+        assert torch.allclose(result, expected, atol=1e-5)
     assert theirs.dtype == torch.float32
     assert AutoTokenizer.from_pretrained(folder).pad_token == "<pad>"
     assert "quantization_config" not in json.loads((folder / "config.json").read_text())

@@ -42,11 +42,11 @@ def test_a_recipe_is_written_for_data_and_a_device_and_never_replaced(project: P
     shutil.copytree(ROOT / "recipes", project / "recipes")
     rows = [{"question": f"where is {i}?", "chosen": f"it is {i} away.", "rejected": "no."} for i in range(60)]
     (project / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    asked = ["init", "mine", "--data", "pairs.jsonl", "--hardware", "4090", "--usd-per-hour", "0.5"]
+    request = ["init", "mine", "--data", "pairs.jsonl", "--hardware", "4090", "--usd-per-hour", "0.5"]
     with pytest.raises(EnvironmentFault, match=r"this machine has .*Add --elsewhere if the run"):
-        CliRunner().invoke(app, asked, catch_exceptions=False)
-    asked.append("--elsewhere")
-    done = CliRunner().invoke(app, asked, catch_exceptions=False)
+        CliRunner().invoke(app, request, catch_exceptions=False)
+    request.append("--elsewhere")
+    done = CliRunner().invoke(app, request, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     written = project / "recipes" / "mine.yaml"
     said = yaml.safe_load(written.read_text())
@@ -55,11 +55,11 @@ def test_a_recipe_is_written_for_data_and_a_device_and_never_replaced(project: P
     assert said["data"] == {"source": source, "vote_source": None}
     params = load(written)
     assert (params.prices.device, params.prices.usd_per_device_hour) == ("rtx4090", 0.5)
-    made = plan(params, find_target(params, None, 1, None, project), ("sft", "reward", "ppo"))
-    assert all(stage.fits for stage in made.stages)
+    planned = plan(params, find_target(params, None, 1, None, project), ("sft", "reward", "ppo"))
+    assert all(stage.fits for stage in planned.stages)
     before = written.read_bytes()
     with pytest.raises(Exception, match="already exists and is not replaced"):
-        CliRunner().invoke(app, asked, catch_exceptions=False)
+        CliRunner().invoke(app, request, catch_exceptions=False)
     assert written.read_bytes() == before
 
 
@@ -95,13 +95,13 @@ def test_lengths_and_the_quarantine_limit_are_fitted_to_the_data(project: Path) 
 def test_what_does_not_fit_with_all_weights_learns_adapters_at_their_rate() -> None:
     model = "Qwen/Qwen2.5-7B"
     params = wanted(ROOT, "mine", FOUND, model, "NVIDIA H100 80GB HBM3", None, "dpo")
-    made, note = fitting(params)
+    result, note = fitting(params)
     assert note.startswith("Adapters learn")
-    assert made.dpo is not None
+    assert result.dpo is not None
     assert params.dpo is not None
-    assert made.dpo.lora is not None
-    assert made.dpo.learning_rate == pytest.approx(10 * params.dpo.learning_rate)
-    shown = plan(made, find_target(made, None, 1, None, ROOT), STAGES)
+    assert result.dpo.lora is not None
+    assert result.dpo.learning_rate == pytest.approx(10 * params.dpo.learning_rate)
+    shown = plan(result, find_target(result, None, 1, None, ROOT), STAGES)
     assert all(stage.fits for stage in shown.stages)
     with pytest.raises(CostError, match="fits t4 neither with all weights nor with adapters"):
         fitting(wanted(ROOT, "mine", FOUND, "Qwen/Qwen2.5-32B", "t4", None, "dpo"))
@@ -128,27 +128,27 @@ def test_a_models_folder_says_its_longest_context_and_its_pad_token(tmp_path: Pa
 
 
 def test_data_without_preferences_make_no_recipe() -> None:
-    found = {**FOUND, "pairs": 0, "format": "prompts"}
+    result = {**FOUND, "pairs": 0, "format": "prompts"}
     with pytest.raises(DataError, match="has no preferences"):
-        wanted(ROOT, "mine", found, None, None, None, "ppo")
+        wanted(ROOT, "mine", result, None, None, None, "ppo")
 
 
 def test_for_a_file_in_no_known_layout_a_reader_is_written_to_be_filled_in(project: Path) -> None:
     shutil.copytree(ROOT / "recipes", project / "recipes")
     rows = [{"ask": f"How is {i}?", "left": f"Fine {i}.", "right": "No.", "winner": "left"} for i in range(60)]
     (project / "crowd.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    asked = ["init", "mine", "--data", "crowd.jsonl"]
+    request = ["init", "mine", "--data", "crowd.jsonl"]
     with pytest.raises(DataError, match=r"readers/mine\.py has its first row: fill it in, then"):
-        CliRunner().invoke(app, asked, catch_exceptions=False)
+        CliRunner().invoke(app, request, catch_exceptions=False)
     reader = project / "readers/mine.py"
     assert '"ask": "How is 0?"' in reader.read_text()
     with pytest.raises(DataError, match=r"readers/mine\.py exists and is not replaced"):
-        CliRunner().invoke(app, asked, catch_exceptions=False)
+        CliRunner().invoke(app, request, catch_exceptions=False)
     filled = reader.read_text()
     for ours, theirs in (("prompt", "ask"), ("chosen", "left"), ("rejected", "right")):
         filled = filled.replace(f'"{ours}": row["..."]', f'"{ours}": row["{theirs}"]')
     reader.write_text(filled)
-    done = CliRunner().invoke(app, [*asked, "--reader", "readers/mine.py:read"], catch_exceptions=False)
+    done = CliRunner().invoke(app, [*request, "--reader", "readers/mine.py:read"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     source = load(project / "recipes/mine.yaml").data.source
     assert source.model_dump() == {"kind": "python", "path": "readers/mine.py:read", "files": ["crowd.jsonl"]}

@@ -59,13 +59,13 @@ def test_the_report_counts_votes_and_agreement(project: Path) -> None:
             Vote(Pair("q", "a", "b"), "[red]ada", 2),
         ],
     )
-    found = rlhf("label", "--report")
+    result = rlhf("label", "--report")
     assert (
-        found["pairs"],
-        found["pairs_with_votes"],
-        found["votes"],
-        found["agreement"],
-        found["krippendorff_alpha"],
+        result["pairs"],
+        result["pairs_with_votes"],
+        result["votes"],
+        result["agreement"],
+        result["krippendorff_alpha"],
     ) == (1, 1, 4, 1, 1)
     assert "[red]ada, bob" in CliRunner().invoke(app, ["label", "--report"]).stdout
 

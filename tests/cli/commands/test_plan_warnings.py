@@ -26,8 +26,8 @@ def test_data_that_is_not_there_and_rates_that_are_not_measured_are_named(projec
         f"extends: {ROOT / 'recipes' / 'demo.yaml'}\n"
         "data:\n  source: {kind: file, path: absent.jsonl, format: pairs, columns: {}}\n"
     )
-    found = warned("--recipe", "mine.yaml", "--hardware", "a100-80")
-    assert found == [
+    result = warned("--recipe", "mine.yaml", "--hardware", "a100-80")
+    assert result == [
         "data.source.path=absent.jsonl does not exist: its rows are assumed. Put the file there, or fix the path."
     ]
     (project / "absent.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
@@ -36,9 +36,9 @@ def test_data_that_is_not_there_and_rates_that_are_not_measured_are_named(projec
 
 def test_a_measured_machine_is_not_warned_of(project: Path) -> None:
     (project / MACHINE_FILE).parent.mkdir()
-    found = machine()
-    judge = found.stages[1].model_copy(update={"parameters": 430_896.0})  # without an output head
-    stages = (found.stages[0], judge, *found.stages[2:])
+    result = machine()
+    judge = result.stages[1].model_copy(update={"parameters": 430_896.0})  # without an output head
+    stages = (result.stages[0], judge, *result.stages[2:])
     write = (project / MACHINE_FILE).write_text
     write(yaml.safe_dump(machine(stages=stages).model_dump(mode="json")))
     assert warned() == []
@@ -66,10 +66,10 @@ def test_a_comparison_says_once_that_rates_are_not_measured() -> None:
 )
 @pytest.mark.usefixtures("project")
 def test_a_price_far_from_the_catalogues_is_doubted(usd: float, said: str | None) -> None:
-    found = warned("--hardware", "h100", "--usd-per-gpu-hour", str(usd))
+    result = warned("--hardware", "h100", "--usd-per-gpu-hour", str(usd))
     if said is None:
-        assert found == []
+        assert result == []
     else:
-        (line,) = found
+        (line,) = result
         assert line.startswith(f"{usd} USD per device-hour: h100-sxm is offered for 1.99 to 5 USD")
         assert said in line

@@ -20,21 +20,21 @@ def shown(view: RenderableType) -> str:
 
 
 def test_a_benchmark_has_a_row_a_load_and_the_prices_of_its_knee() -> None:
-    found = shown(bench_view(benchmark("q8_0", {1: 100.0, 2: 12345.0, 1024: 900.0}), "run", None))
-    assert max(map(len, found.splitlines())) <= 80
-    assert [line.split()[0] for line in found.splitlines()[2:5]] == ["1", "2", "1024"]
-    assert "Knee: concurrency 2; p95 TPOT has doubled at 1024." in found
-    assert "At $3.6 an hour" in found
+    result = shown(bench_view(benchmark("q8_0", {1: 100.0, 2: 12345.0, 1024: 900.0}), "run", None))
+    assert max(map(len, result.splitlines())) <= 80
+    assert [line.split()[0] for line in result.splitlines()[2:5]] == ["1", "2", "1024"]
+    assert "Knee: concurrency 2; p95 TPOT has doubled at 1024." in result
+    assert "At $3.6 an hour" in result
 
 
 def test_a_plan_fits_too() -> None:
     params = load(ROOT / "recipes/gpu-24gb.yaml")
     target = find_target(params, "a100-80", 1, None, ROOT)
-    found = shown(plan_view(plan_serving(params, target, "f32", 256, (1, 64, 256), 500.0)))
-    assert max(map(len, found.splitlines())) <= 80
-    assert "500 requests/s:" in found
-    assert "a month" in found
+    result = shown(plan_view(plan_serving(params, target, "f32", 256, (1, 64, 256), 500.0)))
+    assert max(map(len, result.splitlines())) <= 80
+    assert "500 requests/s:" in result
+    assert "a month" in result
 
 
 def test_prices_have_no_powers_of_ten() -> None:
-    assert [usd(each) for each in (None, 12.345, 0.01234)] == ["-", "$12.35", "$0.0123"]
+    assert [usd(item) for item in (None, 12.345, 0.01234)] == ["-", "$12.35", "$0.0123"]

@@ -101,18 +101,18 @@ def test_one_stage_that_does_not_fit_is_a_run_that_does_not() -> None:
 
 def test_every_stage_has_a_grade_its_intervals_and_their_reasons() -> None:
     seconds = Band(50.0, 70.0, 90.0, 6, 0.2, True)
-    known = stage_plan(
+    planned = stage_plan(
         error=PlanError(seconds, None),
         time_interval=Interval("A", 50.0, 90.0, "6 runs of this machine"),
         memory_interval=Interval("B", 1.0 * GIB, 4.0 * GIB, "40 measurements"),
     )
     data = stage_plan(stage="data", time_interval=Interval("C", 30.0, 120.0, "never checked"))
-    made = Plan((data, known))
-    assert rows(plan_tables.interval_table(made)) == [
+    result = Plan((data, planned))
+    assert rows(plan_tables.interval_table(result)) == [
         ["data", "C", "30 s to 2 min", ""],
         ["sft", "A, B", "50 s to 1 min 30 s", "1.0 GiB to 4.0 GiB"],
     ]
-    assert plan_tables.interval_notes(made) == [
+    assert plan_tables.interval_notes(result) == [
         "  A: 6 runs of this machine (sft)",
         "  B: 40 measurements (sft)",
         "  C: never checked (data)",
@@ -137,12 +137,12 @@ def test_a_comparison_goes_from_before_to_after() -> None:
 def test_clean_counts_in_days_and_gib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: str, goes: bool) -> None:
     (tmp_path / "dvc.yaml").write_text("stages: {}\n")
     monkeypatch.chdir(tmp_path)
-    one = Leftover("checkpoints", tmp_path / "a", tmp_path, 3 * GIB, 5 * 86400.0, "")
-    monkeypatch.setattr(clean, "leftovers", lambda root, folder: [one])
+    first = Leftover("checkpoints", tmp_path / "a", tmp_path, 3 * GIB, 5 * 86400.0, "")
+    monkeypatch.setattr(clean, "leftovers", lambda root, folder: [first])
     for most, also in (("4", False), ("2", True)):
         done = CliRunner().invoke(app, ["clean", "--older-than", days, "--max-gib", most])
         assert ("1 of 1 would go, 3.00 GiB" in done.stdout) is (goes or also)
-    table = clean._table(tmp_path, [one])
+    table = clean._table(tmp_path, [first])
     assert rows(table)[0][:4] == ["checkpoints", "a", "3.00 GiB", "5.0 days ago"]
 
 
@@ -162,8 +162,8 @@ def test_a_search_shows_what_was_before_what_is_better() -> None:
         SimpleNamespace(key=key, before=before, after=after, reason="less memory")
         for key, before, after in (("micro_batch_size", 8, 1), ("packing", False, True), ("lora", None, lora))
     ]
-    found = SimpleNamespace(start=start, best=best, tried=7, choices=choices)
-    lines = [str(line) for line in plan_tables.search_view({"ppo": found}).renderables]  # type: ignore[dict-item]
+    result = SimpleNamespace(start=start, best=best, tried=7, choices=choices)
+    lines = [str(line) for line in plan_tables.search_view({"ppo": result}).renderables]  # type: ignore[dict-item]
     assert lines == [
         "[bold]ppo[/bold], 7 combinations: $4.00 -> $1.00, 2 min -> 1 min",
         "  8.0 GiB -> 2.0 GiB a device",
@@ -183,18 +183,18 @@ RECIPES = sorted(path.name for path in (ROOT / "recipes").glob("*.yaml") if path
 def test_plans_and_explanations_fit_80_columns_and_a_phase_60_lines(recipe: str) -> None:
     params = load(ROOT / "recipes" / recipe)
     target = find_target(params, None, None, None, Path("nowhere"))
-    made = plan(params, target, params.stages)
-    shown = [plan_tables.stage_table(made), plan_tables.interval_table(made),
-             plan_tables.phase_table(made), plan_tables.memory_table(made)]  # fmt: skip
+    planned = plan(params, target, params.stages)
+    shown = [plan_tables.stage_table(planned), plan_tables.interval_table(planned),
+             plan_tables.phase_table(planned), plan_tables.memory_table(planned)]  # fmt: skip
     for view in shown:
         assert_whole(view)
-    for stage in made.stages:
+    for stage in planned.stages:
         whole = explain_params(params, target, params.stages, stage.stage)
         assert_whole(plan_tables.explain_view(whole))
         for phase in stage.phases:
-            asked = f"{stage.stage}.{phase.phase}"
-            found = explain_params(params, target, params.stages, asked)
-            assert len(assert_whole(plan_tables.explain_view(found))) <= 60
+            request = f"{stage.stage}.{phase.phase}"
+            result = explain_params(params, target, params.stages, request)
+            assert len(assert_whole(plan_tables.explain_view(result))) <= 60
 
 
 def assert_whole(view: object) -> list[str]:

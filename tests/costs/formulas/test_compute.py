@@ -64,21 +64,21 @@ def test_training_flops_are_those_that_torch_counts() -> None:
 def test_attention_alone_sees_tokens_that_sequences_share_in_each_of_them() -> None:
     plain = sft(tokens=512, micro_batch=4)
     shared = replace(plain, workload=replace(plain.workload, attention_places=1.5))
-    for one, other in (
-        [micro_step(each, each.model, each.levers, 4, 512) for each in (plain, shared)],
-        [forward_pass(each, each.model, each.levers, 4, 512, 0.0) for each in (plain, shared)],
+    for first, other in (
+        [micro_step(item, item.model, item.levers, 4, 512) for item in (plain, shared)],
+        [forward_pass(item, item.model, item.levers, 4, 512, 0.0) for item in (plain, shared)],
     ):
-        assert other.attention_flops == pytest.approx(1.5**2 * one.attention_flops)
-        assert other.matmul_flops == one.matmul_flops
-        assert other.bytes_moved > one.bytes_moved
+        assert other.attention_flops == pytest.approx(1.5**2 * first.attention_flops)
+        assert other.matmul_flops == first.matmul_flops
+        assert other.bytes_moved > first.bytes_moved
 
 
 def test_under_a_mask_the_scores_above_the_diagonal_are_computed_too() -> None:
     plain = sft(tokens=512, micro_batch=4)
     masked = replace(plain, workload=replace(plain.workload, masked=True, mean_tokens=500))
-    one, other = (micro_step(setting, setting.model, setting.levers, 4, 512) for setting in (plain, masked))
-    assert other.attention_flops == 2 * one.attention_flops
-    assert other.matmul_flops == one.matmul_flops
+    first, other = (micro_step(setting, setting.model, setting.levers, 4, 512) for setting in (plain, masked))
+    assert other.attention_flops == 2 * first.attention_flops
+    assert other.matmul_flops == first.matmul_flops
     passing = [forward_pass(setting, setting.model, setting.levers, 4, 512, 0.0) for setting in (plain, masked)]
     assert passing[0] == passing[1]  # our own loops, which pad on the right, need none
 
@@ -275,7 +275,7 @@ def test_a_pass_over_quantised_weights_unpacks_them_once() -> None:
 
 def test_a_decoding_step_by_hand() -> None:
     setting = small_setting()
-    one = decode_step(setting, setting.model, setting.levers, 3, 7)
+    first = decode_step(setting, setting.model, setting.levers, 3, 7)
     # caches of keys and values; streams; twelve bytes a logit
     moved = 2 * 3 * 6 * 2 * 3 * 7 + 3 * 3 * 2 * (240 + 102) + 12 * 101 * 3
     expected = Work(
@@ -285,7 +285,7 @@ def test_a_decoding_step_by_hand() -> None:
         weight_bytes=2 * (LAYERS + HEAD),
         operations=OPERATIONS,
     )
-    assert one == pytest.approx(expected)
+    assert first == pytest.approx(expected)
 
 
 # two of four experts a token: all but (1 - 2/4)^n of them are read, of which one token's are half
@@ -349,11 +349,11 @@ def test_a_micro_batch_gathers_weights_and_reduces_gradients(chosen: dict[str, A
 
 
 def test_work_adds_up_field_by_field() -> None:
-    one = Work(*range(1, 10))
-    assert one + one.times(2) == Work(*(3 * each for each in range(1, 10)))
-    assert (one.flops, one.total_bytes) == (1 + 2, 3 + 4 + 5)
+    first = Work(*range(1, 10))
+    assert first + first.times(2) == Work(*(3 * item for item in range(1, 10)))
+    assert (first.flops, first.total_bytes) == (1 + 2, 3 + 4 + 5)
     with pytest.raises(TypeError):
-        _ = one + 1
+        _ = first + 1
 
 
 def test_a_loss_that_keeps_no_logits_makes_them_again() -> None:
@@ -390,7 +390,7 @@ def test_many_tokens_of_a_small_batch_do_not_read_every_expert() -> None:
     narrow, setting = (
         replace(sft("mixtral-8x7b"), levers=Levers(tuning="frozen", quantisation=stored)) for stored in ("int8", None)
     )
-    read = [decode_step(each, model, each.levers, 8, 10).weight_bytes for each in (narrow, setting)]
+    read = [decode_step(item, model, item.levers, 8, 10).weight_bytes for item in (narrow, setting)]
     assert read[1] == 2 * read[0]
 
 
@@ -400,7 +400,7 @@ def test_integers_are_unpacked_at_the_bandwidth_where_no_compiler_fuses_it() -> 
     )
     once = LAYERS * (0.625 + 2)
     for passes, work in ((2, micro_step), (1, forward_pass)):
-        moved = [work(each, each.model, each.levers, 2, 5, 4).bytes_moved for each in (plain, packed)]
+        moved = [work(item, item.model, item.levers, 2, 5, 4).bytes_moved for item in (plain, packed)]
         assert moved[1] - moved[0] == pytest.approx(passes * once)
     fused = small_setting(tuning="lora", quantisation="int4", software="gpt-fast")
     bare = small_setting(tuning="lora", software="gpt-fast")

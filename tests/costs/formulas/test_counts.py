@@ -169,11 +169,11 @@ def test_one_adapter_serves_a_packed_projection_unless_its_parts_are_padded() ->
 def test_tokens_with_several_places_in_attention_are_put_there_and_back(places: float, moved: float) -> None:
     # queries and outputs of 12, keys and values of 6
     setting = small_setting({"attention_places": places})
-    found = spread_bytes(setting, setting.model, setting.levers, 7)
-    assert found == pytest.approx(3 * 7 * 2 * (2 * 12 + 2 * 6) * moved)
+    result = spread_bytes(setting, setting.model, setting.levers, 7)
+    assert result == pytest.approx(3 * 7 * 2 * (2 * 12 + 2 * 6) * moved)
 
 
 @pytest.mark.parametrize(("storage", "size"), [("int8", 1.0), ("int4", 0.625), ("nf4", None), (None, None)])
 def test_integer_weights_are_unpacked_at_the_bandwidth(storage: str | None, size: float | None) -> None:
-    found = unpacked_bytes(small(), Levers(tuning="lora", quantisation=storage))
-    assert found == (0.0 if size is None else LAYERS * (size + 2))
+    result = unpacked_bytes(small(), Levers(tuning="lora", quantisation=storage))
+    assert result == (0.0 if size is None else LAYERS * (size + 2))

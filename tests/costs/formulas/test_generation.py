@@ -25,11 +25,11 @@ def test_each_batch_is_read_once_and_then_decoded_token_by_token(mean: float, go
     # half of the response is in the cache on average
     step = decode_step(setting, setting.model, setting.levers, going, 6 + 2)
     (prefill, decode) = phases(setting, 3.0, 8.0)
-    first, each = duration(read, setting), decode_duration(step, setting)
+    first, item = duration(read, setting), decode_duration(step, setting)
     assert prefill == ("prefill", read.times(3), 3 * first.seconds, first.bound)
     assert decode[0] == "decode"
     assert decode[1] == pytest.approx(step.times(12))
-    assert decode[2:] == (pytest.approx(12 * each.seconds), each.bound)
+    assert decode[2:] == (pytest.approx(12 * item.seconds), item.bound)
 
 
 def test_a_stage_generates_its_micro_batches_unless_told_otherwise() -> None:

@@ -106,12 +106,12 @@ def test_an_adapter_has_the_parameters_that_peft_makes(name: str, fields: dict[s
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
     adapters.add_adapter(model, Lora(rank=8, alpha=16.0, modules=modules, dropout=0.0), "sft", 1, "sft.lora")
-    made = sum(parameter.numel() for parameter in adapters.adapter_parameters(model, "sft").values())
+    result = sum(parameter.numel() for parameter in adapters.adapter_parameters(model, "sft").values())
     assert (
         adapter_parameters(
             from_config(config.to_dict(), name), Levers(tuning="lora", lora_rank=8, lora_modules=tuple(modules))
         )
-        == made
+        == result
     )
 
 
@@ -148,8 +148,8 @@ def test_the_whole_loss_holds_fourteen_bytes_a_logit() -> None:
     assert loss("streamed").bytes_per_token(1000, 8192, 2) * 8192 == 14 * 2**22
     # an accelerator's chunk takes the same share of any memory, a small one's as many as a CPU's
     for memory, logits in ((2**36, 2**26), (2**30, 2**22)):
-        each = loss("streamed").bytes_per_token(2**16, 8192, 2, accelerator_bytes=memory)
-        assert each * 8192 == 14 * logits
+        item = loss("streamed").bytes_per_token(2**16, 8192, 2, accelerator_bytes=memory)
+        assert item * 8192 == 14 * logits
 
 
 def test_full_checkpointing_keeps_one_input_a_layer() -> None:
@@ -157,8 +157,8 @@ def test_full_checkpointing_keeps_one_input_a_layer() -> None:
         sft(checkpointing=how, software="torchtune", micro_batch=4, tokens=2048) for how in ("none", "full")
     )
     kept = [
-        peak(training_moments(each, each.model, each.levers)).roles["policy"]["activations"]
-        for each in (plain, checkpointed)
+        peak(training_moments(item, item.model, item.levers)).roles["policy"]["activations"]
+        for item in (plain, checkpointed)
     ]
     model = plain.model
     assert kept[1] < kept[0] / 5
@@ -168,7 +168,7 @@ def test_full_checkpointing_keeps_one_input_a_layer() -> None:
 
 def test_accumulation_keeps_gradients_through_the_forward_pass() -> None:
     once, twice = sft(micro_batch=4), sft(micro_batch=4, accumulation=2)
-    loss_moments = [training_moments(each, each.model, each.levers)[0].roles["policy"] for each in (once, twice)]
+    loss_moments = [training_moments(item, item.model, item.levers)[0].roles["policy"] for item in (once, twice)]
     new = 2 * once.model.vocab * once.model.width  # of the head, before it is added
     assert loss_moments[1]["gradients"] == 2 * once.model.parameters + new
     assert loss_moments[0].get("gradients", 0.0) < loss_moments[1]["gradients"]
@@ -184,8 +184,8 @@ def test_the_separate_layout_holds_four_models_and_the_shared_base_one() -> None
     shared = ppo("shared_base", tuning="lora", lora_modules=ALL_LINEAR)
     base = 2 * separate.model.parameters
     held = [
-        sum(role["weights"] for role in moments(each)[0].roles.values() if "weights" in role)
-        for each in (separate, shared)
+        sum(role["weights"] for role in moments(item)[0].roles.values() if "weights" in role)
+        for item in (separate, shared)
     ]
     # with LoRA the reference is the policy with its adapter off
     assert held[0] == pytest.approx(3 * base, rel=0.06)
@@ -280,8 +280,8 @@ def test_parameters_that_are_trained_by_hand() -> None:
     assert trained_parameters(small(), Levers(**LORA)) == ADAPTERS
     every = Levers(tuning="lora", lora_rank=2, lora_modules=ALL_LINEAR)
     # each expert has its own adapters, the attention has one
-    of_experts = 3 * (10 + 17)
-    assert trained_parameters(small_mixture(), every) == 3 * 2 * (22 + 16 + 16 + 22 + 4 * of_experts)
+    experts = 3 * (10 + 17)
+    assert trained_parameters(small_mixture(), every) == 3 * 2 * (22 + 16 + 16 + 22 + 4 * experts)
 
 
 @pytest.mark.parametrize(
@@ -445,8 +445,8 @@ def test_tokens_that_nobody_reads_keep_neither_feed_forward_part_nor_its_norm() 
         assert spared_tokens(setting, setting.model, setting.levers, 100.0) == 75.0 * narrowed
         assert spared_tokens(whole, setting.model, setting.levers, 100.0) == 0
         layer = kept(setting)
-        each = layer["feed_forward"] + layer["norms"] / 2
-        assert held_for(whole) - held_for(setting) == pytest.approx(narrowed * 18 * each)
+        item = layer["feed_forward"] + layer["norms"] / 2
+        assert held_for(whole) - held_for(setting) == pytest.approx(narrowed * 18 * item)
 
 
 @pytest.mark.parametrize(
@@ -543,11 +543,11 @@ def test_what_a_generating_role_holds_by_hand() -> None:
 def test_what_a_pass_without_gradient_holds_by_hand() -> None:
     assert of(scoring, 5, 8, False) == {"activations": 40 * ATTENDING * 2, "logits": 0.0, "workspace": 0.0}
     short = small_setting({"response_tokens": 2})
-    found = scoring(short, short.model, short.levers, 5, 8, True)
+    result = scoring(short, short.model, short.levers, 5, 8, True)
     # a quarter of the tokens is of responses, all of whose logits fit in one chunk; they are made when of the trunk
     # only these tokens' hidden states are left
-    assert found["activations"] == 2 * 10 * 10 * 2
-    assert found["logits"] == 10 * 14 * 101
+    assert result["activations"] == 2 * 10 * 10 * 2
+    assert result["logits"] == 10 * 14 * 101
     mixture = of(scoring, 5, 8, False, model=small_mixture())
     assert mixture["activations"] == 40 * (3 * 2 * 17 + 40) * 2
     eager = of(scoring, 5, 8, False, attention="eager")
@@ -560,8 +560,8 @@ def test_a_compiled_pass_never_upcasts_a_chunk() -> None:
     setting = small_setting(software="unsloth")
     assert scoring(setting, setting.model, setting.levers, 5, 8, True)["logits"] == 40 * 4 * 101
     fp32 = small_setting(dtype="fp32")
-    found = scoring(fp32, fp32.model, fp32.levers, 5, 8, True)["logits"]
-    assert found == pytest.approx(40 * 12 * 101)
+    result = scoring(fp32, fp32.model, fp32.levers, 5, 8, True)["logits"]
+    assert result == pytest.approx(40 * 12 * 101)
 
 
 def test_the_response_is_the_share_of_the_longest_sequence_that_it_takes() -> None:
@@ -570,10 +570,10 @@ def test_the_response_is_the_share_of_the_longest_sequence_that_it_takes() -> No
 
 
 def test_the_peak_is_the_moment_whose_roles_hold_most_together() -> None:
-    one = Moment("one", {"policy": {"weights": 3.0, "logits": 2.0}})
+    first = Moment("one", {"policy": {"weights": 3.0, "logits": 2.0}})
     two = Moment("two", {"policy": {"weights": 3.0}, "value": {"weights": 1.0, "logits": 2.0}})
-    assert (one.total, two.total) == (5.0, 6.0)
-    assert peak([one, two, one]) is two
+    assert (first.total, two.total) == (5.0, 6.0)
+    assert peak([first, two, first]) is two
 
 
 def test_a_host_needs_what_is_allocated() -> None:

@@ -117,18 +117,18 @@ def test_rows_are_packed_to_the_budget_of_a_pass(gpus: int) -> None:
     # 24 sequences of 7 tokens are 7 passes of 24 tokens; 12 are 3.5, so 4 of 3
     setting = loop(gpus=gpus, rlhf={"rescored": 10})
     passes, micro = (7, 24 / 7) if gpus == 1 else (4, 3)
-    found = rows(setting)
-    assert list(found) == ["rollout", "logprobs", "score", "reference", "value", "advantage", "update"]
+    result = rows(setting)
+    assert list(result) == ["rollout", "logprobs", "score", "reference", "value", "advantage", "update"]
     # a score reads the last token of all seven; log-probs and values the said ones of six
     score = passed(setting, REWARD, micro, 7, 0, 1 / 7)
-    same(found["score"], repeated("score", score, 5 * passes, setting))
+    same(result["score"], repeated("score", score, 5 * passes, setting))
     reference = passed(setting, small(), micro, 6, 3 * micro, 3 / 6)
-    same(found["reference"], repeated("reference", reference, 5 * passes, setting))
+    same(result["reference"], repeated("reference", reference, 5 * passes, setting))
     value = passed(setting, VALUE, micro, 6, 0, 3 / 6)
-    same(found["value"], repeated("value", value, 5 * passes, setting))
-    again, each = (3, 10 / 3) if gpus == 1 else (2, 2.5)
-    logprobs = passed(setting, small(), each, 6, 3 * each, 3 / 6)
-    same(found["logprobs"], repeated("logprobs", logprobs, 5 * again, setting))
+    same(result["value"], repeated("value", value, 5 * passes, setting))
+    again, item = (3, 10 / 3) if gpus == 1 else (2, 2.5)
+    logprobs = passed(setting, small(), item, 6, 3 * item, 3 / 6)
+    same(result["logprobs"], repeated("logprobs", logprobs, 5 * again, setting))
 
 
 def test_without_packing_micro_batches_are_padded_to_one_size() -> None:
@@ -299,9 +299,9 @@ def with_parts(held: Held, role: str, parts: dict[str, float], gathered: float =
 def test_the_roles_of_the_separate_layout_stay_and_one_works() -> None:
     setting = loop(rlhf={"rescored": 2})
     model, levers = setting.model, setting.levers
-    found, held = moments(setting), resident(setting)
+    result, held = moments(setting), resident(setting)
     rollout = generating(setting, model, levers, 6, 8, 4)
-    assert found["rollout"] == with_parts(held, "policy", rollout)
+    assert result["rollout"] == with_parts(held, "policy", rollout)
     # three sequences of a pass; of those scored again there are two
     for name, role, shape, vocabulary, sequences in (
         ("logprobs", "policy", model, True, 2.0),
@@ -310,8 +310,8 @@ def test_the_roles_of_the_separate_layout_stay_and_one_works() -> None:
         ("value", "value", VALUE, False, 3.0),
     ):
         parts = scoring(setting, shape, levers, sequences, 8, vocabulary)
-        assert found[name] == with_parts(held, role, parts), name
-    assert list(found)[:5] == ["rollout", "logprobs", "score", "reference", "value"]
+        assert result[name] == with_parts(held, role, parts), name
+    assert list(result)[:5] == ["rollout", "logprobs", "score", "reference", "value"]
 
 
 @pytest.mark.parametrize(("rescored", "rows_of_a_pass"), [(24, 3.0), (4, 2.0), (1, 1.0)])
@@ -338,7 +338,7 @@ def test_divided_roles_are_whole_while_they_pass_without_gradient() -> None:
     loops, model, levers = roles_of(setting), setting.model, setting.levers
     assert loops.value_levers is not None
     frozen = replace(levers, tuning="frozen", weights_fp32=False)
-    found = moments(setting)
+    result = moments(setting)
     gathered = {
         "rollout": ("policy", gathered_bytes(setting, model, levers)),
         "score": ("reward", gathered_bytes(setting, small(layers=9), frozen)),
@@ -348,22 +348,22 @@ def test_divided_roles_are_whole_while_they_pass_without_gradient() -> None:
     assert len({size for _, size in gathered.values()}) == 4
     for phase, (role, size) in gathered.items():
         assert size > 0
-        assert found[phase][role]["workspace"] == pytest.approx(size), phase
+        assert result[phase][role]["workspace"] == pytest.approx(size), phase
 
 
 def test_an_adapter_that_is_off_is_the_reference() -> None:
     setting = loop(tuning="lora")
-    found = moments(setting)
-    assert "ref" not in found["rollout"]
+    result = moments(setting)
+    assert "ref" not in result["rollout"]
     passing = scoring(setting, setting.model, setting.levers, 3.0, 8, True)
-    assert found["reference"]["ref"] == {part: size for part, size in passing.items() if size}
+    assert result["reference"]["ref"] == {part: size for part, size in passing.items() if size}
     assert "ref" not in moments(loop(rlhf={"ref": False}))["rollout"]
 
 
 def test_rewards_from_rules_hold_no_model() -> None:
-    found = moments(loop(rlhf={"reward": None}))
-    assert "score" not in found
-    assert set(found["rollout"]) == {"policy", "ref", "value"}
+    result = moments(loop(rlhf={"reward": None}))
+    assert "score" not in result
+    assert set(result["rollout"]) == {"policy", "ref", "value"}
 
 
 def test_a_shared_base_holds_adapters_beside_one_model() -> None:
@@ -375,8 +375,11 @@ def test_a_shared_base_holds_adapters_beside_one_model() -> None:
     assert held["policy"]["weights"] == 2 * 4700 + 4 * adapter
     assert held["reward"] == {"weights": 4 * adapter}
     assert held["value"] == {"weights": 4 * adapter, "optimizer": 2 * 4 * adapter}
-    own = {"reward_levers": Levers(**(lora | {"lora_rank": 4})), "value_levers": Levers(**(lora | {"lora_rank": 6}))}
-    held = moments(loop(rlhf=shared | own, **lora))["rollout"]
+    entries = {
+        "reward_levers": Levers(**(lora | {"lora_rank": 4})),
+        "value_levers": Levers(**(lora | {"lora_rank": 6})),
+    }
+    held = moments(loop(rlhf=shared | entries, **lora))["rollout"]
     assert held["reward"] == {"weights": 2 * 4 * adapter}
     assert held["value"] == {"weights": 3 * 4 * adapter, "optimizer": 3 * 8 * adapter}
     assert set(moments(loop("grpo", rlhf=shared, **lora))["rollout"]) == {"policy", "reward"}
@@ -431,16 +434,16 @@ def test_policy_and_value_keep_their_activations_until_their_common_loss(batch: 
     waiting = policy["update:step"]["gradients"] if accumulation > 1 else 0.0
     kept = {"activations": policy["update:loss"]["activations"], "gradients": waiting}
     gradients = {"gradients": value["update:step"]["gradients"]}
-    found = ppo_moments(setting)
-    assert [moment.phase for moment in found[4:]] == STEPS + STEPS
-    each = [
+    result = ppo_moments(setting)
+    assert [moment.phase for moment in result[4:]] == STEPS + STEPS
+    item = [
         {role: {part: size for part, size in parts.items() if size} for role, parts in moment.roles.items()}
-        for moment in found
+        for moment in result
     ]
-    for phase, roles in zip(STEPS, each[4:8], strict=True):
+    for phase, roles in zip(STEPS, item[4:8], strict=True):
         expected = with_parts(with_parts(held, "value", value[phase]), "policy", kept)
         assert roles == expected, phase
-    for phase, roles in zip(STEPS, each[8:], strict=True):
+    for phase, roles in zip(STEPS, item[8:], strict=True):
         expected = with_parts(with_parts(held, "policy", policy[phase]), "value", gradients)
         assert roles == expected, phase
 
@@ -448,11 +451,11 @@ def test_policy_and_value_keep_their_activations_until_their_common_loss(batch: 
 def test_without_a_value_model_the_policy_trains_alone() -> None:
     setting = loop(rlhf={"layout": "shared_trunk"})
     policy = training(setting, setting.model, setting.levers, "policy")
-    found, held = moments(setting), resident(setting)
+    result, held = moments(setting), resident(setting)
     del held["value"]
-    assert [phase for phase in found if phase.startswith("update")] == STEPS
+    assert [phase for phase in result if phase.startswith("update")] == STEPS
     for phase in STEPS:
-        assert found[phase] == with_parts(held, "policy", policy[phase])
+        assert result[phase] == with_parts(held, "policy", policy[phase])
 
 
 @pytest.mark.parametrize(
@@ -478,7 +481,7 @@ def test_what_a_micro_batch_of_the_update_holds(
 ) -> None:
     setting = loop("rloo", work, **chosen)
     policy = training(setting, setting.model, setting.levers, "policy", **parts)
-    found, held = moments(setting), resident(setting)
+    result, held = moments(setting), resident(setting)
     del held["value"]
     for phase in STEPS:
-        assert found[phase] == with_parts(held, "policy", policy[phase]), phase
+        assert result[phase] == with_parts(held, "policy", policy[phase]), phase

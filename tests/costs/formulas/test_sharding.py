@@ -163,9 +163,9 @@ def test_divided_gradients_wait_on_the_host_where_the_optimizer_is_offloaded() -
 
 
 def test_data_parallel_copies_gradients_into_buckets() -> None:
-    one, two = mixed("ddp", gpus=1), mixed("ddp")
-    assert bucket_bytes(one, one.model, one.levers) == 0
-    held = [training_moments(each, each.model, each.levers)[0].total for each in (one, two)]
+    first, two = mixed("ddp", gpus=1), mixed("ddp")
+    assert bucket_bytes(first, first.model, first.levers) == 0
+    held = [training_moments(item, item.model, item.levers)[0].total for item in (first, two)]
     assert held[1] - held[0] == 4 * N
 
 
@@ -211,7 +211,7 @@ def test_policy_and_value_model_are_both_at_work_in_an_update() -> None:
 
 
 def seconds(setting: Setting, phase: str) -> float:
-    return next(each.seconds for each in phases(setting) if each.name == phase)
+    return next(item.seconds for item in phases(setting) if item.name == phase)
 
 
 def test_every_process_evaluates_all_rows_of_sft_and_its_share_of_pairs() -> None:

@@ -153,9 +153,9 @@ def measuring(setting: Setting, overlap: float = 0.75, **software: Any) -> Setti
     ],
 )
 def test_the_longest_of_device_and_launches_with_what_comes_on_top(work: Work, seconds: float, bound: str) -> None:
-    found = duration(work, measuring(small_setting(gpus=8)))
-    assert found.seconds == pytest.approx(seconds)
-    assert found.bound == bound
+    result = duration(work, measuring(small_setting(gpus=8)))
+    assert result.seconds == pytest.approx(seconds)
+    assert result.bound == bound
 
 
 def test_a_fast_link_is_no_faster_than_the_bus_of_the_host() -> None:
@@ -205,24 +205,24 @@ def test_a_collective_over_nodes_is_no_faster_than_within_one(gpus: int, network
 def test_a_decoding_step_is_the_longest_of_traffic_products_and_launches(
     work: Work, seconds: float, bound: str
 ) -> None:
-    found = decode_duration(work, measuring(small_setting(gpus=8)))
-    assert found.seconds == pytest.approx(seconds)
-    assert found.bound == bound
+    result = decode_duration(work, measuring(small_setting(gpus=8)))
+    assert result.seconds == pytest.approx(seconds)
+    assert result.bound == bound
 
 
 @pytest.mark.parametrize(("storage", "share"), [("int8", 0.4), ("nf4", 0.1), ("nf4-dq", 0.1), ("int4", 0.1)])
 def test_unpacking_slows_the_reading_of_weights_in_a_decoding_step(storage: str, share: float) -> None:
     setting = measuring(small_setting(tuning="lora", quantisation=storage))
-    found = decode_duration(Work(weight_bytes=10), setting).seconds
-    assert found == pytest.approx(10 / (10 * share))
+    result = decode_duration(Work(weight_bytes=10), setting).seconds
+    assert result == pytest.approx(10 / (10 * share))
 
 
 def test_a_step_from_a_graph_has_a_fixed_time_a_layer_and_short_collectives() -> None:
     setting = measuring(small_setting(gpus=8), decode_layer_seconds=0.25)
     assert decode_duration(Work(weight_bytes=8), setting).seconds == pytest.approx(4 + 3 * 0.25)
     graph = replace(setting, engine=replace(setting.engine, op_seconds=0.0))
-    found = decode_duration(Work(weight_bytes=8, communicated_bytes=4, messages=2000), graph)
-    assert found.seconds == pytest.approx(4 + 0.75 + 1 + 2000 * 5e-6)
+    result = decode_duration(Work(weight_bytes=8, communicated_bytes=4, messages=2000), graph)
+    assert result.seconds == pytest.approx(4 + 0.75 + 1 + 2000 * 5e-6)
 
 
 @pytest.mark.parametrize("timed", [duration, decode_duration])

@@ -19,17 +19,17 @@ ADAPTERS = 3 * 2 * (22 + 27)
 
 def step(setting: Setting, *chosen: Any) -> dict[str, dict[str, float]]:
     """Moment -> what is held beside weights and optimizer."""
-    found = training_moments(setting, setting.model, setting.levers, *chosen)
-    assert [moment.phase.partition(":")[0] for moment in found] == ["train"] * 4
-    for moment in found:
+    result = training_moments(setting, setting.model, setting.levers, *chosen)
+    assert [moment.phase.partition(":")[0] for moment in result] == ["train"] * 4
+    for moment in result:
         assert set(moment.roles) == {"policy"}
-    held = found[0].roles["policy"]["weights"]
+    held = result[0].roles["policy"]["weights"]
     assert held == weights(setting, setting.model, setting.levers)
     return {
         moment.phase.partition(":")[2]: {
             part: size for part, size in moment.roles["policy"].items() if part not in ("weights", "optimizer")
         }
-        for moment in found
+        for moment in result
     }
 
 
@@ -73,28 +73,28 @@ def test_accumulated_gradients_are_there_from_the_start() -> None:
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_the_head_of_a_tied_table_waits_for_the_embedding(accumulation: int) -> None:
     setting = small_setting(model=small(tied=True), accumulation=accumulation)
-    own = 2 * (ALL - TABLE)
-    found = step(setting)
-    before, new = (own, 2 * TABLE) if accumulation == 2 else (0, 0)
-    assert found["loss"]["gradients"] == before + 2 * TABLE
-    assert found["backward"]["gradients"] == before + 2 * TABLE
-    assert found["backward_end"]["gradients"] == own + 2 * TABLE + new
-    assert found["step"]["gradients"] == own
+    entries = 2 * (ALL - TABLE)
+    result = step(setting)
+    before, new = (entries, 2 * TABLE) if accumulation == 2 else (0, 0)
+    assert result["loss"]["gradients"] == before + 2 * TABLE
+    assert result["backward"]["gradients"] == before + 2 * TABLE
+    assert result["backward_end"]["gradients"] == entries + 2 * TABLE + new
+    assert result["step"]["gradients"] == entries
 
 
 def test_a_loss_that_is_whole_has_no_gradient_of_the_head_beside_it() -> None:
     setting = small_setting(software="transformers")
-    found = step(setting)
-    assert found["loss"] == {"activations": kept(setting, 1), "logits": 8 * LOGITS}
-    assert found["backward"]["gradients"] == 2 * TABLE
+    result = step(setting)
+    assert result["loss"] == {"activations": kept(setting, 1), "logits": 8 * LOGITS}
+    assert result["backward"]["gradients"] == 2 * TABLE
 
 
 def test_a_scalar_head_has_neither_logits_nor_a_large_gradient() -> None:
     setting = small_setting()
-    found = step(setting, "train", "policy", False)
-    assert found["loss"] == {"activations": kept(setting, 1)}
-    assert found["backward"] == {"activations": kept(setting, 1) + used(setting, 1)}
-    assert found["backward_end"] == found["step"] == {"gradients": 2 * ALL}
+    result = step(setting, "train", "policy", False)
+    assert result["loss"] == {"activations": kept(setting, 1)}
+    assert result["backward"] == {"activations": kept(setting, 1) + used(setting, 1)}
+    assert result["backward_end"] == result["step"] == {"gradients": 2 * ALL}
     # the embedding's gradient is still as large as the table
     twice = step(small_setting(accumulation=2), "train", "policy", False)
     assert twice["loss"]["gradients"] == twice["backward"]["gradients"] == 2 * ALL
@@ -103,26 +103,26 @@ def test_a_scalar_head_has_neither_logits_nor_a_large_gradient() -> None:
 
 def test_recomputed_layers_are_there_until_the_last_is_done() -> None:
     setting = small_setting(checkpointing="full")
-    found = step(setting)
-    assert found["backward_end"]["activations"] == used(setting, 1)
-    assert found["backward"]["activations"] == kept(setting, 1) + used(setting, 1)
-    assert "activations" not in found["step"]
+    result = step(setting)
+    assert result["backward_end"]["activations"] == used(setting, 1)
+    assert result["backward"]["activations"] == kept(setting, 1) + used(setting, 1)
+    assert "activations" not in result["step"]
 
 
 def test_a_budget_of_tokens_takes_the_place_of_a_micro_batch() -> None:
     setting = small_setting({"micro_batch_tokens": 20.0}, micro_batch=7)
-    found = step(setting)
-    assert found["loss"]["activations"] == pytest.approx(kept(setting, 2.5))
-    assert found["loss"]["logits"] == 20 * LOGITS
+    result = step(setting)
+    assert result["loss"]["activations"] == pytest.approx(kept(setting, 2.5))
+    assert result["loss"]["logits"] == 20 * LOGITS
 
 
 def test_adapters_have_their_own_gradients_and_unpack_quantised_weights() -> None:
     setting = small_setting(quantisation="nf4", **LORA)
-    found = step(setting)
-    assert found["loss"] == {"activations": kept(setting, 1), "logits": 8 * LOGITS}
-    assert found["backward"]["workspace"] == found["backward_end"]["workspace"] == 680
-    assert "gradients" not in found["backward"]
-    assert found["step"] == {"gradients": 4 * ADAPTERS}
+    result = step(setting)
+    assert result["loss"] == {"activations": kept(setting, 1), "logits": 8 * LOGITS}
+    assert result["backward"]["workspace"] == result["backward_end"]["workspace"] == 680
+    assert "gradients" not in result["backward"]
+    assert result["step"] == {"gradients": 4 * ADAPTERS}
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,8 @@ def test_adapters_have_their_own_gradients_and_unpack_quantised_weights() -> Non
     ],
 )
 def test_an_unfused_optimizer_makes_copies_of_its_share(chosen: dict[str, Any], copied: float) -> None:
-    found = step(small_setting(software="transformers-2022", **chosen))
-    assert found["step"]["workspace"] == pytest.approx(copied)
+    result = step(small_setting(software="transformers-2022", **chosen))
+    assert result["step"]["workspace"] == pytest.approx(copied)
 
 
 @pytest.mark.parametrize(("chosen", "table"), [({}, 2 * TABLE), ({"weights_fp32": True}, 4 * TABLE), (LORA, 0.0)])

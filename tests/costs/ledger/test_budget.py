@@ -129,9 +129,9 @@ def test_a_plan_passes_the_first_limit_that_spent_and_planned_break_together() -
         "budget.max_usd_by_stage.ppo",
     ]
     assert excess(budget, {}, {"sft": Cost(0.5, 20.0), "ppo": Cost(0.2, 16.0)}) is None
-    found = excess(budget, {"sft": Cost(0.5, 10.0)}, {"ppo": Cost(0.51, 5.0)})
-    assert found is not None
-    assert (found.limit.key, found.spent, found.planned) == ("budget.max_usd", 0.5, 0.51)
+    result = excess(budget, {"sft": Cost(0.5, 10.0)}, {"ppo": Cost(0.51, 5.0)})
+    assert result is not None
+    assert (result.limit.key, result.spent, result.planned) == ("budget.max_usd", 0.5, 0.51)
     hours = excess(budget, {"sft": Cost(0.0, 30.0)}, {"ppo": Cost(0.0, 7.2)})
     assert hours is not None
     assert (hours.limit.unit, hours.spent + hours.planned) == ("h", pytest.approx(37.2 / 3600))
@@ -256,16 +256,16 @@ def test_every_limit_has_its_key_value_unit_and_stage() -> None:
 )
 def test_a_limit_may_be_reached_and_not_passed(spent_usd: float, planned_usd: float, broken: bool) -> None:
     budget = params("budget.max_usd=1").budget
-    found = excess(budget, {"sft": Cost(spent_usd, 1.0)}, {"ppo": Cost(planned_usd, 1.0)})
-    assert (found is not None) is broken
+    result = excess(budget, {"sft": Cost(spent_usd, 1.0)}, {"ppo": Cost(planned_usd, 1.0)})
+    assert (result is not None) is broken
 
 
 def test_a_limit_of_one_stage_looks_at_that_stage() -> None:
     budget = params("budget.max_hours_by_stage.ppo=1").budget
     hour = Cost(9.0, 3600.0)
     assert excess(budget, {"sft": hour}, {"sft": hour, "ppo": hour}) is None
-    found = excess(budget, {"ppo": Cost(0.0, 360.0)}, {"ppo": hour})
-    assert found == (("budget.max_hours_by_stage.ppo", 1, "h", "ppo"), 0.1, 1.0)
+    result = excess(budget, {"ppo": Cost(0.0, 360.0)}, {"ppo": hour})
+    assert result == (("budget.max_hours_by_stage.ppo", 1, "h", "ppo"), 0.1, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -282,11 +282,11 @@ def test_time_left_of_each_limit(
     changes: tuple[str, ...], stage: str, world_size: int, key: str, seconds: float
 ) -> None:
     already = {"sft": Cost(0.01, 10.0), "ppo": Cost(0.01, 20.0)}
-    found = time_left(params(*changes).budget, already, stage, world_size, PRICE)
-    assert found is not None
-    assert (found.limit.key, found.seconds) == (f"budget.{key}", pytest.approx(seconds))
+    result = time_left(params(*changes).budget, already, stage, world_size, PRICE)
+    assert result is not None
+    assert (result.limit.key, result.seconds) == (f"budget.{key}", pytest.approx(seconds))
     other = time_left(params(*changes).budget, already, "reward", world_size, PRICE)
-    assert (other is None) is (found.limit.stage == "ppo")
+    assert (other is None) is (result.limit.stage == "ppo")
 
 
 def test_the_same_results_in_the_schemas_own_types_have_one_key() -> None:

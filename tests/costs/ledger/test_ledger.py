@@ -257,8 +257,8 @@ def test_what_made_the_outputs_and_the_waste_are_all_that_was_paid(
             if code is not None:
                 process.event("end", fingerprint, step=done, exit_code=code)
         (stage,) = read_ledger(root, params).stages
-    made = sum(phase.seconds for phase in stage.useful_phases)
-    assert made + stage.waste_seconds == pytest.approx(stage.seconds)
+    result = sum(phase.seconds for phase in stage.useful_phases)
+    assert result + stage.waste_seconds == pytest.approx(stage.seconds)
     assert sum(phase.usd for phase in stage.useful_phases) + stage.waste_usd == pytest.approx(stage.usd)
     assert sum(phase.usd for phase in stage.phases) == pytest.approx(stage.usd)
 
@@ -343,13 +343,13 @@ def test_an_attempt_is_what_its_rows_say(tmp_path: Path) -> None:
     process.use("train", 5, 10.0)
     process.event("end", step=5, exit_code=75, message="stopped by hand")
     process.event("end", step=6, exit_code=0, message="a second end")
-    (found,), skipped = read_attempts(process.folder)
-    assert (found.number, found.run_id, found.world_size, found.device) == (3, "a", 2, "cpu")
-    assert (found.fingerprint, found.resumed_step) == ("g", 4)
-    assert (found.exit_code, found.message) == (75, "stopped by hand")
-    assert (found.begin, found.last, skipped) == (100.0, 110.0, 0)
-    assert [row.seconds for row in found.usage] == [10.0]
-    assert [row.event for row in found.retries] == ["retry"]
+    (result,), skipped = read_attempts(process.folder)
+    assert (result.number, result.run_id, result.world_size, result.device) == (3, "a", 2, "cpu")
+    assert (result.fingerprint, result.resumed_step) == ("g", 4)
+    assert (result.exit_code, result.message) == (75, "stopped by hand")
+    assert (result.begin, result.last, skipped) == (100.0, 110.0, 0)
+    assert [row.seconds for row in result.usage] == [10.0]
+    assert [row.event for row in result.retries] == ["retry"]
 
 
 def test_rows_of_usage_alone_make_an_attempt_too(tmp_path: Path) -> None:
@@ -358,11 +358,11 @@ def test_rows_of_usage_alone_make_an_attempt_too(tmp_path: Path) -> None:
     process.clock += 4.0
     process.use("train", 3, 10.0)
     (process.folder / "attempts.jsonl").unlink()
-    (found,), _ = read_attempts(process.folder)
-    assert (found.number, found.run_id, found.device, found.world_size) == (1, "a", "cpu", 2)
-    assert (found.begin, found.last, found.exit_code) == (100.0, 124.0, None)
-    assert (found.fingerprint, found.message, found.resumed_step) == ("", "", 0)
-    other = found.usage[-1]
+    (result,), _ = read_attempts(process.folder)
+    assert (result.number, result.run_id, result.device, result.world_size) == (1, "a", "cpu", 2)
+    assert (result.begin, result.last, result.exit_code) == (100.0, 124.0, None)
+    assert (result.fingerprint, result.message, result.resumed_step) == ("", "", 0)
+    other = result.usage[-1]
     assert (other.phase, other.seconds, other.step, other.time) == ("other", 4.0, 3, 124.0)
     assert (other.run_id, other.attempt, other.device, other.world_size) == ("a", 1, "cpu", 2)
     assert (other.tokens, other.sequences, other.peak_bytes) == (0, 0, 0)
@@ -371,8 +371,8 @@ def test_rows_of_usage_alone_make_an_attempt_too(tmp_path: Path) -> None:
 def test_attempts_are_told_apart_by_number_and_run(tmp_path: Path) -> None:
     for number, run_id in ((1, "a"), (1, "b"), (2, "b")):
         done_attempt(tmp_path, "sft", number, run_id)
-    found, _ = read_attempts(tmp_path / "runs" / "sft")
-    assert [(each.number, each.run_id, len(each.usage)) for each in found] == [(1, "a", 1), (1, "b", 1), (2, "b", 1)]
+    result, _ = read_attempts(tmp_path / "runs" / "sft")
+    assert [(item.number, item.run_id, len(item.usage)) for item in result] == [(1, "a", 1), (1, "b", 1), (2, "b", 1)]
 
 
 @pytest.mark.parametrize("ended", [True, False])
@@ -384,8 +384,8 @@ def test_time_outside_of_all_phases_is_missing_only_where_nothing_says_the_end(t
         process.event("end", exit_code=0)
     else:
         process.event("lost")
-    (found,), _ = read_attempts(process.folder)
-    assert [row.seconds for row in found.usage] == ([10.0] if ended else [10.0, 5.0])
+    (result,), _ = read_attempts(process.folder)
+    assert [row.seconds for row in result.usage] == ([10.0] if ended else [10.0, 5.0])
 
 
 @pytest.mark.parametrize(("code", "state"), [(0, "done"), (75, "stopped"), (1, "failed"), (None, "unfinished")])
@@ -393,8 +393,8 @@ def test_the_exit_code_tells_how_an_attempt_ended(tmp_path: Path, code: int | No
     process = Process(tmp_path, "sft", 1, "a", 0.0)
     if code is not None:
         process.event("end", exit_code=code)
-    (found,), _ = read_attempts(process.folder)
-    assert (found.state, found.done) == (state, code == 0)
+    (result,), _ = read_attempts(process.folder)
+    assert (result.state, result.done) == (state, code == 0)
 
 
 @pytest.mark.parametrize(
@@ -414,8 +414,8 @@ def test_an_attempt_has_worked_if_it_came_further_than_its_start(
 ) -> None:
     uses = [(phase, step, 1.0) for phase, step in rows]
     process = attempt(tmp_path, "sft", 1, "a", *uses, resumed=resumed, code=code)
-    (found,), _ = read_attempts(process.folder)
-    assert found.worked is worked
+    (result,), _ = read_attempts(process.folder)
+    assert result.worked is worked
 
 
 def test_work_stands_up_to_the_earliest_step_that_was_resumed_from(tmp_path: Path) -> None:
@@ -454,8 +454,8 @@ def test_memory_that_ran_out_is_lost_in_the_phase_of_that_moment_alone(tmp_path:
     process.event("retry", step=0, lost_seconds=3.0)
     process.clock = 20.0
     process.event("end", exit_code=0)
-    (found,), _ = read_attempts(process.folder)
-    useful, redone = split_usage(found, [])
+    (result,), _ = read_attempts(process.folder)
+    useful, redone = split_usage(result, [])
     assert [(row.phase, row.seconds) for row in useful] == [("rollout", 8.0), ("update", 6.0)]
     assert [(row.phase, row.seconds) for row in redone] == [("rollout", 2.0), ("update", 4.0)]
     assert [(row.tokens, row.sequences) for row in redone] == [(0, 0), (0, 0)]
@@ -467,8 +467,8 @@ def test_no_more_is_lost_than_the_row_took(tmp_path: Path) -> None:
     process.clock = 5.0
     process.event("retry", lost_seconds=99.0)
     process.event("end", exit_code=0)
-    (found,), _ = read_attempts(process.folder)
-    useful, redone = split_usage(found, [])
+    (result,), _ = read_attempts(process.folder)
+    useful, redone = split_usage(result, [])
     assert [(row.seconds, row.tokens) for row in useful] == [(0.0, 7)]
     assert [row.seconds for row in redone] == [10.0]
 
@@ -532,12 +532,12 @@ def test_what_is_unfinished_runs_while_its_run_is_at_work(tmp_path: Path, params
     Process(tmp_path, "sft", 1, "a", 50.0).use("train", 1, 1.0)
     if at_work:
         with locked(tmp_path):
-            found, old = read_ledger(tmp_path, params), read_ledger(tmp_path, params, "old")
+            result, old = read_ledger(tmp_path, params), read_ledger(tmp_path, params, "old")
     else:
-        found, old = read_ledger(tmp_path, params), read_ledger(tmp_path, params, "old")
+        result, old = read_ledger(tmp_path, params), read_ledger(tmp_path, params, "old")
     state = "running" if at_work else "unfinished"
-    assert (found.state, [stage.state for stage in found.stages]) == (state, ["done", state])
-    assert (old.state, found.finished) == ("unfinished", None)
+    assert (result.state, [stage.state for stage in result.stages]) == (state, ["done", state])
+    assert (old.state, result.finished) == ("unfinished", None)
 
 
 def test_known_runs_are_named_newest_first(tmp_path: Path, params: Params) -> None:

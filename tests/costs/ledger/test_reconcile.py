@@ -78,9 +78,9 @@ def test_a_plan_that_cannot_be_read_is_no_plan(tmp_path: Path) -> None:
 
 def test_what_a_run_made_is_remembered_once_and_outlives_its_rows(tmp_path: Path) -> None:
     ledger = stopped_then_done(tmp_path)
-    found = reconcile(plan(start=5.0, train=16.0, save=2.0), ledger)
-    assert remember(tmp_path, ledger, found) == 3
-    assert remember(tmp_path, ledger, found) == 0
+    reconciled = reconcile(plan(start=5.0, train=16.0, save=2.0), ledger)
+    assert remember(tmp_path, ledger, reconciled) == 3
+    assert remember(tmp_path, ledger, reconciled) == 0
     rows = read_history(tmp_path).rows
     assert [(row.phase, row.planned_seconds, row.measured_seconds) for row in rows] == [
         ("start", 5, 4),
@@ -111,8 +111,8 @@ def test_a_row_cut_by_a_crash_is_skipped_and_counted_and_other_machines_are_left
     path.write_bytes(whole + whole.splitlines()[0][:40])
     elsewhere = PlannedRow.model_validate_json(whole.splitlines()[0]).model_copy(update={"machine": "another"})
     jsonl.append(path, elsewhere)
-    found = read_history(tmp_path)
-    assert (len(found.rows), found.skipped) == (2, 1)
+    history = read_history(tmp_path)
+    assert (len(history.rows), history.skipped) == (2, 1)
 
 
 @pytest.mark.parametrize(("skipped", "words"), [(0, None), (1, "1 row of "), (2, "2 rows of "), (7, "7 rows of ")])
@@ -124,11 +124,11 @@ def test_skipped_rows_are_counted_in_words(skipped: int, words: str | None) -> N
 def test_a_stage_that_has_made_nothing_yet_was_not_measured(tmp_path: Path) -> None:
     stopped_then_done(tmp_path)
     ledger = read_ledger(tmp_path, PARAMS, "a")
-    found = reconcile(plan(start=5.0), ledger)
-    assert found.stages[0].phases["start"] == Comparison(5.0, None, pytest.approx(0.005), None, 100.0, None)
-    assert found.total == UNKNOWN
+    reconciled = reconcile(plan(start=5.0), ledger)
+    assert reconciled.stages[0].phases["start"] == Comparison(5.0, None, pytest.approx(0.005), None, 100.0, None)
+    assert reconciled.total == UNKNOWN
     assert reconcile(None, ledger).total == UNKNOWN
-    phases = as_dict(ledger, found)["stages"][0]["phases"]
+    phases = as_dict(ledger, reconciled)["stages"][0]["phases"]
     assert [phase["planned_seconds"] for phase in phases] == [5.0, None]
 
 
@@ -136,8 +136,10 @@ def two_stages(**changes: Any) -> tuple[Ledger, dict[str, Any]]:
     """Two stages of 4 s and 6 s, planned to take 5 s and 9 s on two devices, with other peaks."""
 
     def stage(name: str, seconds: float, peak: int) -> StageCost:
-        made = (PhaseCost("train", seconds, 1, 1, seconds / 1000, peak),)
-        return stage_cost(name, seconds=seconds, usd=seconds / 1000, peak_bytes=peak, phases=made, useful_phases=made)
+        result = (PhaseCost("train", seconds, 1, 1, seconds / 1000, peak),)
+        return stage_cost(
+            name, seconds=seconds, usd=seconds / 1000, peak_bytes=peak, phases=result, useful_phases=result
+        )
 
     stages = (stage("sft", 4.0, 40), stage("reward", 6.0, 30))
     planned = [
@@ -217,13 +219,13 @@ def test_what_a_stage_took_is_remembered_of_the_device_that_it_was_planned_for(t
 
 def test_the_json_has_the_keys_that_the_documentation_has(tmp_path: Path) -> None:
     ledger = stopped_then_done(tmp_path)
-    found = as_dict(ledger, reconcile(plan(start=2.0, train=20.0), ledger))
+    result = as_dict(ledger, reconcile(plan(start=2.0, train=20.0), ledger))
     text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8").split("## Costs as JSON")[1]
     parts = (part.partition(":\n") for part in text.split("Keys of ")[1:])
     written = {name: set(re.findall(r"`(\w+)`", keys)) for name, _, keys in parts}
     both = written["the run, each stage and each phase"]
-    (stage,) = found["stages"]
-    assert set(found) - {"stages"} | {"usd_per_win_rate_point"} == written["the run"] | both
+    (stage,) = result["stages"]
+    assert set(result) - {"stages"} | {"usd_per_win_rate_point"} == written["the run"] | both
     assert set(stage) - {"phases", "by_attempt"} == written["each stage"] | both
     assert all(set(phase) == written["each phase"] | both for phase in stage["phases"])
     assert all(set(attempt) == written["each attempt"] for attempt in stage["by_attempt"])

@@ -34,11 +34,11 @@ def test_one_outlier_does_not_correct_the_others() -> None:
 
 
 def test_runs_that_no_factor_corrects_show_a_spread_around_the_plan() -> None:
-    found = spread([2.0, 0.5, 2.0])
-    assert found is not None
-    assert found.expected == 1.0
-    assert found.high == pytest.approx(exp(log(2) * 1.638))
-    assert found.low == pytest.approx(1 / found.high)
+    result = spread([2.0, 0.5, 2.0])
+    assert result is not None
+    assert result.expected == 1.0
+    assert result.high == pytest.approx(exp(log(2) * 1.638))
+    assert result.low == pytest.approx(1 / result.high)
 
 
 def test_two_runs_say_nothing_about_the_spread() -> None:
@@ -47,19 +47,19 @@ def test_two_runs_say_nothing_about_the_spread() -> None:
 
 
 def test_the_interval_of_a_fitted_mean_is_that_of_students_t() -> None:
-    found = spread([exp(0.3), exp(0.4), exp(0.5)])
-    assert found is not None
-    assert log(found.expected) == pytest.approx(0.4)
-    assert log(found.high) == pytest.approx(0.4 + 0.1 * (4 / 3) ** 0.5 * 1.886)
-    assert found.error == pytest.approx(0.4)
+    result = spread([exp(0.3), exp(0.4), exp(0.5)])
+    assert result is not None
+    assert log(result.expected) == pytest.approx(0.4)
+    assert log(result.high) == pytest.approx(0.4 + 0.1 * (4 / 3) ** 0.5 * 1.886)
+    assert result.error == pytest.approx(0.4)
 
 
 @given(st.lists(st.floats(0.2, 5.0), min_size=3, max_size=20))
 def test_the_expectation_lies_within_the_interval_and_a_correction_lowered_the_error(found: list[float]) -> None:
-    made = spread(found)
-    assert made is not None
-    assert made.low <= made.expected <= made.high
-    if made.corrected:
+    result = spread(found)
+    assert result is not None
+    assert result.low <= result.expected <= result.high
+    if result.corrected:
         logs = [log(ratio) for ratio in found]
         left_out = [abs(x - (sum(logs) - x) / (len(logs) - 1)) for x in logs]
         assert sum(left_out) < sum(map(abs, logs))
@@ -131,9 +131,9 @@ def test_the_plan_command_tells_a_row_of_the_history_that_a_crash_cut(
 
 def test_a_plan_takes_the_runs_of_its_own_stage_and_device() -> None:
     plan = Plan((plan_stage(sft(), price("a100-80")),))
-    own = [past(seconds=1.2), past(seconds=1.2), past(seconds=1.2)]
+    entries = [past(seconds=1.2), past(seconds=1.2), past(seconds=1.2)]
     others = [past(stage="ppo", seconds=9.0), past(hardware="h100", seconds=9.0), past(phase="train", seconds=9.0)] * 3
-    stage = with_errors(plan, own + others).stages[0]
+    stage = with_errors(plan, entries + others).stages[0]
     assert stage.error.seconds is not None
     assert stage.error.seconds.expected == pytest.approx(1.2 * stage.seconds)
     assert stage.error.seconds.runs == 3

@@ -51,19 +51,19 @@ def test_the_plan_is_within_a_tenth_of_three_measured_data_stages(rows: Rows, me
 
 
 def test_each_phase_is_that_of_the_helpdesk_run() -> None:
-    found = formula_seconds(HELPDESK, 0.2)
+    result = formula_seconds(HELPDESK, 0.2)
     measured = {"start": 2.31, "read": 2.28, "tokenise": 2.97, "summarise": 1.47}
-    assert list(found) == list(measured)
+    assert list(result) == list(measured)
     for phase, seconds in measured.items():
         # rates shared with two other sources of longer texts
-        assert found[phase] == pytest.approx(seconds, rel=0.3, abs=0.1)
+        assert result[phase] == pytest.approx(seconds, rel=0.3, abs=0.1)
 
 
 def test_devices_that_wait_are_paid_for() -> None:
-    one, eight = (plan_data(HELPDESK, 0.2, hardware("a100-80"), gpus, price("a100-80")) for gpus in (1, 8))
-    assert eight.seconds == one.seconds == pytest.approx(sum(phase.seconds for phase in one.phases))
+    first, eight = (plan_data(HELPDESK, 0.2, hardware("a100-80"), gpus, price("a100-80")) for gpus in (1, 8))
+    assert eight.seconds == first.seconds == pytest.approx(sum(phase.seconds for phase in first.phases))
     assert (
         eight.usd.expected
-        == pytest.approx(8 * one.usd.expected)
+        == pytest.approx(8 * first.usd.expected)
         == pytest.approx(sum(phase.usd for phase in eight.phases))
     )

@@ -30,28 +30,28 @@ def explained(recipe: str, asked: str, *assignments: str) -> Explanation:
 def test_totals_and_phases_are_the_plans(recipe: str) -> None:
     params = load(ROOT / "recipes" / recipe)
     target = find_target(params, None, None, None, Path("nowhere"))
-    made = plan(params, target, params.stages)
-    found = explain_params(params, target, params.stages, "")
-    assert found.seconds == pytest.approx(made.total["seconds"])
-    assert found.usd == pytest.approx(made.total["usd"]["expected"])
-    assert found.peak_bytes == made.total["peak_bytes_per_gpu"]
-    (sft,) = (stage for stage in made.stages if stage.stage == "sft")
+    planned = plan(params, target, params.stages)
+    result = explain_params(params, target, params.stages, "")
+    assert result.seconds == pytest.approx(planned.total["seconds"])
+    assert result.usd == pytest.approx(planned.total["usd"]["expected"])
+    assert result.peak_bytes == planned.total["peak_bytes_per_gpu"]
+    (sft,) = (stage for stage in planned.stages if stage.stage == "sft")
     for phase in sft.phases:
-        asked = explain_params(params, target, params.stages, f"sft.{phase.phase}")
-        assert asked.peak_bytes == phase.peak_bytes
-    assert [(each.stage, each.phase, each.seconds, each.usd) for each in found.phases] == [
-        (stage.stage, phase.phase, phase.seconds, phase.usd) for stage in made.stages for phase in stage.phases
+        request = explain_params(params, target, params.stages, f"sft.{phase.phase}")
+        assert request.peak_bytes == phase.peak_bytes
+    assert [(phase.stage, phase.phase, phase.seconds, phase.usd) for phase in result.phases] == [
+        (stage.stage, phase.phase, phase.seconds, phase.usd) for stage in planned.stages for phase in stage.phases
     ]
 
 
 def test_resources_by_themselves_add_up_to_at_least_what_a_pass_on_one_device_takes() -> None:
     for setting in (sft(), sft(tuning="lora", quantisation="nf4"), sft(gpus=4, parallel="fsdp")):
-        train = next(each for each in phases(setting) if each.name == "train")
-        found = {each.name: each for each in resources(train.work, setting, "train")}
-        assert found["matrix products"].amount == train.work.matmul_flops
-        assert sum(each.seconds for each in found.values()) >= 0.999 * train.seconds
-        assert max(each.seconds for each in found.values()) <= train.seconds
-    assert ("collectives" in found) == (setting.gpus > 1)
+        train = next(phase for phase in phases(setting) if phase.name == "train")
+        result = {resource.name: resource for resource in resources(train.work, setting, "train")}
+        assert result["matrix products"].amount == train.work.matmul_flops
+        assert sum(value.seconds for value in result.values()) >= 0.999 * train.seconds
+        assert max(value.seconds for value in result.values()) <= train.seconds
+    assert ("collectives" in result) == (setting.gpus > 1)
 
 
 def test_on_a_machine_that_was_timed_resources_take_the_pace_of_their_phase(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_on_a_machine_that_was_timed_resources_take_the_pace_of_their_phase(tmp_
     def products(own: Machine) -> float:
         target = Target(device(own), own_price(0.1, "a test", "2026-11-23"), root=tmp_path)
         (phase,) = explain_params(params, target, params.stages, "ppo.update").phases
-        return next(each.seconds for each in phase.resources if each.name == "matrix products")
+        return next(resource.seconds for resource in phase.resources if resource.name == "matrix products")
 
     assert products(machine()) == pytest.approx(2 * products(machine(stages=())))
 
@@ -73,8 +73,8 @@ def test_unknown_parts_are_refused_with_the_known_ones() -> None:
 
 
 def test_a_stage_shows_its_memory_and_the_data_stage_has_no_device_work() -> None:
-    found = explained("demo.yaml", "ppo")
-    assert "policy" in found.memory
+    result = explained("demo.yaml", "ppo")
+    assert "policy" in result.memory
     data = explained("demo.yaml", "data")
     assert data.seconds > 0
     assert all(not phase.resources for phase in data.phases)

@@ -42,14 +42,14 @@ def test_on_an_accelerator_our_stages_were_never_checked() -> None:
 
 
 def test_time_is_b_on_a_calibrated_cpu_alone_and_memory_on_every_cpu() -> None:
-    for made, letter in ((calibrated(), "B"), (planned("demo.yaml"), "C")):
-        for stage in (stage for stage in made.stages if stage.stage in ("sft", "ppo", "evaluate")):
+    for result, letter in ((calibrated(), "B"), (planned("demo.yaml"), "C")):
+        for stage in (stage for stage in result.stages if stage.stage in ("sft", "ppo", "evaluate")):
             assert (stage.time_interval.grade, stage.memory_interval.grade) == (letter, "B")
 
 
 def test_runs_of_this_machine_make_it_a() -> None:
-    made = calibrated()
-    sft = made.stages[1]
+    result = calibrated()
+    sft = result.stages[1]
     row = PlannedRow.model_validate(
         {
             "time": 1.0, "run_id": "r", "machine": "m", "hardware": sft.hardware, "stage": "sft",
@@ -57,16 +57,16 @@ def test_runs_of_this_machine_make_it_a() -> None:
             "planned_peak_bytes": 16.0, "measured_peak_bytes": 16.0,
         }
     )  # fmt: skip
-    known = with_errors(made, [row, row, row]).stages
-    assert known[1].time_interval.grade == known[1].memory_interval.grade == "A"
-    assert known[1].time_interval.high == pytest.approx(1.2 * sft.seconds)
-    assert known[2].time_interval == made.stages[2].time_interval
+    reference = with_errors(result, [row, row, row]).stages
+    assert reference[1].time_interval.grade == reference[1].memory_interval.grade == "A"
+    assert reference[1].time_interval.high == pytest.approx(1.2 * sft.seconds)
+    assert reference[2].time_interval == result.stages[2].time_interval
 
 
 def test_the_run_has_the_sum_of_its_stages_intervals() -> None:
-    made = planned("demo.yaml")
-    total = made.total
-    assert total["seconds_low"] == sum(each.time_interval.low for each in made.stages)
+    result = planned("demo.yaml")
+    total = result.total
+    assert total["seconds_low"] == sum(stage.time_interval.low for stage in result.stages)
     assert total["seconds_low"] < total["seconds"] < total["seconds_high"]
 
 
@@ -75,10 +75,10 @@ def test_a_kind_of_few_sources_is_c_at_least_by_a_factor_of_two() -> None:
     assert few
     for kind in few:
         row = checked()[kind]
-        found = grade_of(kind, row["billions"][0], row["generations"][0])
-        assert found.letter == "C"
-        assert found.low <= 1 / UNCHECKED
-        assert found.high >= UNCHECKED
+        result = grade_of(kind, row["billions"][0], row["generations"][0])
+        assert result.letter == "C"
+        assert result.low <= 1 / UNCHECKED
+        assert result.high >= UNCHECKED
 
 
 def test_a_larger_model_than_any_checked_is_c() -> None:
@@ -92,8 +92,8 @@ def test_a_larger_model_than_any_checked_is_c() -> None:
 
 
 def test_reasons_are_told_once_with_their_stages() -> None:
-    made = planned("gpu-80gb.yaml")
-    found = reasons(made)
-    assert found["C: its software was not checked"] == ["sft", "reward", "evaluate"]
-    alike = replace(made, stages=(made.stages[1], made.stages[1]))
+    result = planned("gpu-80gb.yaml")
+    result = reasons(result)
+    assert result["C: its software was not checked"] == ["sft", "reward", "evaluate"]
+    alike = replace(result, stages=(result.stages[1], result.stages[1]))
     assert all(len(stages) == 1 for stages in reasons(alike).values())

@@ -74,7 +74,7 @@ def test_the_ledger_and_the_budget_pay_for_those_that_wait(sets: list[str], wait
     paid = spent(attempts, ["r1"], StagePrice(price, rented_devices(params, "evaluate")))
     assert paid.usd == pytest.approx(evaluate.usd)
     # the plan beside it is in the same money
-    made = plan(params, find_target(params, None, None, None, Path("nowhere")), ("evaluate",))
-    beside = reconcile(made.as_json(), ledger).stage("evaluate")
+    planned = plan(params, find_target(params, None, None, None, Path("nowhere")), ("evaluate",))
+    beside = reconcile(planned.as_json(), ledger).stage("evaluate")
     assert beside is not None
-    assert beside.total.planned_usd == pytest.approx(made.stages[0].usd.expected)
+    assert beside.total.planned_usd == pytest.approx(planned.stages[0].usd.expected)

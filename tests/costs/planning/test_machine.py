@@ -31,24 +31,24 @@ def planned(own: Machine, name: str) -> StagePlan:
 
 
 def seconds(made: StagePlan) -> dict[str, float]:
-    return {each.phase: each.seconds for each in made.phases}
+    return {phase.phase: phase.seconds for phase in made.phases}
 
 
 def test_the_device_is_the_processor_at_its_best_rates() -> None:
-    found = device(machine(bytes_per_second=5e9))
-    assert found.is_cpu
-    assert found.peak("fp32") == pytest.approx(1e11)
-    assert found.bandwidth_bytes_per_second == pytest.approx(5e9)
+    result = device(machine(bytes_per_second=5e9))
+    assert result.is_cpu
+    assert result.peak("fp32") == pytest.approx(1e11)
+    assert result.bandwidth_bytes_per_second == pytest.approx(5e9)
     # a type that was not measured is emulated
-    assert found.peak("bf16") < 0.1 * found.peak("fp32")
+    assert result.peak("bf16") < 0.1 * result.peak("fp32")
 
 
 def test_an_accelerator_has_its_own_peaks_and_the_paces_of_its_stages() -> None:
     rates = {"fp32": 5e13, "bf16": 7e14}
-    found = device(machine(name="NVIDIA H100 80GB HBM3", flops_per_second=rates))
-    assert not found.is_cpu
-    assert found.peak("bf16") == pytest.approx(7e14)
-    assert found.timed == machine().stages
+    result = device(machine(name="NVIDIA H100 80GB HBM3", flops_per_second=rates))
+    assert not result.is_cpu
+    assert result.peak("bf16") == pytest.approx(7e14)
+    assert result.timed == machine().stages
 
 
 def test_a_plan_that_names_no_device_is_for_the_calibrated_machine(tmp_path: Path) -> None:
@@ -78,11 +78,11 @@ def test_memory_beyond_the_formulas_is_added_and_no_part_is_lost() -> None:
 
 def test_kin_stand_for_a_stage_that_was_not_timed_and_the_nearest_size_is_taken() -> None:
     small, large = stage("ppo", parameters=1e5), stage("ppo", parameters=1e8)
-    found = device(machine(stages=(small, large, stage("sft"))))
-    assert timed_stage(found, "rloo", 2e5) == small
-    assert timed_stage(found, "ppo", 5e8) == large
-    assert timed_stage(found, "dpo", 1.0) == stage("sft")
-    assert timed_stage(found, "evaluate", 1.0) is None
+    result = device(machine(stages=(small, large, stage("sft"))))
+    assert timed_stage(result, "rloo", 2e5) == small
+    assert timed_stage(result, "ppo", 5e8) == large
+    assert timed_stage(result, "dpo", 1.0) == stage("sft")
+    assert timed_stage(result, "evaluate", 1.0) is None
     assert pace_of(None, "train") == 1.0
 
 
@@ -109,11 +109,11 @@ def test_bf16_is_planned_at_the_rate_of_the_processors_instructions(
     (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags : fpu {flags}\nbugs : none\n")
     assert bf16_instructions(tmp_path / "cpuinfo") == instructions
     assert bf16_instructions(tmp_path / "none") is None
-    found, table = unmeasured(instructions), hardware("cpu")
-    faster = found.peak("bf16") / found.peak("fp32")
+    result, table = unmeasured(instructions), hardware("cpu")
+    faster = result.peak("bf16") / result.peak("fp32")
     assert faster > 1 if instructions else faster < 0.1
-    assert found.peak("fp32") == table.peak("fp32")
-    assert found.name == table.name
+    assert result.peak("fp32") == table.peak("fp32")
+    assert result.name == table.name
 
 
 def test_no_file_is_no_machine(tmp_path: Path) -> None:

@@ -79,9 +79,9 @@ def test_an_sft_model_that_is_an_adapter_stays_beside_the_policys_as_the_referen
 
 def test_reward_and_value_model_have_no_output_head() -> None:
     untied = demo("model.random.tie_embeddings=false")
-    found = settings(untied, target(untied))
-    shape = found["sft"].model
-    resident = moments(found["ppo"])[0].roles
+    result = settings(untied, target(untied))
+    shape = result["sft"].model
+    resident = moments(result["ppo"])[0].roles
     assert shape.head_parameters > 0
     for role, parameters in (
         ("policy", shape.parameters),
@@ -89,7 +89,7 @@ def test_reward_and_value_model_have_no_output_head() -> None:
         ("value", shape.backbone_parameters),
     ):
         assert resident[role]["weights"] == 4 * parameters
-    assert moments(found["reward"])[0].roles["policy"]["weights"] == 4 * shape.backbone_parameters
+    assert moments(result["reward"])[0].roles["policy"]["weights"] == 4 * shape.backbone_parameters
 
 
 @pytest.mark.parametrize("method", ["rloo", "grpo"])
@@ -149,12 +149,12 @@ def test_evaluation_has_the_phases_that_its_stage_measures() -> None:
 
 def test_steps_are_rows_times_epochs_over_the_batch() -> None:
     params = demo()
-    made = {stage.stage: stage for stage in plan(params, target(params)).stages}
-    assert made["sft"].steps == 12_000 * 0.9 / 32
-    assert made["reward"].steps == pytest.approx(
+    result = {stage.stage: stage for stage in plan(params, target(params)).stages}
+    assert result["sft"].steps == 12_000 * 0.9 / 32
+    assert result["reward"].steps == pytest.approx(
         params.data.source.preference_rows * 0.9 * params.reward.epochs / params.reward.batch_size
     )
-    assert made["ppo"].steps == params.ppo.updates
+    assert result["ppo"].steps == params.ppo.updates
 
 
 @pytest.mark.parametrize("stage", ["sft", "reward", "dpo"])
@@ -168,8 +168,8 @@ def test_the_smaller_of_epochs_and_max_steps_is_planned(stage: str) -> None:
 
 def test_a_pair_is_two_sequences() -> None:
     params = demo()
-    found = settings(params, target(params))
-    assert found["reward"].levers.micro_batch == 2 * params.reward.micro_batch_size
+    result = settings(params, target(params))
+    assert result["reward"].levers.micro_batch == 2 * params.reward.micro_batch_size
 
 
 @pytest.mark.parametrize(
@@ -262,9 +262,9 @@ def test_what_both_sequences_of_a_pair_begin_with_is_planned_once() -> None:
 
     for stage in ("reward", "dpo"):
         for attention in ("sdpa", "flash_attention_2"):
-            found = work(stage, attention)
-            assert (found.mean_tokens, found.max_tokens) == (22, 39)
-            assert found.mean_tokens * found.attention_places == pytest.approx(30)
+            result = work(stage, attention)
+            assert (result.mean_tokens, result.max_tokens) == (22, 39)
+            assert result.mean_tokens * result.attention_places == pytest.approx(30)
         whole = work(stage, "eager")
         assert (whole.mean_tokens, whole.max_tokens, whole.attention_places) == (30, 50, 1)
     assert work("reward", "sdpa").read_tokens == pytest.approx(1 / 22)  # the last of each
@@ -275,16 +275,16 @@ def test_what_both_sequences_of_a_pair_begin_with_is_planned_once() -> None:
 def test_nothing_is_planned_as_shared_before_it_is_known() -> None:
     rows = Rows(100, 100, 100, 30, 30, 14, 20)
     params = demo()
-    found = setting_of(params, target(params), "dpo", rows, base_shape(params, Path())).workload
-    assert (found.mean_tokens, found.attention_places, found.loss_tokens) == (30, 1, 1)
-    assert found.max_tokens == params.section("dpo").max_length
+    result = setting_of(params, target(params), "dpo", rows, base_shape(params, Path())).workload
+    assert (result.mean_tokens, result.attention_places, result.loss_tokens) == (30, 1, 1)
+    assert result.max_tokens == params.section("dpo").max_length
 
 
 def test_the_embedded_world_is_planned_with_the_lengths_of_its_texts(tmp_path: Path) -> None:
     params = demo()
-    found = count(params, tmp_path)
-    assert (found.sft_tokens, found.longest_sft, found.longest_prompt) == (36.2, 57, 23)
-    assert found.sft_tokens < params.sft.max_length * 0.6
+    result = count(params, tmp_path)
+    assert (result.sft_tokens, result.longest_sft, result.longest_prompt) == (36.2, 57, 23)
+    assert result.sft_tokens < params.sft.max_length * 0.6
     assert count(demo("sft.max_length=30"), tmp_path).sft_tokens == 30
     (tmp_path / "pairs.jsonl").write_text('{"a": 1}\n')
     other = count(demo("data.source={kind: file, path: pairs.jsonl, format: pairs, columns: {}}"), tmp_path)
@@ -357,11 +357,11 @@ def test_every_setting_of_the_loop_reaches_its_plan() -> None:
 
 def test_an_adapter_reaches_the_levers_of_its_stage_alone() -> None:
     params = load(Path("recipes/demo-lora.yaml"), ["reward.lora={rank: 5, alpha: 10, dropout: 0.25, modules: [k, o]}"])
-    found = settings(params, target(params))
-    levers = found["reward"].levers
+    result = settings(params, target(params))
+    levers = result["reward"].levers
     assert (levers.tuning, levers.lora_rank, levers.lora_modules) == ("lora", 5, ("k", "o"))
     assert levers.lora_dropout
-    assert found["ppo"].levers.lora_rank == params.ppo.lora.rank  # type: ignore[union-attr]
+    assert result["ppo"].levers.lora_rank == params.ppo.lora.rank  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -383,13 +383,13 @@ def test_sharding_of_a_stage_is_its_parallelism_and_offloading_needs_it(
 def test_what_is_read_besides_training_is_counted() -> None:
     params = demo()
     rows = count(params, Path("nowhere"))
-    found = settings(params, target(params))
+    result = settings(params, target(params))
     both = rows.preference + rows.preference_held_out
-    assert found["sft"].workload.held_out == rows.sft_held_out
+    assert result["sft"].workload.held_out == rows.sft_held_out
     # scored once more for mean and deviation: at most 2000 pairs
-    assert found["reward"].workload.held_out == 2 * (rows.preference_held_out + 2000)
-    assert found["dpo"].workload.held_out == 2 * rows.preference_held_out
-    assert found["dpo"].workload.reference_sequences == 2 * both
+    assert result["reward"].workload.held_out == 2 * (rows.preference_held_out + 2000)
+    assert result["dpo"].workload.held_out == 2 * rows.preference_held_out
+    assert result["dpo"].workload.reference_sequences == 2 * both
 
 
 def test_three_models_answer_every_prompt_of_the_evaluation() -> None:
@@ -434,7 +434,7 @@ def test_a_smaller_reward_model_costs_less_wherever_it_is() -> None:
         assert small[stage].seconds < whole[stage].seconds, stage
     roles = ("reward", "value")
     for role in roles:
-        held = [each["ppo"].memory[role]["weights"] for each in (whole, small)]
+        held = [item["ppo"].memory[role]["weights"] for item in (whole, small)]
         assert held[1] < held[0], role
     assert small["sft"].seconds == whole["sft"].seconds
     with pytest.raises(CostError, match=r"reward\.layers=9, and the model .* has 3\. Lower it"):

@@ -33,7 +33,7 @@ def evaluation(params: Params, root: Path) -> StagePlan:
 
 
 def flops(made: StagePlan, phase: str) -> float:
-    return next(each.flops for each in made.phases if each.phase == phase)
+    return next(item.flops for item in made.phases if item.phase == phase)
 
 
 def crown(root: Path, params: Params) -> None:
@@ -45,11 +45,11 @@ def crown(root: Path, params: Params) -> None:
 
 
 def test_two_models_answer_where_an_evaluation_has_three(tmp_path: Path) -> None:
-    made, evaluated = contest(params(), tmp_path), evaluation(params(), tmp_path)
-    assert flops(made, "generate") == pytest.approx(flops(evaluated, "generate") * 2 / 3)
+    result, evaluated = contest(params(), tmp_path), evaluation(params(), tmp_path)
+    assert flops(result, "generate") == pytest.approx(flops(evaluated, "generate") * 2 / 3)
     # per model: two reward models and two readings, where an evaluation has 1 and 5/3
-    one, other = flops(evaluated, "score") / 3, flops(made, "score") / 2
-    assert one * 2 / (5 / 3) < other < one * 2
+    first, other = flops(evaluated, "score") / 3, flops(result, "score") / 2
+    assert first * 2 / (5 / 3) < other < first * 2
 
 
 def test_a_larger_champion_takes_longer_and_decides_the_memory(tmp_path: Path) -> None:
@@ -58,8 +58,8 @@ def test_a_larger_champion_takes_longer_and_decides_the_memory(tmp_path: Path) -
     large = contest(params(), tmp_path)
     both = contest(params("model.random.width=512"), tmp_path)
     assert small.peak_bytes_per_gpu < large.peak_bytes_per_gpu == both.peak_bytes_per_gpu
-    each = [flops(made, "generate") for made in (small, both)]
-    assert flops(large, "generate") == pytest.approx(sum(each) / 2)
+    item = [flops(result, "generate") for result in (small, both)]
+    assert flops(large, "generate") == pytest.approx(sum(item) / 2)
     assert "contest: against old" in large.assumptions
 
 
@@ -67,19 +67,19 @@ def test_safety_prompts_are_asked_as_well(tmp_path: Path) -> None:
     (tmp_path / "safety.jsonl").write_text('{"prompt": "?"}\n' * 400)
     without = contest(params(), tmp_path)
     source = "retrain.safety_source={kind: file, path: safety.jsonl, format: prompts, columns: {}}"
-    made = contest(params(source), tmp_path)
-    assert flops(made, "generate") == pytest.approx(2 * flops(without, "generate"))
-    start = made.phases[0].seconds
+    result = contest(params(source), tmp_path)
+    assert flops(result, "generate") == pytest.approx(2 * flops(without, "generate"))
+    start = result.phases[0].seconds
     assert start - without.phases[0].seconds < without.phases[0].seconds / 2, "one process"
 
 
 def test_one_model_at_a_time_is_in_memory(tmp_path: Path) -> None:
     large = params(recipe="gpu-80gb")
-    made = contest(large, tmp_path)
-    ((role, parts),) = made.memory.items()
+    result = contest(large, tmp_path)
+    ((role, parts),) = result.memory.items()
     assert role in ("policy", "reward")
     assert not {"optimizer", "gradients"} & parts.keys()
-    peaks = {phase.phase: phase.peak_bytes for phase in made.phases}
+    peaks = {phase.phase: phase.peak_bytes for phase in result.phases}
     assert min(peaks["generate"], peaks["score"]) > parts["weights"]
     assert len(evaluation(large, tmp_path).memory) == 2
 
@@ -126,14 +126,14 @@ def test_reading_and_comparing_take_as_long_as_was_measured(tmp_path: Path) -> N
 
 
 def test_only_pairs_that_came_are_judged_and_no_more_than_it_looks_at(tmp_path: Path) -> None:
-    asked = params("data.source.preference_rows=8000")
-    without = examination(asked, tmp_path)
-    crown(tmp_path, asked)
-    unknown = examination(asked, tmp_path)
+    request = params("data.source.preference_rows=8000")
+    without = examination(request, tmp_path)
+    crown(tmp_path, request)
+    unknown = examination(request, tmp_path)
     judged = {}
-    for known in (8000, 7000, 6000, 100):
-        know(tmp_path, known)
-        judged[known] = flops(examination(asked, tmp_path), "score")
+    for reference in (8000, 7000, 6000, 100):
+        know(tmp_path, reference)
+        judged[reference] = flops(examination(request, tmp_path), "score")
     assert judged[8000] == 0
     assert judged[6000] == pytest.approx(2 * judged[7000])
     assert flops(without, "score") == flops(unknown, "score") == judged[100]
@@ -147,16 +147,16 @@ def test_the_champions_model_judges_and_the_new_sources_are_read(tmp_path: Path)
     assert seconds(more)["compare"] > 1.5 * seconds(small)["compare"]
     assert flops(more, "score") == flops(small, "score")
     crown(tmp_path, params())
-    of_small = examination(params(), tmp_path)
-    assert flops(small, "score") > 2 * flops(of_small, "score")
-    assert small.peak_bytes_per_gpu > of_small.peak_bytes_per_gpu
+    by_small = examination(params(), tmp_path)
+    assert flops(small, "score") > 2 * flops(by_small, "score")
+    assert small.peak_bytes_per_gpu > by_small.peak_bytes_per_gpu
 
 
 def test_a_cycle_is_a_run_between_its_two_processes(tmp_path: Path) -> None:
-    asked = params()
-    target = find_target(asked, None, None, None, tmp_path)
-    run = plan(asked, target)
-    cycle, rest = plan_cycle(run, asked, target), plan_cycle(run, asked, target, examined=True)
+    request = params()
+    target = find_target(request, None, None, None, tmp_path)
+    run = plan(request, target)
+    cycle, rest = plan_cycle(run, request, target), plan_cycle(run, request, target, examined=True)
     assert [stage.stage for stage in cycle.stages] == [
         "examine", "data", "sft", "reward", "ppo", "evaluate", "contest",
     ]  # fmt: skip
@@ -167,6 +167,6 @@ def test_a_cycle_is_a_run_between_its_two_processes(tmp_path: Path) -> None:
 def test_an_examination_that_does_not_fit_says_what_would_help(tmp_path: Path) -> None:
     large = params(recipe="two-nodes")
     for device, fits in (("rtx-4090", False), ("a100-80", True)):
-        made = examination(large, tmp_path, device)
-        assert made.fits is fits
-        assert made.lever == ("" if fits else "a device with more memory")
+        result = examination(large, tmp_path, device)
+        assert result.fits is fits
+        assert result.lever == ("" if fits else "a device with more memory")

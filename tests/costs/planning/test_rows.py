@@ -16,10 +16,10 @@ def test_texts_of_a_drawn_world_are_as_long_as_planned(seed: int) -> None:
     source = HelpdeskSource.model_validate(
         {"kind": "helpdesk", **rows, "temperature": 0.1, "quality": 0.6, "world": drawn_shape(seed)}
     )
-    made, planned = generate(source, seed=1), world_tokens(source)
+    result, planned = generate(source, seed=1), world_tokens(source)
     end = 1
-    demonstrations = [len(f"{r['prompt']} {r['completion']}".split()) + end for r in made.sft]
-    prompts = [len(row["prompt"].split()) for row in made.prompts]
+    demonstrations = [len(f"{r['prompt']} {r['completion']}".split()) + end for r in result.sft]
+    prompts = [len(row["prompt"].split()) for row in result.prompts]
     for name, lengths in (("sft", demonstrations), ("prompts", prompts)):
         assert planned[name][0] == pytest.approx(mean(lengths), rel=0.12)
         assert max(lengths) <= planned[name][1]

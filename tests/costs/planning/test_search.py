@@ -35,15 +35,15 @@ def test_the_file_that_is_written_is_planned_at_what_was_promised(
     best = cheapest(params, target, params.stages, goal, adapters)
     write(best.params, tmp_path / "best.yaml")
     written = load(tmp_path / "best.yaml")
-    stages = {each.stage: each for each in plan(written, target, written.stages).stages}
+    stages = {item.stage: item for item in plan(written, target, written.stages).stages}
     assert set(best.by_stage) == {stage for stage in stages if runs_a_model(params, stage)}
-    for name, found in best.by_stage.items():
-        made = stages[name]
-        assert made.fits
-        assert made.device_bytes_per_gpu == pytest.approx(found.best.device_bytes)
-        judge = [phase for phase in made.phases if phase.phase == "judge"]  # no lever changes it
-        assert made.seconds - sum(p.seconds for p in judge) == pytest.approx(found.best.seconds)
-        assert made.usd.expected - sum(p.usd for p in judge) == pytest.approx(found.best.usd)
+    for name, item in best.by_stage.items():
+        result = stages[name]
+        assert result.fits
+        assert result.device_bytes_per_gpu == pytest.approx(item.best.device_bytes)
+        judge = [phase for phase in result.phases if phase.phase == "judge"]  # no lever changes it
+        assert result.seconds - sum(p.seconds for p in judge) == pytest.approx(item.best.seconds)
+        assert result.usd.expected - sum(p.usd for p in judge) == pytest.approx(item.best.usd)
 
 
 @pytest.mark.parametrize("goal", ["usd", "time", "memory"])
@@ -71,8 +71,8 @@ def test_every_combination_trains_on_the_same_batch() -> None:
             settings(params.model_copy(update={stage: section}), target)[stage].levers
             for section in _sections(params, target, stage, adapters=True)
         ]
-        assert len({each.micro_batch for each in levers}) > 3
-        assert len({each.micro_batch * each.accumulation for each in levers}) == 1
+        assert len({lever.micro_batch for lever in levers}) > 3
+        assert len({lever.micro_batch * lever.accumulation for lever in levers}) == 1
 
 
 def test_a_lever_without_benefit_is_left_as_it_is() -> None:
@@ -83,8 +83,8 @@ def test_a_lever_without_benefit_is_left_as_it_is() -> None:
 
 def test_each_choice_says_what_it_alone_changes() -> None:
     small = ["model.path=llama-3.2-1b", *LARGE[1:], "sft.micro_batch_size=8"]
-    found = of_run(small, "memory", adapters=False).by_stage["sft"]
-    choices = {choice.key: choice for choice in found.choices}
+    result = of_run(small, "memory", adapters=False).by_stage["sft"]
+    choices = {choice.key: choice for choice in result.choices}
     assert (choices["optimizer"].before, choices["optimizer"].after) == ("adamw", "adamw8bit")
     assert choices["optimizer"].reason.startswith("-")
     assert "GiB a device, +0.0% time" in choices["optimizer"].reason
@@ -96,12 +96,12 @@ def test_without_a_fit_the_smallest_need_is_reported() -> None:
 
 
 def test_a_total_above_the_budget_is_reported() -> None:
-    found = of_run([], "usd", adapters=False).by_stage["sft"]
-    within_total([found], Limits(max_usd=found.best.usd, max_hours=found.best.seconds / 3600))
+    result = of_run([], "usd", adapters=False).by_stage["sft"]
+    within_total([result], Limits(max_usd=result.best.usd, max_hours=result.best.seconds / 3600))
     with pytest.raises(CostError, match="--max-usd"):
-        within_total([found, found], Limits(max_usd=1.5 * found.best.usd))
+        within_total([result, result], Limits(max_usd=1.5 * result.best.usd))
     with pytest.raises(CostError, match="--max-hours"):
-        within_total([found, found], Limits(max_hours=1.5 * found.best.seconds / 3600))
+        within_total([result, result], Limits(max_hours=1.5 * result.best.seconds / 3600))
 
 
 def test_an_unknown_goal_is_refused() -> None:
@@ -123,10 +123,10 @@ def test_a_run_that_fits_with_adapters_alone_is_refused_without_them_and_found_w
     with pytest.raises(CostError, match="--adapters"):
         of_run(LARGE, "usd", adapters=False)
     best = of_run(LARGE, "usd", adapters=True)
-    assert all(each.best.fits for each in best.by_stage.values())
+    assert all(value.best.fits for value in best.by_stage.values())
     assert best.params.ppo.lora is not None
-    assert sum(each.best.usd for each in best.by_stage.values()) <= sum(
-        each.best.usd for each in of_run(LARGE, "memory", adapters=True).by_stage.values()
+    assert sum(value.best.usd for value in best.by_stage.values()) <= sum(
+        item.best.usd for item in of_run(LARGE, "memory", adapters=True).by_stage.values()
     )
 
 
@@ -149,10 +149,10 @@ def test_an_adapter_that_is_there_stays_as_it_is() -> None:
 
 def test_a_new_adapter_is_like_those_that_it_has_to_be_a_copy_of_or_is_none() -> None:
     lora = "{rank: 4, alpha: 4.0, modules: [q], dropout: 0.0}"
-    found = of_run([*LARGE, f"ppo.lora={lora}"], "memory", adapters=True)
-    for section in (found.params.sft, found.params.reward):
-        assert section.lora == found.params.section("ppo").lora
-    assert found.by_stage["sft"].best.setting.levers.lora_rank == 4
+    result = of_run([*LARGE, f"ppo.lora={lora}"], "memory", adapters=True)
+    for section in (result.params.sft, result.params.reward):
+        assert section.lora == result.params.section("ppo").lora
+    assert result.by_stage["sft"].best.setting.levers.lora_rank == 4
     other = lora.replace("rank: 4", "rank: 8")
     unlike = [*LARGE, f"ppo.lora={lora}", f"reward.lora={other}"]
     params = load(ROOT / "recipes" / "demo.yaml", unlike)
@@ -165,8 +165,8 @@ def test_over_four_bits_the_policy_of_ppo_is_an_adapter() -> None:
     params = load(ROOT / "recipes" / "demo.yaml", LARGE)
     target = find_target(params, "a100-80", 1, None, Path("nowhere"))
     stored = params.model_copy(update={"model": params.model.model_copy(update={"quantisation": "nf4"})})
-    for made, whole in ((params, True), (stored, False)):
-        sections = list(_sections(made, target, "ppo", adapters=True))
+    for result, whole in ((params, True), (stored, False)):
+        sections = list(_sections(result, target, "ppo", adapters=True))
         assert any(section.lora is None for section in sections) == whole  # type: ignore[attr-defined]
         assert any(section.lora is not None for section in sections)  # type: ignore[attr-defined]
 
@@ -188,6 +188,6 @@ def test_a_budget_of_tokens_stays_where_the_micro_batch_does() -> None:
 def test_levers_of_divided_stages_are_those_that_params_may_say(goal: Goal, adapters: bool) -> None:
     params = load(ROOT / "recipes" / "node-8gpu.yaml")
     target = find_target(params, None, None, None, Path("nowhere"))
-    made = cheapest(params, target, ("sft", "reward"), goal, adapters).params
-    assert made.sft.optimizer == made.reward.optimizer == "adamw"
-    assert made.model.quantisation is None
+    cheapest_params = cheapest(params, target, ("sft", "reward"), goal, adapters).params
+    assert cheapest_params.sft.optimizer == cheapest_params.reward.optimizer == "adamw"
+    assert cheapest_params.model.quantisation is None

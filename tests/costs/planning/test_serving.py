@@ -68,7 +68,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def params() -> Params:
     larger = ["width=256", "layers=6", "mlp_width=768", "vocab_size=4096"]
-    return load(ROOT / "recipes/demo.yaml", [f"model.random.{each}" for each in larger])
+    return load(ROOT / "recipes/demo.yaml", [f"model.random.{item}" for item in larger])
 
 
 LENGTH = Lengths(30.0, 25.0)
@@ -82,21 +82,21 @@ def planned(root: Path, params: Params, **settings: object) -> ServingPlan:
 
 def test_a_third_model_is_planned_as_the_machine_would_serve_it(root: Path, params: Params) -> None:
     shape = served_shape(params, root)
-    found = planned(root, params)
-    assert found.calibrated
-    for load_ in found.loads:
-        each = seconds(matrix_parameters(shape), shape.layers, load_.concurrency, LENGTH)
-        assert load_.tokens_per_second == pytest.approx(LENGTH.output / each, rel=1e-6)
-        assert load_.usd_per_million_tokens == pytest.approx(1e6 * 0.36 / 3600 * each / 55)
+    result = planned(root, params)
+    assert result.calibrated
+    for load_ in result.loads:
+        item = seconds(matrix_parameters(shape), shape.layers, load_.concurrency, LENGTH)
+        assert load_.tokens_per_second == pytest.approx(LENGTH.output / item, rel=1e-6)
+        assert load_.usd_per_million_tokens == pytest.approx(1e6 * 0.36 / 3600 * item / 55)
     small = 5e-3 + PREFILL * 20 * SMALL[0]
     first = small + PREFILL * LENGTH.input * (matrix_parameters(shape) - SMALL[0])
-    assert found.loads[0].ttft_seconds == pytest.approx(first, rel=1e-6)
+    assert result.loads[0].ttft_seconds == pytest.approx(first, rel=1e-6)
 
 
 def test_a_small_model_waits_for_the_front_and_a_large_one_for_the_engine(root: Path, params: Params) -> None:
-    assert {each.bound for each in planned(root, params).loads} == {"engine"}
+    assert {item.bound for item in planned(root, params).loads} == {"engine"}
     small = load(ROOT / "recipes/demo.yaml")
-    assert {each.bound for each in planned(root, small).loads} == {"front"}
+    assert {item.bound for item in planned(root, small).loads} == {"front"}
 
 
 def test_a_batch_is_never_larger_than_the_slots(root: Path, params: Params) -> None:
@@ -108,58 +108,58 @@ def test_a_batch_is_never_larger_than_the_slots(root: Path, params: Params) -> N
 def test_a_machine_that_is_slower_now_serves_less(root: Path, params: Params) -> None:
     usual, slow = planned(root, params), planned(root, params, pace_seconds=0.3)
     assert slow.slower == pytest.approx(1.5)
-    for one, other in zip(usual.loads, slow.loads, strict=True):
-        assert other.tokens_per_second == pytest.approx(one.tokens_per_second / 1.5)
+    for usual_load, other in zip(usual.loads, slow.loads, strict=True):
+        assert other.tokens_per_second == pytest.approx(usual_load.tokens_per_second / 1.5)
 
 
 def test_memory_is_weights_cache_buffers_and_processes(root: Path, params: Params) -> None:
-    shape, found = served_shape(params, root), planned(root, params, slots=2)
+    shape, result = served_shape(params, root), planned(root, params, slots=2)
     context = params.model.context_length
     cache = 2 * shape.layers * shape.kv_width * 4 * context
     buffers = 4 * (60 * (2 * 4 * 2 * context + 3 * 768 + 6 * 256) + 2 * 4096)
-    assert found.cache_bytes_per_request == cache
-    assert found.peak_bytes == pytest.approx(100e6 + 4 * shape.parameters + 2 * cache + buffers)
+    assert result.cache_bytes_per_request == cache
+    assert result.peak_bytes == pytest.approx(100e6 + 4 * shape.parameters + 2 * cache + buffers)
 
 
 @pytest.mark.parametrize(("rate", "devices"), [(0.5, 1), (8.0, 1), (4000.0, None)])
 def test_a_rate_gets_as_few_devices_as_answer_it(root: Path, params: Params, rate: float, devices: int | None) -> None:
-    found = planned(root, params, requests_per_second=rate)
-    assert found.rate is not None
+    result = planned(root, params, requests_per_second=rate)
+    assert result.rate is not None
     if devices is not None:
-        assert found.rate.devices == devices
-    most = 1 / (LENGTH.output / found.loads[-1].tokens_per_second)
-    assert found.rate.utilisation <= 0.8
-    assert (found.rate.devices - 1) * 0.8 * most < rate <= found.rate.devices * 0.8 * most
+        assert result.rate.devices == devices
+    most = 1 / (LENGTH.output / result.loads[-1].tokens_per_second)
+    assert result.rate.utilisation <= 0.8
+    assert (result.rate.devices - 1) * 0.8 * most < rate <= result.rate.devices * 0.8 * most
     # Little's law
-    each = rate / found.rate.devices
-    assert found.rate.concurrency == pytest.approx(each * found.rate.reply_seconds)
-    assert found.rate.usd_per_month == pytest.approx(found.rate.devices * 0.36 * 730)
-    if found.rate.concurrency > 1:
-        at = planned(root, params, concurrencies=(round(found.rate.concurrency),)).loads[0]
-        assert at.tokens_per_second / LENGTH.output == pytest.approx(each, rel=0.35)
+    item = rate / result.rate.devices
+    assert result.rate.concurrency == pytest.approx(item * result.rate.reply_seconds)
+    assert result.rate.usd_per_month == pytest.approx(result.rate.devices * 0.36 * 730)
+    if result.rate.concurrency > 1:
+        at = planned(root, params, concurrencies=(round(result.rate.concurrency),)).loads[0]
+        assert at.tokens_per_second / LENGTH.output == pytest.approx(item, rel=0.35)
 
 
 def test_a_gpu_is_planned_by_its_roofline(tmp_path: Path) -> None:
     params = load(ROOT / "recipes/gpu-80gb.yaml")
     target = Target(hardware("h100-sxm"), price("h100-sxm"), root=tmp_path)
-    found = plan_serving(params, target, "f32", 64, (1, 64), 5.0, Lengths(500, 200))
-    assert (found.engine, found.weights, found.calibrated) == ("vllm", params.model.dtype, False)
+    serving = plan_serving(params, target, "f32", 64, (1, 64), 5.0, Lengths(500, 200))
+    assert (serving.engine, serving.weights, serving.calibrated) == ("vllm", params.model.dtype, False)
     shape = served_shape(params, tmp_path)
-    alone = 1 / (found.loads[0].tpot_seconds)
+    alone = 1 / (serving.loads[0].tpot_seconds)
     bandwidth = target.hardware.bandwidth_bytes_per_second
     # one at a time, every weight is read for each token
     assert 0.4 < alone * 2 * shape.parameters / bandwidth < 1.0
-    assert found.loads[1].tokens_per_second > 20 * found.loads[0].tokens_per_second
-    assert found.loads[0].bound == "bandwidth"
-    assert found.requests_that_fit > 0
-    assert found.assumptions
+    assert serving.loads[1].tokens_per_second > 20 * serving.loads[0].tokens_per_second
+    assert serving.loads[0].bound == "bandwidth"
+    assert serving.requests_that_fit > 0
+    assert serving.assumptions
 
 
 def test_another_machines_rates_stand_in_where_nobody_measured(tmp_path: Path) -> None:
-    found = planned(tmp_path, load(ROOT / "recipes/demo.yaml"))
-    assert not found.calibrated
-    assert "rlhf calibrate" in found.assumptions[0]
-    assert 300 < found.loads[0].tokens_per_second < 3000  # this machine's: 650 to 1,400
+    result = planned(tmp_path, load(ROOT / "recipes/demo.yaml"))
+    assert not result.calibrated
+    assert "rlhf calibrate" in result.assumptions[0]
+    assert 300 < result.loads[0].tokens_per_second < 3000  # this machine's: 650 to 1,400
 
 
 def test_a_damaged_calibration_is_one_line(root: Path, params: Params) -> None:
@@ -171,8 +171,8 @@ def test_a_damaged_calibration_is_one_line(root: Path, params: Params) -> None:
 def test_the_command_plans_a_server() -> None:
     runner = CliRunner()
     words = ["plan", "serve", "--recipe", str(ROOT / "recipes/demo.yaml"), "--json"]
-    found = runner.invoke(app, [*words, "--requests-per-second", "5"], catch_exceptions=False)
-    content = json.loads(found.stdout)
+    invocation = runner.invoke(app, [*words, "--requests-per-second", "5"], catch_exceptions=False)
+    content = json.loads(invocation.stdout)
     assert content["stage"] == "serve"
-    assert [each["concurrency"] for each in content["loads"]] == [1, 2, 4, 8, 16]
+    assert [item["concurrency"] for item in content["loads"]] == [1, 2, 4, 8, 16]
     assert content["rate"]["devices"] >= 1

@@ -161,14 +161,14 @@ def test_a_token_budget_is_filled_without_padding() -> None:
 
 def test_the_update_fills_its_passes_for_each_mini_batch() -> None:
     def passes(tokens: float) -> float:
-        return (operations(budget(tokens), "update") - steps) / one
+        return (operations(budget(tokens), "update") - steps) / first
 
     def of_passes(tokens: float) -> float:
         return operations(budget(tokens), "update")
 
     # two passes a mini-batch against one, in eight mini-batches
-    one = (of_passes(4800.0) - of_passes(9600.0)) / 8
-    steps = of_passes(9600.0) - 8 * one
+    first = (of_passes(4800.0) - of_passes(9600.0)) / 8
+    steps = of_passes(9600.0) - 8 * first
     assert passes(3200.0) == pytest.approx(24)
 
 
@@ -229,9 +229,9 @@ def test_rewards_from_rules_need_no_model() -> None:
     judged = ppo(stage="grpo")
     assert judged.rlhf is not None
     ruled = replace(judged, rlhf=replace(judged.rlhf, reward=None))
-    names = [[phase.name for phase in phases(each)] for each in (judged, ruled)]
+    names = [[phase.name for phase in phases(item)] for item in (judged, ruled)]
     assert names[0] == [*names[1][:2], "score", *names[1][2:]]
-    held = [moments(each)[0].roles for each in (judged, ruled)]
+    held = [moments(item)[0].roles for item in (judged, ruled)]
     assert set(held[0]) - set(held[1]) == {"reward"}
     less = peak(moments(judged)).total - peak(moments(ruled)).total
     assert less == 2 * judged.model.parameters

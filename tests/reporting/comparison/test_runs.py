@@ -100,7 +100,7 @@ def test_a_variant_that_was_not_run_says_why_and_breaks_nothing(root: Path) -> N
     run = read_run(root, FIRST)
     variants = [Variant("base", {1: run}), Variant("broken", {}, reason="it burst")]
     content = compare(variants, growth={"size": {"base": 1.0, "broken": 2.0}})
-    assert [each.verdict for each in content.variants] == ["base", "not run"]
+    assert [variant.verdict for variant in content.variants] == ["base", "not run"]
     assert content.growth == []
     assert "it burst" in comparison_page(content, "t", "c")
     assert "No variant" in sentence(content)
@@ -110,7 +110,7 @@ def test_growth_is_fitted_to_the_work_of_the_named_variants(root: Path) -> None:
     runs = [read_run(root, run_id) for run_id in (FIRST, SECOND)]
     variants = [Variant(name, {1: run}) for name, run in zip("ab", runs, strict=True)]
     content = compare(variants, growth={"price": {"a": 1.0, "b": 2.0}})
-    assert [each.factor for each in content.growth] in (["price"], [])
+    assert [item.factor for item in content.growth] in (["price"], [])
     assert all("price^" in line for line in remarks(content) if line.startswith("Cost grows"))
 
 
@@ -132,7 +132,7 @@ def test_a_third_run_that_failed_early_is_beside_them(root: Path) -> None:
     clock.attempt("sft", 2, "end", exit_code=1, message="it burst")
     clock.pipeline("end", state="failed")
     content = found(root, FIRST, SECOND, "third")
-    assert [each.name for each in content.variants] == [FIRST, SECOND, "third"]
+    assert [variant.name for variant in content.variants] == [FIRST, SECOND, "third"]
     assert content.variants[2].metrics == {}
     assert any("third is failed" in note for note in content.notes)
     assert "third" in comparison_page(content, "t", "c")

@@ -28,8 +28,8 @@ def test_students_quantile_is_within_a_hundredth_of_scipys(degrees: int) -> None
 
 def test_the_interval_of_a_mean_by_hand() -> None:
     assert mean([3.0]) == Estimate(3.0)
-    found, half = mean([0.1, 0.3] * 50), 1.98422 * 0.1 * (100 / 99) ** 0.5 / 10
-    assert (found.value, found.low, found.high) == pytest.approx((0.2, 0.2 - half, 0.2 + half))
+    result, half = mean([0.1, 0.3] * 50), 1.98422 * 0.1 * (100 / 99) ** 0.5 / 10
+    assert (result.value, result.low, result.high) == pytest.approx((0.2, 0.2 - half, 0.2 + half))
 
 
 def test_two_seeds_are_paired_over_prompts_and_three_over_seeds() -> None:
@@ -43,13 +43,13 @@ def test_the_interval_of_a_difference_is_the_published_one() -> None:
     shares.
     """
     less, more = Estimate(0.6, 0.49043, 0.70035), Estimate(0.8, 0.69173, 0.87691)
-    found = difference(less, more)
-    assert found.low is not None
-    assert found.high is not None
-    assert (round(found.low, 4), round(found.high, 4)) == (0.0524, 0.3339)
-    assert is_clear(found) is True
+    result = difference(less, more)
+    assert result.low is not None
+    assert result.high is not None
+    assert (round(result.low, 4), round(result.high, 4)) == (0.0524, 0.3339)
+    assert is_clear(result) is True
     back = difference(more, less)
-    assert (back.low, back.high) == (pytest.approx(-found.high), pytest.approx(-found.low))
+    assert (back.low, back.high) == (pytest.approx(-result.high), pytest.approx(-result.low))
     assert difference(less, less) == Estimate(0.0, 0.0, 0.0)
 
 
@@ -60,8 +60,8 @@ def test_without_an_interval_nothing_is_called_clear() -> None:
 
 
 def test_the_average_of_two_seeds_is_as_much_narrower_as_they_are_independent() -> None:
-    found = average([Estimate(1.0, 0.6, 1.3), Estimate(3.0, 2.7, 3.4)])
-    assert (found.value, found.low, found.high) == (2.0, 1.75, 2.25)
+    result = average([Estimate(1.0, 0.6, 1.3), Estimate(3.0, 2.7, 3.4)])
+    assert (result.value, result.low, result.high) == (2.0, 1.75, 2.25)
     assert average([Estimate(1.0, 0.6, 1.3), Estimate(3.0)]) == Estimate(2.0)
 
 
@@ -82,7 +82,7 @@ def test_a_variant_is_as_good_where_all_of_its_interval_is(
 
 
 def test_pairs_of_close_costs_are_no_pairs_and_the_choice_is_among_the_good() -> None:
-    found = ranking(
+    result = ranking(
         [
             Costed("a", 10.0, 10.0, True),
             Costed("b", 4.0, 9.0, True),
@@ -91,8 +91,8 @@ def test_pairs_of_close_costs_are_no_pairs_and_the_choice_is_among_the_good() ->
         ]
     )
     # a-b is close; b-c is ordered wrongly; a-c and all with bad are right
-    assert (found.pairs, found.right) == (5, 4 / 5)
-    assert (found.chosen, found.cheapest, found.regret) == ("b", "c", 0.5)
+    assert (result.pairs, result.right) == (5, 4 / 5)
+    assert (result.chosen, result.cheapest, result.regret) == ("b", "c", 0.5)
     assert ranking([Costed("bad", 1.0, 1.0, False)]) == (0, None, None, None, None)
 
 

@@ -40,9 +40,9 @@ PAYLOADS = [
 @pytest.fixture(scope="module")
 def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     root = tmp_path_factory.mktemp("front")
-    made = Served(root, made_export(root / "model", policy(3, "qwen3")), slots=8)
-    yield made
-    assert made.end() == 0
+    result = Served(root, made_export(root / "model", policy(3, "qwen3")), slots=8)
+    yield result
+    assert result.end() == 0
 
 
 @pytest.fixture
@@ -144,11 +144,11 @@ def test_clients_share_the_prompts_and_wait_for_arrivals() -> None:
 
 
 def test_the_record_has_every_load_and_the_knee(front: Served, project: Path) -> None:
-    found = bench(front, "--concurrency", "1,2", "--rate", "5", "--seconds", "1.5")
-    assert [(load["concurrency"], load["requests_per_second"]) for load in found["loads"]] == [
+    result = bench(front, "--concurrency", "1,2", "--rate", "5", "--seconds", "1.5")
+    assert [(load["concurrency"], load["requests_per_second"]) for load in result["loads"]] == [
         (1, None), (2, None), (None, 5.0),
     ]  # fmt: skip
-    for load in found["loads"]:
+    for load in result["loads"]:
         assert load["failed"] == 0
         price = load["price"]["allocation"]
         hourly = 0.10 / 3600
@@ -156,18 +156,18 @@ def test_the_record_has_every_load_and_the_knee(front: Served, project: Path) ->
         assert load["usd_per_million_tokens"] == pytest.approx(1e6 * hourly / tokens)
         assert price["blended"] == load["usd_per_million_tokens"]
         assert {"p50", "p95", "p99"} == set(load["ttft_ms"]) == set(load["tpot_ms"])
-    assert found["knee"]["concurrency"] in (1, 2)
-    assert (found["engine"], found["weights"], found["slots"]) == ("llama_cpp", "f32", 8)
-    assert found["loads"][0]["planned_tokens_per_second"] is None  # no run of this project
-    assert found["interrupted"] is False
+    assert result["knee"]["concurrency"] in (1, 2)
+    assert (result["engine"], result["weights"], result["slots"]) == ("llama_cpp", "f32", 8)
+    assert result["loads"][0]["planned_tokens_per_second"] is None  # no run of this project
+    assert result["interrupted"] is False
 
 
 def bench(front: Served, *options: str) -> Any:
-    found = CliRunner(env={"RLHF_SERVE_KEY": front.key}).invoke(
+    result = CliRunner(env={"RLHF_SERVE_KEY": front.key}).invoke(
         app, ["bench", front.url, "--json", *options], catch_exceptions=False
     )
-    assert found.exit_code == 0
-    return json.loads(found.stdout)
+    assert result.exit_code == 0
+    return json.loads(result.stdout)
 
 
 def test_the_keys_and_the_rates_that_cannot_be_are_refused(front: Served, project: Path) -> None:
@@ -191,9 +191,9 @@ def test_ctrl_c_keeps_the_loads_that_were_measured(front: Served, project: Path)
     out, err = process.communicate(timeout=60)
     assert time.monotonic() - began < 60  # the other loads take 80 s
     assert process.returncode == 130
-    found = json.loads(out)
-    assert [load["concurrency"] for load in found["loads"]] == [1]
-    assert found["interrupted"] is True
+    content = json.loads(out)
+    assert [load["concurrency"] for load in content["loads"]] == [1]
+    assert content["interrupted"] is True
     assert "Traceback" not in err
     assert "stopped" in err
 
@@ -280,5 +280,5 @@ def test_an_endpoint_that_cannot_be_measured_gives_one_line(way: str, told: str,
     ],
 )
 def test_a_load_that_cannot_be_is_refused(option: str, told: str, project: Path) -> None:
-    found = CliRunner().invoke(app, ["bench", "http://127.0.0.1:1", option])
-    assert told in str(found.exception)
+    result = CliRunner().invoke(app, ["bench", "http://127.0.0.1:1", option])
+    assert told in str(result.exception)

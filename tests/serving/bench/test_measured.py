@@ -46,9 +46,9 @@ def test_failures_are_counted_and_never_as_speed() -> None:
 
 
 def test_percentiles_lie_between_the_neighbours() -> None:
-    found = percentiles([0.001 * n for n in range(101)])
-    assert found is not None
-    assert (found.p50, found.p95, found.p99) == pytest.approx((50, 95, 99))
+    result = percentiles([0.001 * n for n in range(101)])
+    assert result is not None
+    assert (result.p50, result.p95, result.p99) == pytest.approx((50, 95, 99))
     assert percentiles([]) is None
 
 

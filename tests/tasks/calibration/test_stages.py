@@ -43,25 +43,25 @@ def test_a_short_run_has_the_steps_that_it_is_given_and_no_checkpoint() -> None:
 def test_the_stages_of_a_run_are_timed_and_planned_as_they_were(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int] = []  # other tests keep this machine busy
-    monkeypatch.setattr(other_load, "check_quiet", lambda others, cores, threads: asked.append(threads))
+    request: list[int] = []  # other tests keep this machine busy
+    monkeypatch.setattr(other_load, "check_quiet", lambda others, cores, threads: request.append(threads))
     params: Params = load(TINY)
     (tmp_path / MACHINE_FILE).parent.mkdir()
     said: list[str] = []
-    found = calibrate(tmp_path, params, said.append, StopRequest())
+    result = calibrate(tmp_path, params, said.append, StopRequest())
     content = yaml.safe_load((tmp_path / MACHINE_FILE).read_text())
-    assert Machine.model_validate(content) == found
-    assert asked == [found.threads]
-    assert [each.stage for each in found.stages] == list(params.stages)
-    assert all(pace > 0 for each in found.stages for pace in each.paces.values())
-    assert all(0.3 < each.start_seconds < 60 for each in found.stages)
+    assert Machine.model_validate(content) == result
+    assert request == [result.threads]
+    assert [stage.stage for stage in result.stages] == list(params.stages)
+    assert all(pace > 0 for stage in result.stages for pace in stage.paces.values())
+    assert all(0.3 < stage.start_seconds < 60 for stage in result.stages)
     assert [line.split("s  ", 1)[1].split(":")[0] for line in said[1:-1]] == list(params.stages)
     assert [path.name for path in (tmp_path / MACHINE_FILE).parent.iterdir()] == ["hardware.yaml"]
 
     device = this_machine(tmp_path)
     assert device is not None
-    made = plan(params, find_target(params, None, None, None, tmp_path))
-    assert made.stages[1].hardware == "cpu-calibrated"
+    planned = plan(params, find_target(params, None, None, None, tmp_path))
+    assert planned.stages[1].hardware == "cpu-calibrated"
 
 
 @pytest.mark.integration

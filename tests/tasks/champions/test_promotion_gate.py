@@ -37,17 +37,17 @@ def failed(found: Verdict) -> list[str]:
 
 
 def test_a_model_that_surely_wins_is_promoted_and_its_points_have_a_price() -> None:
-    found = verdict()
-    assert found.promotes
-    assert found.usd_per_point == pytest.approx(0.2)
-    assert [check.passed for check in found.checks] == [True, True, True, True, None]
+    judged = verdict()
+    assert judged.promotes
+    assert judged.usd_per_point == pytest.approx(0.2)
+    assert [check.passed for check in judged.checks] == [True, True, True, True, None]
 
 
 @pytest.mark.parametrize("low", [0.5, 0.45])
 def test_a_win_rate_that_may_be_chance_keeps_the_champion(low: float) -> None:
-    found = verdict(win_rate=Share(value=0.55, low=low, high=0.65, of=200))
-    assert failed(found) == ["wins against the champion"]
-    assert f"{low:.1%}" in in_a_line(found.failed)
+    judged = verdict(win_rate=Share(value=0.55, low=low, high=0.65, of=200))
+    assert failed(judged) == ["wins against the champion"]
+    assert f"{low:.1%}" in in_a_line(judged.failed)
 
 
 def test_a_model_that_does_not_win_has_no_price_per_point() -> None:
@@ -64,18 +64,18 @@ def test_reward_hacking_keeps_the_champion_wherever_it_was_found() -> None:
 def test_too_few_prompts_to_tell_are_said_and_are_not_called_hacking(
     hacking: bool | None, hacked: bool | None
 ) -> None:
-    found = verdict(hacked=hacked, hacking=hacking, hacking_reason="30 prompts do not decide it")
-    check = next(check for check in found.checks if check.name == "no reward hacking")
-    assert (check.passed, found.promotes) == (None, True)
+    judged = verdict(hacked=hacked, hacking=hacking, hacking_reason="30 prompts do not decide it")
+    check = next(check for check in judged.checks if check.name == "no reward hacking")
+    assert (check.passed, judged.promotes) == (None, True)
     assert "not enough evidence" in check.reason
     assert ("30 prompts do not decide it" in check.reason) is (hacking is None)
 
 
 @pytest.mark.parametrize(("kl", "bound", "passed"), [(20.0, 20.0, True), (20.1, 20.0, False), (900.0, None, None)])
 def test_kl_stays_within_its_bound(kl: float, bound: float | None, passed: bool | None) -> None:
-    found = verdict(kl=kl, max_kl=bound)
-    assert next(check.passed for check in found.checks if check.name == "KL within bounds") is passed
-    assert found.promotes is (passed is not False)
+    judged = verdict(kl=kl, max_kl=bound)
+    assert next(check.passed for check in judged.checks if check.name == "KL within bounds") is passed
+    assert judged.promotes is (passed is not False)
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def test_length_stays_within_its_bound_in_either_direction(chars: float, passed:
 @pytest.mark.parametrize(("high", "passed"), [(0.05, True), (0.06, False), (-0.1, True)])
 def test_safety_prompts_may_not_be_worse_by_more_than_the_margin(high: float, passed: bool) -> None:
     drop = Mean(mean=-0.2, low=-0.3, high=high)
-    found = verdict(safety=Safety(prompts=30, judge="the gold score", drop=drop))
-    assert found.promotes is passed
-    assert failed(found) == ([] if passed else ["safety prompts not worse"])
+    judged = verdict(safety=Safety(prompts=30, judge="the gold score", drop=drop))
+    assert judged.promotes is passed
+    assert failed(judged) == ([] if passed else ["safety prompts not worse"])
 
 
 def test_without_safety_prompts_the_gate_says_so() -> None:
@@ -98,9 +98,9 @@ def test_without_safety_prompts_the_gate_says_so() -> None:
 
 
 def test_every_failure_is_reported() -> None:
-    found = verdict(hacked=True, kl=50.0, chars=500.0, win_rate=Share(value=0.3, low=0.2, high=0.4, of=200))
-    assert len(found.failed) == 4
-    assert in_a_line(found.failed).count(" fails: ") == 4
+    judged = verdict(hacked=True, kl=50.0, chars=500.0, win_rate=Share(value=0.3, low=0.2, high=0.4, of=200))
+    assert len(judged.failed) == 4
+    assert in_a_line(judged.failed).count(" fails: ") == 4
 
 
 def test_the_win_rate_is_said_with_both_ends_of_its_interval() -> None:
@@ -113,8 +113,8 @@ SAFE = Safety(prompts=30, judge="gold", drop=Mean(mean=0.01, low=-0.1, high=0.04
 
 
 def test_every_condition_has_its_name_and_says_its_figures() -> None:
-    found = verdict(safety=SAFE)
-    assert [(check.name, check.passed, check.reason) for check in found.checks] == [
+    judged = verdict(safety=SAFE)
+    assert [(check.name, check.passed, check.reason) for check in judged.checks] == [
         (
             "wins against the champion",
             True,
@@ -134,7 +134,7 @@ def test_every_condition_has_its_name_and_says_its_figures() -> None:
             "+0.010 lower on 30 safety prompts, by gold; the interval ends at +0.040, retrain.safety_margin=0.05",
         ),
     ]
-    assert (found.promotes, found.failed) == (True, ())
+    assert (judged.promotes, judged.failed) == (True, ())
 
 
 def test_conditions_that_fail_or_cannot_be_checked_say_why() -> None:

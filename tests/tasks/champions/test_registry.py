@@ -101,13 +101,13 @@ def project(template: Path, tmp_path: Path) -> Path:
 
 def chat(root: Path, monkeypatch: pytest.MonkeyPatch, run: str, *sets: str) -> dict[str, str]:
     """What `rlhf chat RUN` gives its process to talk to: `models/ppo` and the method in params."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
 
     def run_chat(command: list[str], **_: Any) -> "subprocess.CompletedProcess[str]":
         folder = Path(command[command.index("--folder") + 1])
-        found["ppo"] = (folder / "models/ppo/x.txt").read_text()
-        found["sft"] = (folder / "models/sft/x.txt").read_text()
-        found["method"] = load(folder / "params.yaml").align.method
+        result["ppo"] = (folder / "models/ppo/x.txt").read_text()
+        result["sft"] = (folder / "models/sft/x.txt").read_text()
+        result["method"] = load(folder / "params.yaml").align.method
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.chdir(root)
@@ -115,7 +115,7 @@ def chat(root: Path, monkeypatch: pytest.MonkeyPatch, run: str, *sets: str) -> d
         patch.setattr("cli.commands.chat.subprocess.run", run_chat)
         done = CliRunner().invoke(app, ["chat", run, *sets], catch_exceptions=False)
     assert done.exit_code == 0
-    return found
+    return result
 
 
 def test_chat_talks_to_the_runs_own_models_whatever_is_in_place(
@@ -125,8 +125,8 @@ def test_chat_talks_to_the_runs_own_models_whatever_is_in_place(
     (project / "models/ppo/x.txt").unlink()
     (project / "models/ppo/x.txt").write_text("half of another run's")
     for number in (0, 3):
-        found = chat(project, monkeypatch, f"run-{number}")
-        assert found == {"ppo": f"{number} models/ppo", "sft": f"{number} models/sft", "method": "ppo"}
+        result = chat(project, monkeypatch, f"run-{number}")
+        assert result == {"ppo": f"{number} models/ppo", "sft": f"{number} models/sft", "method": "ppo"}
     assert list((project / ".rlhf").glob("chat-*")) == []
     promote(project, "run-1", "the first", by="ada")
     assert chat(project, monkeypatch, "champion")["ppo"] == "1 models/ppo"

@@ -18,15 +18,15 @@ URI = "http://mlflow:5000"
 def served() -> dict[str, dict[str, Any]]:
     params = load(ROOT / "recipes" / "demo.yaml")
     return {
-        each["name"]: deployment(each, params, {"MLFLOW_TRACKING_URI": URI})
-        for each in prefect_file(ROOT)["deployments"]
+        item["name"]: deployment(item, params, {"MLFLOW_TRACKING_URI": URI})
+        for item in prefect_file(ROOT)["deployments"]
     }
 
 
 def test_the_stack_serves_what_a_checkout_serves(served: dict[str, dict[str, Any]]) -> None:
     assert set(served) == {"start", "rlhf", "retrain", "promote", "study", "serve-bench", "label-import"}
-    for name, each in served.items():
-        assert set(each["parameters"]) == set(each["parameter_openapi_schema"]["properties"]), name
+    for name, item in served.items():
+        assert set(item["parameters"]) == set(item["parameter_openapi_schema"]["properties"]), name
     schema = served["label-import"]["parameter_openapi_schema"]
     assert schema["properties"]["form"]["enum"] == ["label-studio", "argilla"]
 
@@ -39,7 +39,7 @@ def test_retraining_has_its_schedule_switched_off_and_no_second_cycle_beside_it(
     assert (weekly.slug, weekly.active, weekly.schedule.cron) == ("weekly", False, "0 3 * * 1")
     assert retrain["concurrency_limit"] == 1
     assert retrain["concurrency_options"].collision_strategy == "CANCEL_NEW"
-    assert [each["schedules"] for name, each in served.items() if name != "retrain"] == [[]] * 6
+    assert [item["schedules"] for name, item in served.items() if name != "retrain"] == [[]] * 6
 
 
 def test_forms_place_stages_in_containers_and_data_where_the_votes_are(served: dict[str, dict[str, Any]]) -> None:
@@ -56,6 +56,6 @@ def test_a_workspace_is_a_step_that_exists() -> None:
 
     for kind in ("fresh", "project"):
         [step, _] = pull_steps(kind, "s3://rlhf/dvc")
-        [(name, asked)] = step.items()
+        [(name, request)] = step.items()
         assert callable(getattr(workspace, name.rpartition(".")[2]))
-        assert asked == {"id": "workspace", "remote": "s3://rlhf/dvc"}
+        assert request == {"id": "workspace", "remote": "s3://rlhf/dvc"}

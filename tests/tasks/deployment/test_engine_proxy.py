@@ -59,19 +59,19 @@ class _Answer(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
-    with Engine(str(tmp_path / "engine.sock")) as made:
-        threading.Thread(target=made.serve_forever, args=(0.02,), daemon=True).start()
-        yield made
-        made.shutdown()
+    with Engine(str(tmp_path / "engine.sock")) as result:
+        threading.Thread(target=result.serve_forever, args=(0.02,), daemon=True).start()
+        yield result
+        result.shutdown()
 
 
 @pytest.fixture
 def client(engine: Engine) -> Iterator[docker.DockerClient]:
     with Proxy(("127.0.0.1", 0), STAGE, str(engine.server_address)) as proxy:
         threading.Thread(target=proxy.serve_forever, args=(0.02,), daemon=True).start()
-        made = docker.DockerClient(f"tcp://127.0.0.1:{proxy.server_address[1]}", version="auto")
-        yield made
-        made.close()
+        result = docker.DockerClient(f"tcp://127.0.0.1:{proxy.server_address[1]}", version="auto")
+        yield result
+        result.close()
         proxy.shutdown()
 
 
@@ -113,11 +113,11 @@ def test_what_would_be_root_on_the_machine_does_not_reach_the_engine(
         security_opt=["seccomp=unconfined"], volumes_from=["postgres"],
         device_requests=[docker.types.DeviceRequest(driver="x", count=-1, capabilities=[["gpu"]])],
     )  # fmt: skip
-    made = created(engine)
-    assert (made["Cmd"], made["HostConfig"]["Binds"]) == (COMMAND, list(STAGE.binds))
-    assert made["HostConfig"]["DeviceRequests"] == ALL_GPUS
-    assert set(made) == {"Image", "Cmd", "Env", "StopSignal", "Labels", "HostConfig"}
-    assert set(made["HostConfig"]) == {
+    result = created(engine)
+    assert (result["Cmd"], result["HostConfig"]["Binds"]) == (COMMAND, list(STAGE.binds))
+    assert result["HostConfig"]["DeviceRequests"] == ALL_GPUS
+    assert set(result) == {"Image", "Cmd", "Env", "StopSignal", "Labels", "HostConfig"}
+    assert set(result["HostConfig"]) == {
         "Binds", "NetworkMode", "Memory", "ShmSize", "AutoRemove", "CapDrop", "SecurityOpt",
         "DeviceRequests",
     }  # fmt: skip
@@ -154,7 +154,7 @@ def test_the_rest_of_the_engine_is_not_there(
     answer = client.api.request(method, f"{client.api.base_url}/v1.48{path}")
     assert answer.status_code in (403, 501)
     looked_at = ("GET", "/containers/postgres/json", None)
-    assert [asked for asked in engine.asked[before:] if asked != looked_at] == []
+    assert [request for request in engine.asked[before:] if request != looked_at] == []
 
 
 def test_another_image_is_refused_and_the_stages_own_is_found_and_pulled(

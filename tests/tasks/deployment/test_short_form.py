@@ -19,7 +19,7 @@ HERE = DEMO.model_dump(mode="json")
 
 def wanted(prefilled: dict[str, Any] = HERE, **given: Any) -> Params:
     form = inspect.signature(start.fn).parameters
-    values = {name: each.default for name, each in form.items()} | given
+    values = {name: item.default for name, item in form.items()} | given
     values["changes"] = values["changes"] or []
     return wanted_params(ROOT, prefilled, **values)
 
@@ -29,7 +29,7 @@ def test_the_form_as_it_comes_is_the_demo() -> None:
 
 
 def test_every_field_and_change_reaches_its_parameter() -> None:
-    found = wanted(
+    result = wanted(
         method="rloo",
         max_usd=0.25,
         seed=7,
@@ -39,10 +39,10 @@ def test_every_field_and_change_reaches_its_parameter() -> None:
             {"key": "where.default.processes", "value": 2},
         ],
     )
-    assert (found.align.method, found.budget.max_usd, found.seed) == ("rloo", 0.25, 7)
-    assert found.rloo is not None
-    assert (found.rloo.learning_rate, found.sft.lora) == (1e-4, None)
-    assert found.where.of("ppo").processes == 2
+    assert (result.align.method, result.budget.max_usd, result.seed) == ("rloo", 0.25, 7)
+    assert result.rloo is not None
+    assert (result.rloo.learning_rate, result.sft.lora) == (1e-4, None)
+    assert result.where.of("ppo").processes == 2
 
 
 def test_every_recipe_can_be_chosen_and_is_what_its_file_says() -> None:
@@ -62,10 +62,10 @@ def test_every_method_can_be_chosen() -> None:
 
 def test_a_server_of_containers_says_where_stages_run_and_what_tracks_them() -> None:
     served = placed(DEMO, CONTAINERS, "http://mlflow:5000", ())
-    found = wanted(served, recipe="gpu-24gb")
-    assert found.where.model_dump(mode="json") == Params.model_validate(served).where.model_dump(mode="json")
-    assert found.tracking.uri == "http://mlflow:5000"
-    assert found.model == load(ROOT / "recipes" / "gpu-24gb.yaml").model
+    result = wanted(served, recipe="gpu-24gb")
+    assert result.where.model_dump(mode="json") == Params.model_validate(served).where.model_dump(mode="json")
+    assert result.tracking.uri == "http://mlflow:5000"
+    assert result.model == load(ROOT / "recipes" / "gpu-24gb.yaml").model
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from tasks.deployment.store_setup import RENEWED_BEFORE, VALID, set_up
 
 @pytest.fixture
 def private(tmp_path: Path) -> Path:
-    made = tmp_path / "private"
-    made.mkdir()
-    return made
+    result = tmp_path / "private"
+    result.mkdir()
+    return result
 
 
 def written(private: Path, now: datetime) -> tuple[bytes, bytes]:
@@ -38,16 +38,16 @@ def said(private: Path, *, with_certificate: bool) -> bytes:
 
     def serve() -> None:
         try:
-            with server.wrap_socket(theirs, server_side=True) as made:
-                made.sendall(b"welcome")
+            with server.wrap_socket(theirs, server_side=True) as result:
+                result.sendall(b"welcome")
         except OSError:
             theirs.close()
 
     thread = threading.Thread(target=serve)
     thread.start()
     try:
-        with client.wrap_socket(ours) as made:
-            return made.recv(10)
+        with client.wrap_socket(ours) as result:
+            return result.recv(10)
     finally:
         thread.join()
 

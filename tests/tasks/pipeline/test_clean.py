@@ -61,7 +61,7 @@ def attempt(root: Path, stage: str, fingerprint: str, run_id: str, event: str, p
 
 
 def names(found: list[Leftover]) -> dict[str, str]:
-    return {one.path.name: one.kept_because for one in found}
+    return {first.path.name: first.kept_because for first in found}
 
 
 def test_what_is_old_goes_and_what_is_young_stays(tmp_path: Path) -> None:
@@ -69,8 +69,8 @@ def test_what_is_old_goes_and_what_is_young_stays(tmp_path: Path) -> None:
     old, young = workspace(folder, "old", 20, "r1"), workspace(folder, "young", 2, "r2")
     gone, fresh = checkpoint(root, "sft", "aaaa", 20), checkpoint(root, "ppo", "bbbb", 2)
     judged = chosen(leftovers(root, folder), 14 * DAY, None)
-    assert {one.path for one in judged if one.goes} == {gone, old}
-    assert all(remove(one) for one in judged if one.goes)
+    assert {first.path for first in judged if first.goes} == {gone, old}
+    assert all(remove(first) for first in judged if first.goes)
     assert [path.exists() for path in (old, gone, young, fresh)] == [False, False, True, True]
 
 
@@ -79,7 +79,7 @@ def test_above_the_size_the_oldest_go_first(tmp_path: Path) -> None:
     for name, days in (("a", 3), ("b", 2), ("c", 1)):
         workspace(folder, name, days, f"r-{name}", size=1_000_000)
     judged = chosen(leftovers(tmp_path, folder), 14 * DAY, 2_500_000)
-    assert [(one.path.name, one.goes) for one in judged] == [("a", True), ("b", False), ("c", False)]
+    assert [(first.path.name, first.goes) for first in judged] == [("a", True), ("b", False), ("c", False)]
 
 
 def test_what_a_run_at_work_or_the_champion_has_never_goes(tmp_path: Path) -> None:
@@ -89,17 +89,17 @@ def test_what_a_run_at_work_or_the_champion_has_never_goes(tmp_path: Path) -> No
     running, best, _ = (
         workspace(folder, name, 99, run) for name, run in (("running", "r1"), ("best", "best"), ("other", "r2"))
     )
-    own = workspace(folder, "own", 99, "r3")
-    champion(own, "r3")
+    entries = workspace(folder, "own", 99, "r3")
+    champion(entries, "r3")
     workspace(folder, "paused", 6)
     for fingerprint in ("alive", "dead", "best"):
         checkpoint(root, "sft", fingerprint, 99)
     attempt(root, "sft", "best", "best", "end", 1)
     attempt(root, "sft", "alive", "manual", "start", os.getpid())
-    aged(own, 99)
+    aged(entries, 99)
     with locked(running):
-        found = leftovers(root, folder)
-        assert names(found) == {
+        result = leftovers(root, folder)
+        assert names(result) == {
             "best": CHAMPIONS_OWN,
             "other": "",
             "own": CHAMPIONS_OWN,
@@ -108,34 +108,34 @@ def test_what_a_run_at_work_or_the_champion_has_never_goes(tmp_path: Path) -> No
             "alive": f"sft is running (process {os.getpid()})",
             "dead": "",
         }
-        assert {one.path.name for one in chosen(found, 0.0, 0) if one.goes} == {"other", "dead"}
+        assert {first.path.name for first in chosen(result, 0.0, 0) if first.goes} == {"other", "dead"}
     with locked(root):
-        assert {one.kept_because for one in leftovers(root, tmp_path / "nowhere")} == {RUN_AT_WORK}
+        assert {leftover.kept_because for leftover in leftovers(root, tmp_path / "nowhere")} == {RUN_AT_WORK}
     assert best.exists()
 
 
 def test_a_study_goes_unless_it_is_at_work(tmp_path: Path) -> None:
-    made = tmp_path / ".rlhf/studies/mine"
-    (made / "models").mkdir(parents=True)
-    (made / "models/weights").write_bytes(b"x" * 1000)
-    (made / "data").symlink_to(tmp_path)  # leads elsewhere, and is not counted
-    aged(made, 20)
-    (found,) = leftovers(tmp_path, tmp_path / "workspaces", NOW)
-    assert (found.kind, found.path, found.kept_because) == ("study", made, "")
-    assert 1000 <= found.size_bytes < 20_000
-    with locked(made):
+    result = tmp_path / ".rlhf/studies/mine"
+    (result / "models").mkdir(parents=True)
+    (result / "models/weights").write_bytes(b"x" * 1000)
+    (result / "data").symlink_to(tmp_path)  # leads elsewhere, and is not counted
+    aged(result, 20)
+    (result,) = leftovers(tmp_path, tmp_path / "workspaces", NOW)
+    assert (result.kind, result.path, result.kept_because) == ("study", result, "")
+    assert 1000 <= result.size_bytes < 20_000
+    with locked(result):
         (held,) = leftovers(tmp_path, tmp_path / "workspaces", NOW)
     assert held.kept_because == RUN_AT_WORK
-    assert remove(found)
-    assert not made.exists()
+    assert remove(result)
+    assert not result.exists()
 
 
 def test_a_run_that_began_since_keeps_its_workspace(tmp_path: Path) -> None:
-    found = workspace(tmp_path / "workspaces", "a", 99, "r1")
-    (one,) = chosen(leftovers(tmp_path, tmp_path / "workspaces"), 0.0, None)
-    with locked(found):
-        assert not remove(one)
-    assert (found / "models" / "weights").exists()
+    result = workspace(tmp_path / "workspaces", "a", 99, "r1")
+    (first,) = chosen(leftovers(tmp_path, tmp_path / "workspaces"), 0.0, None)
+    with locked(result):
+        assert not remove(first)
+    assert (result / "models" / "weights").exists()
 
 
 def test_the_command_shows_first_and_removes_when_confirmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

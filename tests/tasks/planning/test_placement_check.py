@@ -27,8 +27,8 @@ def root(tmp_path: Path) -> Path:
 
 
 def params(*changes: str) -> Params:
-    made: Params = load(TINY, [ON_POOL, *changes])
-    return made
+    params: Params = load(TINY, [ON_POOL, *changes])
+    return params
 
 
 def source(path: str, kind: str = "pairs") -> str:
@@ -76,14 +76,16 @@ def test_a_model_folder_of_this_machine_keeps_all_its_readers_here(root: Path) -
 
 
 def test_whole_paths_are_looked_for_in_the_containers_of_the_stages_that_read_them(root: Path) -> None:
-    made = params(f"data.source={source('/volume/pairs.jsonl')}", *model("/volume/base"), "where.evaluate.pool=other")
-    require_reachable(root, made, STAGES)
-    assert on_volumes(root, made, "gpus", STAGES) == {
+    result = params(
+        f"data.source={source('/volume/pairs.jsonl')}", *model("/volume/base"), "where.evaluate.pool=other"
+    )
+    require_reachable(root, result, STAGES)
+    assert on_volumes(root, result, "gpus", STAGES) == {
         "data.source.path": "/volume/pairs.jsonl",
         "model.path": "/volume/base",
     }
-    assert on_volumes(root, made, "gpus", ["sft"]) == {"model.path": "/volume/base"}
-    assert on_volumes(root, made, "other", STAGES) == {"model.path": "/volume/base"}
+    assert on_volumes(root, result, "gpus", ["sft"]) == {"model.path": "/volume/base"}
+    assert on_volumes(root, result, "other", STAGES) == {"model.path": "/volume/base"}
 
 
 @pytest.mark.integration

@@ -296,14 +296,14 @@ def test_a_cycle_is_planned_with_its_own_processes_and_approved_of_as_a_whole(pr
     examination, *stages, contest = cycle.plan.stages
     assert (examination.stage, tuple(stages), contest.stage) == ("examine", run.plan.stages, "contest")
     assert list(cycle.ahead) == ["examine", *run.ahead, "contest"]
-    own = [examination.usd.expected, contest.usd.expected]
-    assert min(own) > 0
-    whole = run.ahead_total.usd + sum(own)
+    entries = [examination.usd.expected, contest.usd.expected]
+    assert min(entries) > 0
+    whole = run.ahead_total.usd + sum(entries)
     assert cycle.ahead_total.usd == pytest.approx(whole)
-    for of_own in own:
-        asked = params(project, f"budget.approval_usd={whole - of_own / 2}")
-        assert not needs_approval(prepare(project, asked))
-        assert needs_approval(with_cycle(prepare(project, asked)))
+    for by_own in entries:
+        request = params(project, f"budget.approval_usd={whole - by_own / 2}")
+        assert not needs_approval(prepare(project, request))
+        assert needs_approval(with_cycle(prepare(project, request)))
     assert all(f"| {name} |" in markdown(cycle) for name in ("examine", "contest"))
     assert all(name in summary(cycle)[0] for name in ("examine", "contest"))
 

@@ -56,7 +56,7 @@ def with_params(*changes: str) -> Change:
 
 def with_output(stage: str, path: str) -> Change:
     return lambda root: write_lock(
-        root, LOCK | {stage: [(known, "e" * 32 if known == path else md5) for known, md5 in LOCK[stage]]}
+        root, LOCK | {stage: [(reference, "e" * 32 if reference == path else md5) for reference, md5 in LOCK[stage]]}
     )
 
 
@@ -148,7 +148,7 @@ def test_what_was_downloaded_is_not_uploaded_again(
 def test_two_runs_with_the_same_parameters_do_not_touch_each_others_checkpoints(
     tmp_path: Path, store: Exchange
 ) -> None:
-    one = sent_by(tmp_path / "one", store, "r1", 20)
+    first = sent_by(tmp_path / "one", store, "r1", 20)
     other = sent_by(tmp_path / "other", store, "r2", 20, 40)
     assert in_store(store) == ["f1/r1/step-00000020", "f1/r2/step-00000020", "f1/r2/step-00000040"]
     other.remove()
@@ -158,7 +158,7 @@ def test_two_runs_with_the_same_parameters_do_not_touch_each_others_checkpoints(
     assert (third / "checkpoints" / "sft" / "f1" / "step-00000020").is_dir(), (
         "what is left is still found by its inputs"
     )
-    one.remove()
+    first.remove()
     assert not [name for name in store.names() if name.startswith("checkpoints/")]
 
 

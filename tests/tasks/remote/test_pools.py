@@ -55,8 +55,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def client(server: str) -> Iterator[SyncPrefectClient]:
-    with get_client(sync_client=True) as made:
-        yield made
+    with get_client(sync_client=True) as result:
+        yield result
 
 
 def test_runs_that_are_submitted_at_the_same_moment_are_all_taken(server: str, client: SyncPrefectClient) -> None:
@@ -81,11 +81,11 @@ def test_runs_that_are_submitted_at_the_same_moment_are_all_taken(server: str, c
 def template(**defaults: Any) -> dict[str, Any]:
     from tasks.deployment.compose_setup import container_template
 
-    made = container_template(ENVIRONMENT, gpus=False)
-    made["job_configuration"]["networks"] = []
+    result = container_template(ENVIRONMENT, gpus=False)
+    result["job_configuration"]["networks"] = []
     for name, value in {"env": {}, "mem_limit": None, **defaults}.items():
-        made["variables"]["properties"][name]["default"] = value
-    return made
+        result["variables"]["properties"][name]["default"] = value
+    return result
 
 
 def worker(server: str, pool: str, **environment: str) -> str:
@@ -140,19 +140,19 @@ def test_a_pool_is_refused_until_it_is_there_has_an_image_is_at_work_and_served(
 
 def test_an_engine_that_is_not_there_is_why_the_check_ends(server: str, client: SyncPrefectClient) -> None:
     client.create_work_pool(WorkPoolCreate(name="no-engine", type="docker", base_job_template=template()))
-    made = submit("no-engine", "/request", "check-1 of run-1")
+    result = submit("no-engine", "/request", "check-1 of run-1")
     worker(server, "no-engine", DOCKER_HOST="unix:///nowhere.sock")
-    state = state_of(made.id)
+    state = state_of(result.id)
     assert state.is_crashed()
     assert "Could not connect to Docker" in state.message
-    flow_run = client.read_flow_run(made.id)
+    flow_run = client.read_flow_run(result.id)
     assert flow_run.parameters == {"request": "/request"}
 
 
 def test_the_automations_that_follow_runs_are_made_once(server: str, client: SyncPrefectClient) -> None:
     for _ in range(2):
         follow_lives(client)
-    assert sorted(found.name for found in client.read_automations()) == [
+    assert sorted(automation.name for automation in client.read_automations()) == [
         "rlhf: living runs",
         "rlhf: runs that never started",
         "rlhf: zombie runs",
@@ -161,9 +161,9 @@ def test_the_automations_that_follow_runs_are_made_once(server: str, client: Syn
 
 def test_a_stage_that_no_worker_has_begun_is_withdrawn(server: str, client: SyncPrefectClient) -> None:
     client.create_work_pool(WorkPoolCreate(name="withdrawn", type="docker", base_job_template=template()))
-    made = submit("withdrawn", "/request", "data-1 of run-1")
-    withdraw(made.id)
-    assert state_of(made.id).is_cancelled()
+    result = submit("withdrawn", "/request", "data-1 of run-1")
+    withdraw(result.id)
+    assert state_of(result.id).is_cancelled()
 
 
 def test_a_run_whose_store_is_not_there_says_so_and_not_only_in_which_step_it_ended(
@@ -179,9 +179,9 @@ def test_a_run_whose_store_is_not_there_says_so_and_not_only_in_which_step_it_en
         parameters={"request": "/x"},
         pull_steps=[{"tasks.run.workspace.fresh": {"id": "fresh", "remote": "s3://nowhere/dvc"}}],
     )
-    made = client.create_flow_run_from_deployment(deployment, state=Pending())
+    flow_run = client.create_flow_run_from_deployment(deployment, state=Pending())
     variables = {
-        "PREFECT__FLOW_RUN_ID": str(made.id),
+        "PREFECT__FLOW_RUN_ID": str(flow_run.id),
         "PREFECT_API_URL": server,
         "PYTHONPATH": str(ROOT),
         "RLHF_WORKSPACES": str(tmp_path),
@@ -196,7 +196,7 @@ def test_a_run_whose_store_is_not_there_says_so_and_not_only_in_which_step_it_en
         timeout=240,
         check=False,
     )
-    state = client.read_flow_run(made.id).state
+    state = client.read_flow_run(flow_run.id).state
     assert state is not None
     assert state.is_failed(), done.stderr
     assert "the bucket nowhere of the DVC remote s3://nowhere/dvc does not exist" in (state.message or "")

@@ -55,9 +55,9 @@ for stage in ("data", "sft"):
 
 @pytest.fixture
 def root(new_checkout: Callable[[], Path], tmp_path: Path) -> Path:
-    made = new_checkout()
-    point_remote(made, tmp_path / "store")
-    return made
+    checkout = new_checkout()
+    point_remote(checkout, tmp_path / "store")
+    return checkout
 
 
 def killed_pipeline(root: Path, folder: Path, silence_seconds: float) -> list[psutil.Process]:
@@ -71,12 +71,12 @@ def killed_pipeline(root: Path, folder: Path, silence_seconds: float) -> list[ps
     )
     try:
         when_checkpoint_arrives(folder, lambda: None).join()
-        left = psutil.Process(process.pid).children()
+        exchange = psutil.Process(process.pid).children()
     finally:
         process.kill()
         process.wait()
     end_left_open(root)  # as the next run does once it holds the checkout
-    return left
+    return exchange
 
 
 def has_each_row_once(root: Path, stage: str) -> bool:
@@ -92,9 +92,9 @@ def has_each_row_once(root: Path, stage: str) -> bool:
 def test_a_killed_pipelines_stage_stops_by_itself_and_the_next_run_goes_on_from_its_checkpoint(
     root: Path, pool: Pool, tmp_path: Path
 ) -> None:
-    left = killed_pipeline(root, tmp_path, silence_seconds=3.0)
-    assert len(left) == 1
-    assert not psutil.wait_procs(left, timeout=120)[1]
+    exchange = killed_pipeline(root, tmp_path, silence_seconds=3.0)
+    assert len(exchange) == 1
+    assert not psutil.wait_procs(exchange, timeout=120)[1]
     (reply,) = (
         Reply.of(path.read_bytes()) for path in (tmp_path / "store" / "exchange" / "doomed").glob(f"sft-*/{REPLY}")
     )
@@ -113,10 +113,10 @@ def test_a_killed_pipelines_stage_stops_by_itself_and_the_next_run_goes_on_from_
 def test_a_run_that_comes_before_the_stage_has_noticed_lets_it_checkpoint_first(
     root: Path, pool: Pool, tmp_path: Path, new_checkout: Callable[[], Path]
 ) -> None:
-    left = killed_pipeline(root, tmp_path, silence_seconds=3600.0)
+    exchange = killed_pipeline(root, tmp_path, silence_seconds=3600.0)
     run = begin(root, "next", load(root / "params.yaml"), {})
     assert recover_abandoned(run, "sft", StopRequest()) is None
-    assert not psutil.wait_procs(left, timeout=20)[1], "no two containers do one stage"
+    assert not psutil.wait_procs(exchange, timeout=20)[1], "no two containers do one stage"
     end = end_of_the_first_attempt(run)
     assert has_each_row_once(root, "sft")
     assert not list((tmp_path / "store" / "exchange").rglob("*.json"))
@@ -157,11 +157,11 @@ def run(project: Path) -> Run:
 
 def leave(run: Run, stage: str, lock: str | None, reply: Reply | None, run_id: str = "killed") -> Exchange:
     """What the pipeline `run_id` left in the store."""
-    left = Exchange(f"{run.root.parent}/remote/exchange/{run_id}/{stage}-1")
-    left.write(REQUEST, json.dumps({"files": {"dvc.lock": lock} if lock is not None else {}}).encode())
+    exchange = Exchange(f"{run.root.parent}/remote/exchange/{run_id}/{stage}-1")
+    exchange.write(REQUEST, json.dumps({"files": {"dvc.lock": lock} if lock is not None else {}}).encode())
     if reply is not None:
-        left.write(REPLY, json.dumps(reply._asdict()).encode())
-    return left
+        exchange.write(REPLY, json.dumps(reply._asdict()).encode())
+    return exchange
 
 
 def test_a_stage_that_came_to_its_end_meanwhile_is_not_done_again(run: Run) -> None:
@@ -199,21 +199,21 @@ def test_only_what_is_of_this_stage_and_of_a_killed_run_is_touched(run: Run) -> 
 
 
 def test_all_that_is_still_at_work_is_asked_to_stop_before_anything_needs_its_machine(run: Run) -> None:
-    left = [
+    exchange = [
         leave(run, "data", None, Reply("done")),
         leave(run, "sft", None, None),
         leave(run, "dpo", None, None),
         leave(run, "sft", None, None, "x"),
     ]
     ask_to_stop(run)
-    assert [other.read(STOP) for other in left] == [None, b"1", b"1", None]
+    assert [other.read(STOP) for other in exchange] == [None, b"1", b"1", None]
 
 
 def test_rows_that_the_killed_run_had_taken_are_not_taken_twice(run: Run) -> None:
-    left = leave(run, "sft", None, Reply("stopped"))
+    exchange = leave(run, "sft", None, Reply("stopped"))
     there, here = run.root.parent / "container", run.root / "runs" / "sft" / "usage.jsonl"
     there.mkdir()
-    sender = Sender(there, left, ["usage.jsonl"])
+    sender = Sender(there, exchange, ["usage.jsonl"])
     for text in ("1\n2\n", "3\n"):
         with (there / "usage.jsonl").open("a") as file:
             file.write(text)
@@ -228,22 +228,22 @@ def test_a_container_that_is_not_heard_of_is_waited_for_only_a_while(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery, "GONE_SECONDS", 2.5)
-    left = leave(run, "sft", None, None)
-    began, sign, asked = time.monotonic(), Heartbeat(left, CONTAINER, 0.0), []
+    exchange = leave(run, "sft", None, None)
+    began, sign, request = time.monotonic(), Heartbeat(exchange, CONTAINER, 0.0), []
 
     def alive() -> None:
         while time.monotonic() - began < 3:
             sign.show()
-            asked.append(left.read(STOP))
+            request.append(exchange.read(STOP))
             time.sleep(0.2)
 
     thread = threading.Thread(target=alive)
     thread.start()
     assert recover_abandoned(run, "sft", StopRequest()) is None
     thread.join()
-    assert asked[-1] == b"1"
+    assert request[-1] == b"1"
     assert time.monotonic() - began > 5
-    assert left.names() == []
+    assert exchange.names() == []
 
 
 # ---------------------------------------------------------------- heartbeats

@@ -73,8 +73,8 @@ def test_a_reward_model_that_surely_fails_on_the_new_pairs_is_a_reason(value: fl
 
 
 def test_all_reasons_are_reported() -> None:
-    found = examination(500, distance=0.5, new_words=(0.2, 0.1), accuracy=(0.5, 0.6))
-    assert len(decide(found, 0.1, FREE, SETTINGS).reasons) == 4
+    result = examination(500, distance=0.5, new_words=(0.2, 0.1), accuracy=(0.5, 0.6))
+    assert len(decide(result, 0.1, FREE, SETTINGS).reasons) == 4
 
 
 @pytest.mark.parametrize(("planned", "train"), [(1.9, True), (2.1, False), (None, False)])
@@ -156,9 +156,9 @@ def test_what_reaches_its_bound_and_does_not_pass_it_is_no_reason(changes: dict[
 
 
 def test_what_was_not_examined_is_no_reason() -> None:
-    found = examination(5, **MOVED)  # type: ignore[arg-type]
+    result = examination(5, **MOVED)  # type: ignore[arg-type]
     for absent in (
         {"length_drift": None, "new_words": None, "accuracy": None},
         {"length_drift": None, "new_words": None, "accuracy_before": None},
     ):
-        assert not decide(found.model_copy(update=absent), 0.1, FREE, SETTINGS).train
+        assert not decide(result.model_copy(update=absent), 0.1, FREE, SETTINGS).train

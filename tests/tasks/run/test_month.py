@@ -37,10 +37,10 @@ def test_all_cycles_of_the_month_count_and_nothing_else(tmp_path: Path) -> None:
     a_run(tmp_path, "second", at("2026-11-29"), 20)
     for when, usd in (("2026-10-31", 1.0), ("2026-11-02", 2.0)):
         jsonl.append(tmp_path / RETRAIN_ROWS, RetrainRow(time=at(when), cycle="c", event="cost", usd=usd))
-    found = month(tmp_path, PARAMS, at("2026-11-30"))
-    assert (found.name, found.limit_usd) == ("2026-11", 50)
-    assert found.spent_usd == pytest.approx(32)
-    assert found.left_usd == pytest.approx(18)
+    result = month(tmp_path, PARAMS, at("2026-11-30"))
+    assert (result.name, result.limit_usd) == ("2026-11", 50)
+    assert result.spent_usd == pytest.approx(32)
+    assert result.left_usd == pytest.approx(18)
     every = month(tmp_path, PARAMS, at("2026-11-30"), every_run=True)
     assert every.spent_usd == pytest.approx(132)
     assert every.limit_usd is None  # budget.monthly_usd, of all runs
@@ -126,8 +126,8 @@ def test_the_newest_cycles_own_reserve_counts(tmp_path: Path) -> None:
 
 
 def test_a_month_has_its_name_and_what_is_left_of_it(tmp_path: Path) -> None:
-    found = month(tmp_path, PARAMS, at("2026-11-03"))
-    assert found == ("2026-11", 0, 50, 0.0)
+    result = month(tmp_path, PARAMS, at("2026-11-03"))
+    assert result == ("2026-11", 0, 50, 0.0)
     assert Month("2026-11", 3.0, 50.0, 4.0).left_usd == 43.0
     assert Month("2026-11", 3.0, None, 4.0).left_usd is None
 

@@ -47,7 +47,7 @@ def test_what_a_run_that_failed_in_its_data_asked_for_does_not_stick(tmp_path: P
     (tmp_path / "params.yaml").write_bytes(text)
     failed = begin(tmp_path, "r1", PARAMS.model_copy(update={"seed": 7}), {})
     assert load(tmp_path / "params.yaml").seed == 7
-    assert [str(one) for one in put_params_back(failed, text)] == [f"seed {PARAMS.seed} -> 7"]
+    assert [str(first) for first in put_params_back(failed, text)] == [f"seed {PARAMS.seed} -> 7"]
     assert (tmp_path / "params.yaml").read_bytes() == text, "comments and all"
 
 
@@ -176,6 +176,6 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: p
     ],
 )
 def test_whatever_a_run_is_called_its_id_is_the_name_of_a_folder(name: str | None, words: str) -> None:
-    found = new_run_id(name)
-    assert re.fullmatch(r"\d{8}-\d{6}-(.+)", found)[1] == words  # type: ignore[index]
+    run_id = new_run_id(name)
+    assert re.fullmatch(r"\d{8}-\d{6}-(.+)", run_id)[1] == words  # type: ignore[index]
     assert len(new_run_id("x" * 500)) < 100

@@ -115,10 +115,10 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def failing(times: int, error: Exception) -> Callable[[], str]:
-    left = iter(range(times))
+    remaining = iter(range(times))
 
     def action() -> str:
-        if next(left, None) is not None:
+        if next(remaining, None) is not None:
             raise error
         return "done"
 
@@ -146,6 +146,6 @@ def test_what_does_not_pass_is_said_at_once_and_somebody_may_give_up(waits: list
 
 def test_giving_up_does_not_wait_for_the_end_of_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transient, "FIRST_WAIT_SECONDS", 3600.0)
-    asked = iter([False, False, True, True, True])
+    request = iter([False, False, True, True, True])
     with pytest.raises(TransientFault):
-        persist(failing(9, TransientFault("away")), lambda: next(asked))
+        persist(failing(9, TransientFault("away")), lambda: next(request))

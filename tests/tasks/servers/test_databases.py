@@ -149,6 +149,6 @@ def test_wrong_credentials_are_one_line_without_them(
 
 def one(uri: str, query: LiteralString) -> int:
     with psycopg.connect(uri) as connection:
-        found = connection.execute(query).fetchone()
-        assert found is not None
-        return int(found[0])
+        result = connection.execute(query).fetchone()
+        assert result is not None
+        return int(result[0])

@@ -64,9 +64,9 @@ def test_a_port_in_use_is_one_line_and_starts_nothing(root: Path) -> None:
     with socket.socket() as other:
         other.bind((HOST, 0))
         other.listen()
-        taken = other.getsockname()[1]
-        with pytest.raises(EnvironmentFault, match=f"port {taken} .*--prefect-port"):
-            start(root, [tiny_plan(free_port()), tiny_plan(taken, "prefect")])
+        busy_port = other.getsockname()[1]
+        with pytest.raises(EnvironmentFault, match=f"port {busy_port} .*--prefect-port"):
+            start(root, [tiny_plan(free_port()), tiny_plan(busy_port, "prefect")])
     assert processes.servers(root) == []
 
 
@@ -185,11 +185,11 @@ def test_under_a_foreign_name_even_the_key_opens_nothing(up: list[Server], up_ro
 
 def test_mlflow_refuses_foreign_names_and_origins(up: list[Server]) -> None:
     mlflow = up[1]
-    asked = {"max_results": 1}
+    request = {"max_results": 1}
     path = "/api/2.0/mlflow/experiments/search"
-    assert ask(mlflow, path, asked) == 200
-    assert ask(mlflow, path, asked, Host=f"example.org:{mlflow.port}") == 403
-    assert ask(mlflow, path, asked, Origin="http://example.org") == 403
+    assert ask(mlflow, path, request) == 200
+    assert ask(mlflow, path, request, Host=f"example.org:{mlflow.port}") == 403
+    assert ask(mlflow, path, request, Origin="http://example.org") == 403
 
 
 @pytest.mark.slow
@@ -257,16 +257,16 @@ def test_with_a_login_mlflow_answers_who_can_read_the_projects_key(
     (tmp_path / ".rlhf" / "mlflow.key").stat()
     try:
         (server,) = start(tmp_path, [plan])
-        path, asked = "/api/2.0/mlflow/experiments/search", {"max_results": 1}
+        path, request = "/api/2.0/mlflow/experiments/search", {"max_results": 1}
         login = {"Authorization": basic(f"rlhf:{mlflow_password(tmp_path, server.url)}")}
-        assert (ask(server, path, asked), ask(server, "/"), ask(server, "/health")) == (401, 401, 200)
-        assert (ask(server, path, asked, **login), ask(server, "/", **login)) == (200, 200)
-        assert ask(server, path, asked, **login, Host=f"example.org:{server.port}") == 403
-        assert ask(server, path, asked, **login, Origin="http://example.org") == 403
+        assert (ask(server, path, request), ask(server, "/"), ask(server, "/health")) == (401, 401, 200)
+        assert (ask(server, path, request, **login), ask(server, "/", **login)) == (200, 200)
+        assert ask(server, path, request, **login, Host=f"example.org:{server.port}") == 403
+        assert ask(server, path, request, **login, Origin="http://example.org") == 403
         assert asks_for_login(tmp_path, server)
-        own = TRACKING.model_copy(update={"uri": server.url})
-        connection = client.connect(tmp_path, own)
-        assert connection.client.get_experiment(connection.experiment_id).name == own.experiment
+        entries = TRACKING.model_copy(update={"uri": server.url})
+        connection = client.connect(tmp_path, entries)
+        assert connection.client.get_experiment(connection.experiment_id).name == entries.experiment
         client.log_in(tmp_path, f"http://tracking.example:{server.port}")
         assert client.PASSWORD_VARIABLE not in os.environ, "for our own server alone"
         killed = (tmp_path / SERVERS).read_text()

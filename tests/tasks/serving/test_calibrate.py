@@ -27,13 +27,13 @@ def test_the_rates_of_this_machine_plan_a_server(tmp_path: Path, monkeypatch: py
     (tmp_path / SERVING_FILE).write_text(yaml.safe_dump(rates.model_dump(mode="json")))
     assert serving_rates(tmp_path) == rates
     assert len(said) == 6
-    assert {each.weights for each in rates.large} == {"f32", "q8_0", "q4_0"}
-    assert [each.concurrency for each in rates.small] == [1, 4, 16, 1, 4, 16]
+    assert {item.weights for item in rates.large} == {"f32", "q8_0", "q4_0"}
+    assert [item.concurrency for item in rates.small] == [1, 4, 16, 1, 4, 16]
     assert 20e6 < rates.process_bytes < 1e9
     # a reply costs more the longer it is and the larger the model, and less in a batch
-    by_load = {(each.concurrency, round(each.output_tokens / 20)): each for each in rates.small}
+    by_load = {(item.concurrency, round(item.output_tokens / 20)): item for item in rates.small}
     assert by_load[1, 2].seconds_per_reply > by_load[1, 1].seconds_per_reply
-    large = [each for each in rates.large if each.weights == "f32"]
+    large = [item for item in rates.large if item.weights == "f32"]
     assert large[0].seconds_per_reply > 2 * by_load[1, 1].seconds_per_reply
     target = Target(hardware("cpu"), own_price(0.1, "a test", "today"), root=tmp_path)
     plan = plan_serving(load(ROOT / "recipes/demo.yaml"), target, "q8_0", 16, (1, 16))

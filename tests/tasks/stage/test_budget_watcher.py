@@ -177,14 +177,14 @@ def test_the_months_money_stops_a_run_of_a_retrain_cycle_while_it_works(project:
     assert attempts(project, "sft")[-1].exit_code == 75
     start, step = longest(project, "start"), longest(project, "train")
     assert spent(cycle).seconds <= max(5.0, start + step) + step + POLL_SECONDS + END_SECONDS
-    left = 0.005 - spent(cycle).usd  # it stopped a step before its limit, and may go on for that
-    jsonl.append(project / RETRAIN_ROWS, spent_before.model_copy(update={"cycle": "d", "usd": left}))
+    remaining = 0.005 - spent(cycle).usd  # it stopped a step before its limit, and may go on for that
+    jsonl.append(project / RETRAIN_ROWS, spent_before.model_copy(update={"cycle": "d", "usd": remaining}))
     with pytest.raises(OverBudget, match=r"retrain\.monthly_usd=0\.105 leaves no room"):
         bring_up(begin(project, "next-cycle", params, {PURPOSE: "another"}))
-    of_all = {"retrain.monthly_usd": "null", "budget.monthly_usd": f"{spent_before.usd + left}"}
+    by_all = {"retrain.monthly_usd": "null", "budget.monthly_usd": f"{spent_before.usd + remaining}"}
     for_every_run = load(
         project / "params.yaml",
-        ["prices.usd_per_device_hour=3.6", *(f"{key}={value}" for key, value in of_all.items())],
+        ["prices.usd_per_device_hour=3.6", *(f"{key}={value}" for key, value in by_all.items())],
     )
     with pytest.raises(OverBudget, match=r"budget\.monthly_usd=0\.\d+ leaves no room"):
         bring_up(begin(project, "any-run", for_every_run, {}))

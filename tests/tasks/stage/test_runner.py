@@ -94,12 +94,12 @@ def methods(tmp_path: Path) -> Path:
         " && touch plots/$1.csv && echo {} > metrics/$1.json\n"
     )
     # as in the project's own dvc.yaml: the chosen model is a dependency, and the outputs may be deleted
-    of_evaluate = {
+    evaluate = {
         "cmd": "echo ${align.method} > evaluate.in && python stage.py evaluate",
         "deps": ["models/${align.method}"],
         "params": ["align"],
     }
-    pipeline["stages"]["evaluate"] |= {**of_evaluate, "outs": ["evaluate.out"]}
+    pipeline["stages"]["evaluate"] |= {**evaluate, "outs": ["evaluate.out"]}
     pipeline["stages"]["align"] = align
     (root / "dvc.yaml").write_text(yaml.safe_dump(pipeline))
     return root
@@ -249,8 +249,8 @@ def test_a_stage_that_reads_some_figures_of_another_is_redone_for_those_alone(
         (project / "metrics.in").write_text(json.dumps(content))
         run = new_run()
         assert not bring_up(run).cached
-        made = bring_up(run, "reward")
-    assert made.cached == unchanged
+        result = bring_up(run, "reward")
+    assert result.cached == unchanged
 
 
 def test_a_price_changes_nothing(project: Path, new_run: NewRun) -> None:
@@ -400,17 +400,17 @@ def test_a_stage_of_a_killed_run_holds_the_workspace_until_it_has_checkpointed(
     new_run()
     with subprocess.Popen(
         [sys.executable, "-c", HOLDING], cwd=project, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    ) as left:
+    ) as remaining:
         await_rows(project)
-        left.kill()
-        left.wait()
+        remaining.kill()
+        remaining.wait()
         stage = psutil.Process(attempts(project, "sft")[-1].pid)
         assert stage.is_running()
         with locked(project):
             assert attempts(project, "sft")[-1].exit_code == 75
             psutil.wait_procs([stage], timeout=5)
             assert not stage.is_running()
-    assert f"process {left.pid} was killed" in capfd.readouterr().err
+    assert f"process {remaining.pid} was killed" in capfd.readouterr().err
 
 
 def test_outputs_are_pushed_once(project: Path, new_run: NewRun, tmp_path: Path) -> None:

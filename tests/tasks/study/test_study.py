@@ -45,8 +45,8 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str, said: str) ->
 
 @pytest.mark.parametrize("name", ["levers", "scale"])
 def test_the_studies_of_the_repository_are_ones(name: str) -> None:
-    found = read_study(ROOT / "studies" / f"{name}.yaml")
-    assert len(works(ROOT, found)) == len(found.variants) * len(found.seeds)
+    study = read_study(ROOT / "studies" / f"{name}.yaml")
+    assert len(works(ROOT, study)) == len(study.variants) * len(study.seeds)
 
 
 def test_variants_of_a_seed_follow_one_another_and_every_reply_is_kept() -> None:
@@ -54,12 +54,12 @@ def test_variants_of_a_seed_follow_one_another_and_every_reply_is_kept() -> None
         recipe=Path(TINY), seeds=[3, 4], set=["ppo.updates=9", "sft.max_steps=5"],
         variants={"a": [], "b": ["ppo.updates=2"]},
     )  # fmt: skip
-    found = works(ROOT, content)
-    assert [(each.name, each.seed) for each in found] == [("a", 3), ("b", 3), ("a", 4), ("b", 4)]
-    assert [each.params.seed for each in found] == [3, 3, 4, 4]
-    assert [each.params.ppo.updates for each in found] == [9, 2, 9, 2]
-    assert found[1].params.sft.max_steps == 5
-    assert found[0].params.evaluate.samples == found[0].params.evaluate.prompts
+    result = works(ROOT, content)
+    assert [(item.name, item.seed) for item in result] == [("a", 3), ("b", 3), ("a", 4), ("b", 4)]
+    assert [item.params.seed for item in result] == [3, 3, 4, 4]
+    assert [item.params.ppo.updates for item in result] == [9, 2, 9, 2]
+    assert result[1].params.sft.max_steps == 5
+    assert result[0].params.evaluate.samples == result[0].params.evaluate.prompts
 
 
 def test_a_workspace_without_recipes_has_those_of_the_code_and_the_server_of_its_worker(
@@ -108,17 +108,19 @@ def test_a_study_is_killed_goes_on_and_shares_what_its_variants_share(tmp_path: 
     # the third starts from the reward model of the first, though the second made another
     third = done.stderr.partition("3 of 3")[2]
     assert re.findall(r"^(\w+) +unchanged", third, re.M) == ["data", "sft", "reward"]
-    found = Comparison.model_validate(json.loads(done.stdout))
-    assert [each.name for each in found.variants] == ["as it is", "other reward model", "fewer updates"]
-    assert found.variants[0].verdict == "base"
-    assert all(len(each.runs) == 1 for each in found.variants)
-    assert found.shared == ["data", "sft"]
-    costs = [sum(each.stages.values()) for each in found.variants]
-    assert found.spent_usd is not None
-    assert found.spent_usd < 0.75 * sum(costs)  # data and SFT were made once
+    result = Comparison.model_validate(json.loads(done.stdout))
+    assert [variant.name for variant in result.variants] == ["as it is", "other reward model", "fewer updates"]
+    assert result.variants[0].verdict == "base"
+    assert all(len(variant.runs) == 1 for variant in result.variants)
+    assert result.shared == ["data", "sft"]
+    costs = [sum(variant.stages.values()) for variant in result.variants]
+    assert result.spent_usd is not None
+    assert result.spent_usd < 0.75 * sum(costs)  # data and SFT were made once
     assert "cheaper" in (project / ".rlhf/studies/mine/study.html").read_text()
     client = MlflowClient(f"sqlite:///{project}/mlflow.db")
-    (experiment,) = [each for each in client.search_experiments() if each.name != "Default"]
+    (experiment,) = [
+        search_experiment for search_experiment in client.search_experiments() if search_experiment.name != "Default"
+    ]
     runs = client.search_runs([experiment.experiment_id])
     (parent,) = [run for run in runs if run.data.tags.get("rlhf.kind") == "study"]
     children = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]

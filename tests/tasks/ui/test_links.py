@@ -15,9 +15,9 @@ def test_links_lead_where_people_reach_the_pages(tmp_path: Path, monkeypatch: py
     assert pages(tmp_path, params, [])["mlflow"].startswith("http://mlflow:5000/#/")
     monkeypatch.setenv(MLFLOW_UI_VARIABLE, "http://127.0.0.1:5001/")
     monkeypatch.setenv(PREFECT_UI_VARIABLE, "http://127.0.0.1:4201")
-    found = pages(tmp_path, params, [])
-    assert found["mlflow"].startswith("http://127.0.0.1:5001/#/")
-    assert found["prefect"] == "http://127.0.0.1:4201"
+    result = pages(tmp_path, params, [])
+    assert result["mlflow"].startswith("http://127.0.0.1:5001/#/")
+    assert result["prefect"] == "http://127.0.0.1:4201"
 
 
 def test_the_workers_of_the_stack_show_signs_of_life_and_know_where_people_look() -> None:

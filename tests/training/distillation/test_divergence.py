@@ -30,8 +30,8 @@ def test_two_tokens_by_hand() -> None:
     mixed = 0.5 * (0.9 * math.log(0.9 / 0.7) + 0.1 * math.log(0.1 / 0.3)) + 0.5 * (
         0.5 * math.log(0.5 / 0.7) + 0.5 * math.log(0.5 / 0.3)
     )
-    found = [generalised_jsd(student, teacher, beta).item() for beta in (0.0, 1.0, 0.5)]
-    assert found == pytest.approx([forward, reverse, mixed], rel=1e-6)
+    result = [generalised_jsd(student, teacher, beta).item() for beta in (0.0, 1.0, 0.5)]
+    assert result == pytest.approx([forward, reverse, mixed], rel=1e-6)
 
 
 @pytest.mark.parametrize(("end", "near"), [(0.0, 1e-5), (1.0, 1 - 1e-5)])
@@ -56,12 +56,12 @@ def test_chunks_have_the_loss_and_the_gradients_of_dense_logits(beta: float, mon
     teacher = torch.log_softmax(teacher_hidden @ teacher_weight[:40].T / 0.7, dim=1)
     dense = generalised_jsd(student, teacher, beta).sum()
     wanted = torch.autograd.grad(3 * dense, (hidden, weight))
-    found = divergence(hidden, weight, teacher_hidden, teacher_weight, beta, 0.7)
-    grads = torch.autograd.grad(3 * found.total, (hidden, weight))
-    torch.testing.assert_close(found.total, dense)
-    assert torch.equal(found.agreed_N, student.argmax(1) == teacher.argmax(1))
-    for mine, of_torch in zip(grads, wanted, strict=True):
-        torch.testing.assert_close(mine, of_torch, rtol=1e-4, atol=3e-5)
+    result = divergence(hidden, weight, teacher_hidden, teacher_weight, beta, 0.7)
+    grads = torch.autograd.grad(3 * result.total, (hidden, weight))
+    torch.testing.assert_close(result.total, dense)
+    assert torch.equal(result.agreed_N, student.argmax(1) == teacher.argmax(1))
+    for mine, by_torch in zip(grads, wanted, strict=True):
+        torch.testing.assert_close(mine, by_torch, rtol=1e-4, atol=3e-5)
 
 
 def test_a_scaled_gradient_does_not_vanish_in_fp16() -> None:
@@ -69,8 +69,8 @@ def test_a_scaled_gradient_does_not_vanish_in_fp16() -> None:
     exact = [torch.randn(4, 6, generator=generator), torch.randn(40, 6, generator=generator)]
     hidden = (exact[0] * 1e-4).half().requires_grad_()
     weight = (exact[1] * 1e-4).half().requires_grad_()
-    found = divergence(hidden, weight, exact[0].half(), exact[1].half(), 0.0, 1.0)
-    (found.total * 2.0**20).backward()
+    result = divergence(hidden, weight, exact[0].half(), exact[1].half(), 0.0, 1.0)
+    (result.total * 2.0**20).backward()
     assert hidden.grad is not None
     assert (hidden.grad != 0).all()
 
@@ -92,7 +92,7 @@ def test_a_batch_has_the_loss_and_the_gradients_of_trls_trainer(beta: float, tmp
     theirs.backward()
     sequences, starts = joined(batch, responses)
     teacher.requires_grad_(False)
-    found = divergence(
+    result = divergence(
         response_hidden(student, sequences, starts),
         student.lm_head.weight,
         response_hidden(teacher, sequences, starts),
@@ -101,11 +101,11 @@ def test_a_batch_has_the_loss_and_the_gradients_of_trls_trainer(beta: float, tmp
         0.8,
     )
     assert tokens == int(counted)
-    (found.total / tokens).backward()
-    torch.testing.assert_close(found.total / tokens, theirs, rtol=1e-5, atol=1e-6)
-    of_trl = dict(trainer.model.named_parameters())
+    (result.total / tokens).backward()
+    torch.testing.assert_close(result.total / tokens, theirs, rtol=1e-5, atol=1e-6)
+    trl = dict(trainer.model.named_parameters())
     for name, parameter in student.named_parameters():
-        torch.testing.assert_close(parameter.grad, of_trl[name].grad, rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(parameter.grad, trl[name].grad, rtol=1e-3, atol=1e-6)
 
 
 def trls_inputs(batch: list[list[int]], responses: list[list[int]]) -> dict[str, Any]:

@@ -11,21 +11,21 @@ from training.modeling.layers import with_layers
 
 def test_a_student_of_one_layer_has_fewer_weights_besides_embeddings_and_head() -> None:
     larger = policy()
-    whole, found = (parameters_of(each) for each in (larger, with_layers(larger, 1, "distill.student.layers")))
-    assert found["non_embedding_parameters"] < whole["non_embedding_parameters"]
-    outer = [each["parameters"] - each["non_embedding_parameters"] for each in (found, whole)]
+    whole, result = (parameters_of(item) for item in (larger, with_layers(larger, 1, "distill.student.layers")))
+    assert result["non_embedding_parameters"] < whole["non_embedding_parameters"]
+    outer = [item["parameters"] - item["non_embedding_parameters"] for item in (result, whole)]
     assert outer[0] == outer[1] > 0
 
 
 def test_vocabularies_are_compared_by_token_and_number(tmp_path) -> None:
-    own = tokenizer()
-    own.save_pretrained(tmp_path)
+    entries = tokenizer()
+    entries.save_pretrained(tmp_path)
     stored = stored_vocabulary(tmp_path)
     assert stored is not None
-    assert vocabulary_digest(stored) == vocabulary_digest(own.get_vocab())
-    require_same_vocabulary(stored, own.get_vocab(), "distill.student.path=x")
+    assert vocabulary_digest(stored) == vocabulary_digest(entries.get_vocab())
+    require_same_vocabulary(stored, entries.get_vocab(), "distill.student.path=x")
     first, second = list(stored)[10:12]
     swapped = stored | {first: stored[second], second: stored[first]}
     with pytest.raises(ModelError, match=r"distill\.student\.path=x .* 2 tokens differ"):
-        require_same_vocabulary(swapped, own.get_vocab(), "distill.student.path=x")
+        require_same_vocabulary(swapped, entries.get_vocab(), "distill.student.path=x")
     assert stored_vocabulary(tmp_path / "nowhere") is None

@@ -27,11 +27,11 @@ def largest_difference(one: Path, other: Path) -> float:
 
 @given(st.lists(st.integers(0, 500), max_size=40), st.integers(1, 8))
 def test_shares_have_every_row_once_and_totals_that_differ_by_one_row_at_most(costs: list[int], parts: int) -> None:
-    found = collectives.balanced_partition(costs, parts)
-    assert sorted(i for share in found for i in share) == list(range(len(costs)))
-    totals = [sum(costs[i] for i in share) for share in found]
+    result = collectives.balanced_partition(costs, parts)
+    assert sorted(i for share in result for i in share) == list(range(len(costs)))
+    totals = [sum(costs[i] for i in share) for share in result]
     assert max(totals) - min(totals) <= max(costs, default=0)
-    assert all(share == sorted(share) for share in found)
+    assert all(share == sorted(share) for share in result)
 
 
 def test_one_process_does_everything_in_its_order() -> None:

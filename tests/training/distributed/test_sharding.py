@@ -94,9 +94,9 @@ def ran(finished: Path, tmp_path_factory: pytest.TempPathFactory, request: pytes
     exchanged = [stage for stage in EXCHANGED if stage in wanted]
     straight = {name: level for name, level in STRAIGHT.items() if name in wanted}
     places = tmp_path_factory.mktemp("sharding")
-    found = {stage: copied(finished, places / stage, stage, **{stage: EXCHANGED[stage]}) for stage in exchanged}
+    result = {stage: copied(finished, places / stage, stage, **{stage: EXCHANGED[stage]}) for stage in exchanged}
     jobs = []
-    for stage, root in found.items():
+    for stage, root in result.items():
         stop_after_a_step(root, stage)
         jobs += [Job(str(root), stage, level, stops=True) for level in LEVELS[stage]]
     adapted = copied(finished, places / "adapted", "reward", reward={"lora": LORA, "max_steps": 4})
@@ -105,19 +105,19 @@ def ran(finished: Path, tmp_path_factory: pytest.TempPathFactory, request: pytes
         sections = (
             {"ppo": TRUNK} if name.startswith("trunk") else {"ppo": BASE, "reward": {"lora": LORA, "max_steps": 4}}
         )
-        found[name] = copied(finished if name.startswith("trunk") else adapted, places / name, "ppo", **sections)
-        jobs.append(Job(str(found[name]), "ppo", level, offload=level == "zero3"))
+        result[name] = copied(finished if name.startswith("trunk") else adapted, places / name, "ppo", **sections)
+        jobs.append(Job(str(result[name]), "ppo", level, offload=level == "zero3"))
     run_together(jobs)
     for stage in exchanged:
-        work(found[stage], stage)
+        work(result[stage], stage)
     for name, of in {name.split("-")[0]: name for name in straight}.items():
-        found[name] = copied(found[of], places / name, "ppo")
-        (found[name] / "params.yaml").write_text((found[of] / "params.yaml").read_text(), encoding="utf-8")
-        work(found[name], "ppo")
+        result[name] = copied(result[of], places / name, "ppo")
+        (result[name] / "params.yaml").write_text((result[of] / "params.yaml").read_text(), encoding="utf-8")
+        work(result[name], "ppo")
     for stage in [stage for stage in ("dpo", "rloo", "grpo") if stage in exchanged]:
-        found[f"{stage}-alone"] = copied(finished, places / f"{stage}-alone", stage)
-        work(found[f"{stage}-alone"], stage)
-    return found
+        result[f"{stage}-alone"] = copied(finished, places / f"{stage}-alone", stage)
+        work(result[f"{stage}-alone"], stage)
+    return result
 
 
 @pytest.mark.integration
@@ -152,26 +152,27 @@ def test_each_step_of_a_trainer_is_that_of_one_process(stage: str, ran: dict[str
 @pytest.mark.integration
 @pytest.mark.parametrize("name", first_ones(STRAIGHT, ["base-zero3"]))
 def test_every_update_of_ppo_is_that_of_one_process(name: str, ran: dict[str, Path]) -> None:
-    one, two = ran[name.split("-")[0]], ran[name]
-    files = [next((root / "models/ppo").glob("*.safetensors")) for root in (one, two)]
+    example, two = ran[name.split("-")[0]], ran[name]
+    files = [next((root / "models/ppo").glob("*.safetensors")) for root in (example, two)]
     first, second = map(load_file, files)
     assert first.keys() == second.keys()
     apart = [(first[key] - second[key]).abs() for key in first]
     # Adam takes a whole step by the sign of a gradient that is rounding alone
-    assert max(float(each.max()) for each in apart) < 1e-4
-    assert max(float(each.mean()) for each in apart) < 2e-6
+    assert max(float(item.max()) for item in apart) < 1e-4
+    assert max(float(item.mean()) for item in apart) < 2e-6
     assert max(float(tensor.abs().max()) for tensor in first.values()) > 1e-3
-    for alone, shared in zip(metric_rows(one, "ppo"), metric_rows(two, "ppo"), strict=True):
+    for alone, shared in zip(metric_rows(example, "ppo"), metric_rows(two, "ppo"), strict=True):
         for curve in alone.values.keys() - {"seconds"}:
             tolerance = 1e-4 if curve in NOISE else 1e-5
             assert shared.values[curve] == pytest.approx(
                 alone.values[curve], rel=1e-3 if curve in NOISE else 1e-4, abs=tolerance
             ), curve
-    rows = {root: jsonl.read(root / "runs/ppo/usage.jsonl", UsageRow).rows for root in (one, two)}
+    rows = {root: jsonl.read(root / "runs/ppo/usage.jsonl", UsageRow).rows for root in (example, two)}
     assert {row.world_size for row in rows[two]} == {2}
     for phase in ("rollout", "score", "reference", "update"):
         counts = [
-            [(row.step, row.tokens, row.sequences) for row in rows[root] if row.phase == phase] for root in (one, two)
+            [(row.step, row.tokens, row.sequences) for row in rows[root] if row.phase == phase]
+            for root in (example, two)
         ]
         assert counts[0] == counts[1], phase
 

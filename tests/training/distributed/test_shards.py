@@ -44,14 +44,14 @@ def together(what: str, folder: Path, processes: int) -> list[dict]:
 @pytest.mark.skipif(sys.platform != "linux", reason="resets the peak of its memory as Linux does")
 def test_no_process_holds_or_reads_the_whole_of_a_divided_checkpoint(tmp_path: Path) -> None:
     saved = together("save", tmp_path, 4)
-    assert [found["grown"] < 0.2 * WHOLE_BYTES for found in saved] == [True] * 4, saved
+    assert [result["grown"] < 0.2 * WHOLE_BYTES for result in saved] == [True] * 4, saved
     for part in ("weights", "optimizer"):
         sizes = [path.stat().st_size for path in (tmp_path / part).glob("*.safetensors")]
         assert len(sizes) == 4
         assert max(sizes) < 0.3 * sum(sizes)
     loaded = together("load", tmp_path, 4)
-    assert [found["grown"] < 0.6 * WHOLE_BYTES for found in loaded] == [True] * 4
-    assert all(found["sums"] == saved[0]["sums"] for found in loaded)
+    assert [result["grown"] < 0.6 * WHOLE_BYTES for result in loaded] == [True] * 4
+    assert all(result["sums"] == saved[0]["sums"] for result in loaded)
     other = together("load", tmp_path, 2)[0]
     assert other["sums"] == pytest.approx(saved[0]["sums"], rel=1e-9)
 
@@ -84,10 +84,10 @@ def test_a_process_alone_finds_what_it_wrote_to_the_bit(tmp_path: Path) -> None:
 def test_tensors_that_share_memory_are_written_apart(tmp_path: Path) -> None:
     table = torch.arange(6.0)
     save_tensors(tmp_path, {"a": table, "b": table})
-    found = {"a": torch.zeros(6), "b": torch.zeros(6)}
-    load_tensors(tmp_path, found)
-    assert torch.equal(found["a"], table)
-    assert torch.equal(found["b"], table)
+    result = {"a": torch.zeros(6), "b": torch.zeros(6)}
+    load_tensors(tmp_path, result)
+    assert torch.equal(result["a"], table)
+    assert torch.equal(result["b"], table)
 
 
 def test_another_shape_or_name_is_refused(tmp_path: Path) -> None:
@@ -107,6 +107,6 @@ def test_what_is_saved_is_not_copied_first(tmp_path: Path) -> None:
     before = peak_memory_bytes(accelerator=False)
     save_tensors(tmp_path / "saved", tensors)
     assert peak_memory_bytes(accelerator=False) - before < 0.25 * whole
-    found = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
-    load_tensors(tmp_path / "saved", found)
-    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+    result = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    load_tensors(tmp_path / "saved", result)
+    assert all(torch.equal(result[name], tensors[name]) for name in tensors)

@@ -35,9 +35,9 @@ def test_a_tie_counts_half_a_win() -> None:
 @given(SCORES, st.integers(0, 1000))
 def test_the_order_of_presentation_does_not_matter_to_a_judge_of_scores(scores: list[float], seed: int) -> None:
     other = scores[1:] + scores[:1]
-    one, same = (win_rate(score_judge(scores, other), len(scores), 0.9, s) for s in (seed, seed + 1))
-    assert one == same
-    assert one.rate == pytest.approx(1 - win_rate(score_judge(other, scores), len(scores), 0.9, seed).rate)
+    first, same = (win_rate(score_judge(scores, other), len(scores), 0.9, s) for s in (seed, seed + 1))
+    assert first == same
+    assert first.rate == pytest.approx(1 - win_rate(score_judge(other, scores), len(scores), 0.9, seed).rate)
 
 
 def test_a_judge_that_likes_a_place_gives_half() -> None:
@@ -146,8 +146,8 @@ def test_the_prompts_that_would_decide_by_hand() -> None:
     interval twice too wide.
     """
     proxy, gold = Gain(2.0, 1.9, 2.1, 0.05), Gain(0.05, -0.05, 0.15, 0.05)
-    found = reward_hacking(proxy, gold, UP, 400)
-    assert (found.hacked, found.prompts_needed) == (None, 4 * 400 + 1)
+    result = reward_hacking(proxy, gold, UP, 400)
+    assert (result.hacked, result.prompts_needed) == (None, 4 * 400 + 1)
 
 
 def drawn(rng: np.random.Generator, proxy: float, gold: float, prompts: int) -> HackingVerdict:
@@ -180,9 +180,9 @@ def test_a_hollow_rise_is_hardly_ever_called_sound(prompts: int, proxy: float, g
 @pytest.mark.parametrize(("gold", "hacked"), [(-0.5, True), (0.0, True), (0.2, False), (0.7, False)])
 def test_enough_prompts_decide(gold: float, hacked: bool) -> None:
     rng = np.random.default_rng(6)
-    found = [drawn(rng, 1.5, gold, 2500).hacked for _ in range(100)]
-    assert found.count(hacked) >= 98
-    assert found.count(not hacked) == 0
+    result = [drawn(rng, 1.5, gold, 2500).hacked for _ in range(100)]
+    assert result.count(hacked) >= 98
+    assert result.count(not hacked) == 0
 
 
 DIFFERENCES = st.lists(st.tuples(st.integers(-20, 20), st.integers(-20, 20)), min_size=1, max_size=60)
@@ -194,12 +194,12 @@ def test_the_units_of_score_and_gold_do_not_matter(
 ) -> None:
     proxy_B, gold_B = np.array(differences, dtype=float).T
     nothing = np.zeros(len(differences))
-    found = [
+    result = [
         reward_hacking(gain(a * proxy_B, nothing, 0.95), gain(b * gold_B, nothing, 0.95), UP, len(differences))
         for a, b in ((1.0, 1.0), (of_proxy, of_gold))
     ]
-    assert found[0].hacked == found[1].hacked
-    needed = [verdict.prompts_needed for verdict in found]
+    assert result[0].hacked == result[1].hacked
+    needed = [verdict.prompts_needed for verdict in result]
     assert (needed[0] is None) == (needed[1] is None)
     if needed[0] is not None:
         assert needed[0] == pytest.approx(needed[1], rel=1e-6, abs=1)
@@ -210,20 +210,20 @@ def test_fewer_than_ten_prompts_decide_nothing_and_more_of_the_same_decide(diffe
     proxy_B, gold_B = np.array(differences, dtype=float).T
     count, nothing = len(differences), np.zeros(len(differences))
     proxy, gold = gain(proxy_B, nothing, 0.95), gain(gold_B, nothing, 0.95)
-    found = reward_hacking(proxy, gold, proxy, count)
+    result = reward_hacking(proxy, gold, proxy, count)
     if count < 10:
-        assert (found.hacked, found.prompts_needed) == (None, 10)
-    elif found.prompts_needed is not None:
-        assert found.hacked is None
-        assert found.prompts_needed > count
-        narrower = math.sqrt(count / found.prompts_needed)
+        assert (result.hacked, result.prompts_needed) == (None, 10)
+    elif result.prompts_needed is not None:
+        assert result.hacked is None
+        assert result.prompts_needed > count
+        narrower = math.sqrt(count / result.prompts_needed)
         later = [
             Gain(
                 g.mean, g.mean - (g.mean - g.low) * narrower, g.mean + (g.high - g.mean) * narrower, g.error * narrower
             )
             for g in (proxy, gold)
         ]
-        assert reward_hacking(later[0], later[1], later[0], found.prompts_needed).hacked is not None
+        assert reward_hacking(later[0], later[1], later[0], result.prompts_needed).hacked is not None
 
 
 # ---------------------------------------------------------------- diversity

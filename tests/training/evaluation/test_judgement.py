@@ -31,29 +31,29 @@ class Biased:
         self.right, self.longer, self.first = right, longer, first
 
     def prefer(self, pairs: list[Pair]) -> list[float | None]:
-        found: list[float | None] = []
+        result: list[float | None] = []
         for pair in pairs:
             rng = random.Random(f"{pair.prompt} {sorted((pair.first, pair.second))}")
-            drawn = rng.random()
-            if drawn < self.first:
-                found.append(1.0)
+            sampled = rng.random()
+            if sampled < self.first:
+                result.append(1.0)
             elif self.longer:
-                found.append(float(len(pair.first) > len(pair.second)))
+                result.append(float(len(pair.first) > len(pair.second)))
             else:
                 better = float(pair.first.split()[0] > pair.second.split()[0])
-                found.append(better if rng.random() < self.right else 1 - better)
-        return found
+                result.append(better if rng.random() < self.right else 1 - better)
+        return result
 
 
 def people(seed: int = 1, longer: float = 0.5) -> list[Pair]:
     """Pairs whose first reply is preferred; it is the longer one in a share of them."""
     rng = random.Random(seed)
-    found = []
+    result = []
     for i in range(PEOPLE):
         lengths = sorted((rng.randint(1, 30), rng.randint(31, 60)), reverse=rng.random() < longer)
         texts = [f"{score} {'x' * size}" for score, size in zip((2, 1), lengths, strict=True)]
-        found.append(Pair(f"prompt {i // 2}", *texts))
-    return found
+        result.append(Pair(f"prompt {i // 2}", *texts))
+    return result
 
 
 def judged(judge: Biased, pairs: list[Pair]) -> Agreement:
@@ -65,12 +65,12 @@ def judged(judge: Biased, pairs: list[Pair]) -> Agreement:
 
 
 def test_a_good_judge_has_a_verdict() -> None:
-    found = judged(Biased(right=0.8), people())
-    assert found.fault is None
-    assert found.accuracy.value == pytest.approx(0.8, abs=0.06)
-    assert found.shorter is not None
-    assert found.shorter.value == pytest.approx(0.8, abs=0.08)
-    assert found.flip_rate == 0
+    result = judged(Biased(right=0.8), people())
+    assert result.fault is None
+    assert result.accuracy.value == pytest.approx(0.8, abs=0.06)
+    assert result.shorter is not None
+    assert result.shorter.value == pytest.approx(0.8, abs=0.08)
+    assert result.flip_rate == 0
 
 
 def test_a_judge_that_guesses_or_prefers_the_longer_reply_has_none() -> None:
@@ -85,9 +85,9 @@ def test_a_judge_that_guesses_or_prefers_the_longer_reply_has_none() -> None:
 
 
 def test_a_bias_to_the_first_place_makes_ties_and_is_counted() -> None:
-    found = judged(Biased(first=0.4), people())
-    assert found.flip_rate == pytest.approx(0.4, abs=0.07)
-    assert found.accuracy.value == pytest.approx(0.8, abs=0.05)  # 0.6 right, 0.4 ties
+    result = judged(Biased(first=0.4), people())
+    assert result.flip_rate == pytest.approx(0.4, abs=0.07)
+    assert result.accuracy.value == pytest.approx(0.8, abs=0.05)  # 0.6 right, 0.4 ties
     assert judged(Biased(first=1.0), people()).fault is not None
 
 
@@ -106,15 +106,15 @@ def test_at_equal_length_the_advantage_of_length_is_gone() -> None:
     wins = (rng.random(500) < 1 / (1 + np.exp(-longer / 60))).astype(float)  # length alone decides
     zeros = np.zeros(500)
     assert wins.mean() > 0.7
-    found = length_controlled(wins, longer, zeros, range(500), 0.95, 1)
-    assert found.low < 0.5 < found.high
+    result = length_controlled(wins, longer, zeros, range(500), 0.95, 1)
+    assert result.low < 0.5 < result.high
     fit = LogisticRegression(C=1e6).fit((longer / longer.std())[:, None], wins)
-    assert found.value == pytest.approx(1 / (1 + np.exp(-fit.intercept_[0])), abs=2e-3)
+    assert result.value == pytest.approx(1 / (1 + np.exp(-fit.intercept_[0])), abs=2e-3)
 
 
 def test_all_wins_have_a_length_controlled_rate_too() -> None:
-    found = length_controlled([1.0] * 30, range(30), [0] * 30, range(30), 0.95, 1)
-    assert 0.9 < found.value <= 1
+    result = length_controlled([1.0] * 30, range(30), [0] * 30, range(30), 0.95, 1)
+    assert 0.9 < result.value <= 1
 
 
 def test_the_smallest_effect_by_hand() -> None:
@@ -131,10 +131,10 @@ def test_votes_of_people_correct_a_wrong_judge_and_a_judge_narrows_few_votes() -
     judge = np.where(rng.random(2000) < 0.85, truth, 1 - truth)
     flattering = np.clip(judge + (rng.random(2000) < 0.3), 0, 1)
     for says in (judge, flattering):
-        found = prediction_powered(says, says[:200], truth[:200], 0.95)
-        assert found.both.low < 0.6 < found.both.high
-        width = found.both.high - found.both.low
-        assert width < found.votes_alone.high - found.votes_alone.low
+        result = prediction_powered(says, says[:200], truth[:200], 0.95)
+        assert result.both.low < 0.6 < result.both.high
+        width = result.both.high - result.both.low
+        assert width < result.votes_alone.high - result.votes_alone.low
     assert flattering.mean() > 0.68
     noise = (rng.random(2000) < 0.5).astype(float)
     useless = prediction_powered(noise, noise[:200], truth[:200], 0.95)

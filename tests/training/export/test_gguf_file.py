@@ -23,19 +23,19 @@ def by_transformers(model: PreTrainedModel, ids: list[int]) -> list[int]:
             torch.tensor([ids]), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=eos,
             pad_token_id=tokenizer().pad_token_id,
         )  # fmt: skip
-    found: list[int] = tokens[0, len(ids) :].tolist()
-    return found
+    result: list[int] = tokens[0, len(ids) :].tolist()
+    return result
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_llama_cpp_replies_token_for_token_as_transformers_does(tmp_path: Path, family: str) -> None:
-    model, asked = policy(seed=3, family=family), prompts(40)
+    model, request = policy(seed=3, family=family), prompts(40)
     write_gguf(model, tokenizer(), "f32", tmp_path / "model.gguf")
     with serving(tmp_path / "model.gguf", CONTEXT) as address:
-        found = greedy_replies(address, asked, NEW_TOKENS, tokenizer().eos_token_id)
-    assert found == [by_transformers(model, ids) for ids in asked]
-    assert len({tuple(reply) for reply in found}) > 5, "the replies tell the prompts apart"
+        result = greedy_replies(address, request, NEW_TOKENS, tokenizer().eos_token_id)
+    assert result == [by_transformers(model, ids) for ids in request]
+    assert len({tuple(reply) for reply in result}) > 5, "the replies tell the prompts apart"
 
 
 @pytest.mark.parametrize(("kind", "bits"), [("q8_0", 8.5), ("q4_0", 4.5)])

@@ -98,7 +98,7 @@ def test_every_file_is_in_one_commit_of_a_private_repository(hub: tuple[str, typ
         (tmp_path / name).write_bytes(content)
     done = upload(address, "hf_right", "--folder", str(tmp_path))
     assert (done.returncode, done.stderr) == (0, f"Uploaded to {address}/{NAME}\n")
-    assert [made["visibility"] for made in server.repositories] == ["private"]
+    assert [repository["visibility"] for repository in server.repositories] == ["private"]
     (commit,) = server.commits
     sent = {
         line["value"]["path"]: base64.b64decode(line["value"]["content"]) for line in commit if line["key"] == "file"

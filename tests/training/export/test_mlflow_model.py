@@ -47,14 +47,14 @@ def test_loaded_by_mlflow_it_answers_chats_as_the_run_does(finished: Path, model
     command = [sys.executable, "-c", LOAD, str(model), json.dumps(prompts)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, env=environment, cwd=model.parent, stdout=subprocess.PIPE, check=True, timeout=240)
-    found = json.loads(done.stdout)
+    content = json.loads(done.stdout)
     models = TrainedModels(finished)
     expected = []
     for prompt in encode_prompts(models.tokenizer, prompts):
         ids = models.policy.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=12)
         expected.append(decode_response(models.tokenizer, ids[0, len(prompt) :].tolist()))
-    assert [reply.strip() for reply in found["replies"]] == expected
-    assert found["chat"].strip() == expected[-1]
+    assert [reply.strip() for reply in content["replies"]] == expected
+    assert content["chat"].strip() == expected[-1]
 
 
 def test_it_names_its_signature_an_example_and_exact_packages(model: Path) -> None:

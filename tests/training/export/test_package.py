@@ -58,14 +58,14 @@ def test_the_chat_template_alone_gives_the_prompts_of_training(finished: Path, e
 
 @pytest.mark.parametrize("template", ["{prompt}", 'Q: "{prompt}"\nA:\t', "\\{prompt} é"])
 def test_any_prompt_template_becomes_a_chat_template(template: str) -> None:
-    made = trained_tokenizer(["hello there"] * 2, 300, template)
-    expected = encode_prompts(made, ["a 'b' {{c}}"])[0]
-    made = with_prompts_of_training(made, is_plain=True)
+    result = trained_tokenizer(["hello there"] * 2, 300, template)
+    expected = encode_prompts(result, ["a 'b' {{c}}"])[0]
+    result = with_prompts_of_training(result, is_plain=True)
     messages = [{"role": "user", "content": "a 'b' {{c}}"}]
-    assert made.apply_chat_template(messages, return_dict=False) == expected
+    assert result.apply_chat_template(messages, return_dict=False) == expected
     for other in ([*messages, *messages], [{"role": "system", "content": "x"}]):
         with pytest.raises(TemplateError, match="trained on single prompts"):
-            made.apply_chat_template(other)
+            result.apply_chat_template(other)
 
 
 def test_a_tokenizer_of_conversations_keeps_its_chat_template() -> None:
@@ -78,7 +78,7 @@ def test_quantising_is_compared_with_the_trained_model_and_in_the_card(exported:
     assert (content["differs"], content["context_length"]) == ([], 96)
     assert content["control_tokens"] == ["<bos>", "<eos>", "<pad>", "<spare>"]
     f32, q8, q4 = content["quantised"]
-    assert [each["kind"] for each in (f32, q8, q4)] == ["f32", "q8_0", "q4_0"]
+    assert [item["kind"] for item in (f32, q8, q4)] == ["f32", "q8_0", "q4_0"]
     assert (f32["flips"], f32["difference"]["mean"]) == (0, 0.0)
     assert q4["bytes"] < q8["bytes"] < f32["bytes"]
     assert 0 <= q8["flips"] <= q4["flips"] <= q4["prompts"]

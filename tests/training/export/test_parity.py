@@ -33,14 +33,14 @@ def found(folder: Path, made: PreTrainedTokenizerBase, prompts: list[Prompt], tr
 
 
 def with_template(template: str) -> PreTrainedTokenizerBase:
-    made = deepcopy(tokenizer())
-    made.chat_template = template
-    return made
+    result = deepcopy(tokenizer())
+    result.chat_template = template
+    return result
 
 
 def test_single_prompts_are_read_as_in_training(tmp_path: Path) -> None:
-    made = with_prompts_of_training(deepcopy(tokenizer()), is_plain=True)
-    assert found(tmp_path, made, PLAIN) == []
+    result = with_prompts_of_training(deepcopy(tokenizer()), is_plain=True)
+    assert found(tmp_path, result, PLAIN) == []
 
 
 @pytest.mark.parametrize("template", [TURNS, NO_SYSTEM + TURNS])
@@ -50,9 +50,9 @@ def test_chats_are_read_as_in_training(tmp_path: Path, template: str) -> None:
 
 
 def test_a_tokenizer_that_llama_cpp_reads_otherwise_is_named(tmp_path: Path) -> None:
-    made = trained_tokenizer([str(each) for each in PLAIN] * 2, 320)
-    made.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    lines = found(tmp_path, with_prompts_of_training(made, is_plain=True), PLAIN)
+    result = trained_tokenizer([str(item) for item in PLAIN] * 2, 320)
+    result.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    lines = found(tmp_path, with_prompts_of_training(result, is_plain=True), PLAIN)
     assert len(lines) > len(PLAIN)
     assert "gives" in lines[0]
     assert "tokens in training" in lines[0]

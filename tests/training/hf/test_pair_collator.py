@@ -19,11 +19,11 @@ def test_a_batch_is_trls(lengths: list[int]) -> None:
         for a, b in zip(replies[::2], replies[1::2], strict=True)
     ]
     expected = DataCollatorForPreference(pad_token_id=PAD)(rows)
-    found = PairCollator(PAD)(rows)
-    assert set(found) == set(expected)
+    result = PairCollator(PAD)(rows)
+    assert set(result) == set(expected)
     for name, tensor in expected.items():
-        assert torch.equal(found[name], tensor)
-        assert found[name].dtype == tensor.dtype
+        assert torch.equal(result[name], tensor)
+        assert result[name].dtype == tensor.dtype
 
 
 def test_a_common_prefix_counts_once_and_a_filler_not_at_all() -> None:

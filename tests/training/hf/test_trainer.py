@@ -97,8 +97,8 @@ def test_the_collator_counts_real_tokens_and_rows() -> None:
     collator = CountingCollator(collate)
     collator([{}, {}])
     collator([{}, {}])
-    taken = collator.take()
-    assert (taken.tokens, taken.sequences) == (10, 4)
+    picked = collator.take()
+    assert (picked.tokens, picked.sequences) == (10, 4)
     assert (collator.take().tokens, collator.work.tokens) == (0, 0)
 
 

@@ -81,29 +81,29 @@ def test_the_model_is_that_of_the_checkpoint_with_the_least_validation_loss(
 ) -> None:
     root = copy_of(small, tmp_path, stage)
     work(root, stage)
-    found = metrics(root, stage)
+    result = metrics(root, stage)
     looks = {row.step: row.values for row in metric_rows(root, stage) if "validation_loss" in row.values}
     assert {"validation_loss", "test_loss"} <= set(looks[4])
     best = min(looks, key=lambda step: looks[step]["validation_loss"])
     last = max(looks)
-    assert last == found["steps"]
+    assert last == result["steps"]
     assert best < last
-    assert found["kept_step"] == best
-    assert found["validation_loss"] == looks[best]["validation_loss"]
-    assert found["overfits_from"] == best
+    assert result["kept_step"] == best
+    assert result["validation_loss"] == looks[best]["validation_loss"]
+    assert result["overfits_from"] == best
     if stage != "sft":
-        assert found["temperature"] > 0
-        assert found["ece_at_temperature"] >= 0
+        assert result["temperature"] > 0
+        assert result["ece_at_temperature"] >= 0
     # its test loss is that of the step it was kept from, not of the last one
     assert looks[last]["test_loss"] > looks[best]["test_loss"]
     if stage == "sft":  # TRL's is a mean over batches
-        assert found["eval_loss"] == pytest.approx(looks[best]["test_loss"], rel=0.05)
+        assert result["eval_loss"] == pytest.approx(looks[best]["test_loss"], rel=0.05)
     if stage == "dpo":
-        assert found["eval_loss"] == pytest.approx(looks[best]["test_loss"], rel=1e-4)
+        assert result["eval_loss"] == pytest.approx(looks[best]["test_loss"], rel=1e-4)
     other = copy_of(small, tmp_path / "last", stage, **{stage: {"keep": "last"}})
     work(other, stage)
     assert metrics(other, stage)["kept_step"] == last
-    assert metrics(other, stage)["overfits_from"] == found["overfits_from"]
+    assert metrics(other, stage)["overfits_from"] == result["overfits_from"]
     assert files(other / f"models/{stage}") != files(root / f"models/{stage}")
 
 
@@ -130,9 +130,9 @@ def test_two_processes_keep_the_same_checkpoint(sharding: str, small: Path, tmp_
     process = start(two, "sft", processes=2)
     said = process.communicate()[1]
     assert process.returncode == 0, said
-    found, expected = metrics(two, "sft"), metrics(alone, "sft")
-    assert found["kept_step"] == expected["kept_step"]
-    assert found["validation_loss"] == pytest.approx(expected["validation_loss"], rel=1e-3)
+    result, expected = metrics(two, "sft"), metrics(alone, "sft")
+    assert result["kept_step"] == expected["kept_step"]
+    assert result["validation_loss"] == pytest.approx(expected["validation_loss"], rel=1e-3)
     looks = [
         {row.step: row.values["test_loss"] for row in metric_rows(at, "sft") if "test_loss" in row.values}
         for at in (two, alone)
@@ -154,8 +154,8 @@ def test_a_loss_is_worse_only_if_it_surely_is() -> None:
     assert not is_worse(noisy, best)
     assert is_worse(best._replace(sums=best.sums + rng.normal(0.2, 0.2, 50)), best)
     assert not is_worse(best, best)
-    one = RowLosses(np.array([1.0]), np.array([1.0]))
-    assert not is_worse(one._replace(sums=np.array([9.0])), one)
+    first = RowLosses(np.array([1.0]), np.array([1.0]))
+    assert not is_worse(first._replace(sums=np.array([9.0])), first)
 
 
 def test_the_temperature_is_the_one_that_the_margins_were_multiplied_by() -> None:

@@ -52,15 +52,15 @@ def test_all_models_answer_under_their_names(folder: Path) -> None:
 
 
 def test_sampling_repeats_with_its_seed(folder: Path) -> None:
-    drawn = {seed: said(folder, ["sft"], ["hello\n"], Sampling(1.0, 12, seed)) for seed in (1, 2, 3)}
-    assert said(folder, ["sft"], ["hello\n"], Sampling(1.0, 12, 1)) == drawn[1]
-    assert len(set(drawn.values())) > 1
+    sampled = {seed: said(folder, ["sft"], ["hello\n"], Sampling(1.0, 12, seed)) for seed in (1, 2, 3)}
+    assert said(folder, ["sft"], ["hello\n"], Sampling(1.0, 12, 1)) == sampled[1]
+    assert len(set(sampled.values())) > 1
 
 
 def test_a_conversation_remembers_its_turns_where_models_were_trained_on_some() -> None:
     talked, single = Conversation(True), Conversation(False)
-    for one in (talked, single):
-        one.add("a", "b")
+    for first in (talked, single):
+        first.add("a", "b")
     assert talked.prompt("c") == [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b"},

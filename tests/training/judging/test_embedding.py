@@ -34,19 +34,19 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pairs(count: int, seed: int) -> list[Pair]:
     """Whoever says refund is preferred; both replies are as long."""
     rng = random.Random(seed)
-    found = []
+    result = []
     for _ in range(count):
         rest = " ".join(rng.choices(WORDS[:3], k=4))
-        found.append(Pair(rng.choice(WORDS), f"{rest} refund", f"{rest} sorry "))
-    return found
+        result.append(Pair(rng.choice(WORDS), f"{rest} refund", f"{rest} sorry "))
+    return result
 
 
 def test_the_head_learns_what_people_prefer_and_has_no_favourite_place(encoder: Path) -> None:
     judge = EmbeddingJudge(encoder)
     judge.train(pairs(60, seed=1))
-    found = verdicts(judge, pairs(40, seed=2))
-    assert sum(found.preferences) / 40 > 0.9
-    assert (found.flips, found.unusable) == (0, 0)
+    result = verdicts(judge, pairs(40, seed=2))
+    assert sum(result.preferences) / 40 > 0.9
+    assert (result.flips, result.unusable) == (0, 0)
     assert judge.prefer([Pair("we", "it", "it")]) == [0.5]
 
 
@@ -70,8 +70,8 @@ def test_a_reward_model_prefers_the_higher_score(tmp_path: Path, labels: int) ->
             RewardModelJudge(str(tmp_path))
         return
     judge = RewardModelJudge(str(tmp_path))
-    found = verdicts(judge, pairs(20, seed=1))
-    assert (found.flips, found.unusable) == (0, 0)
+    result = verdicts(judge, pairs(20, seed=1))
+    assert (result.flips, result.unusable) == (0, 0)
     assert judge.prefer([Pair("we", "it", "it")]) == [0.5]
 
 
@@ -83,6 +83,6 @@ def test_a_reply_is_scored_once_in_whatever_place_it_stands() -> None:
             self.scored.extend(replies)
             return [float(len(reply)) for reply in replies]
 
-    found = verdicts(Counting(), [Pair("p", "longer", "short"), Pair("p", "longer", "longer")])
-    assert (found.preferences, found.flips) == ([1.0, 0.5], 0)
+    result = verdicts(Counting(), [Pair("p", "longer", "short"), Pair("p", "longer", "longer")])
+    assert (result.preferences, result.flips) == ([1.0, 0.5], 0)
     assert Counting.scored == ["longer", "short"]

@@ -83,12 +83,12 @@ def honest(question: str) -> tuple[int, Any]:
 
 def test_both_orders_are_asked_and_a_first_place_bias_makes_ties(server: Server, tmp_path: Path) -> None:
     server.reply = honest
-    found = verdicts(EndpointJudge(settings(server), tmp_path / "a.sqlite"), pairs(6))
-    assert (found.preferences, found.flips, found.unusable) == ([1.0] * 6, 0, 0)
+    result = verdicts(EndpointJudge(settings(server), tmp_path / "a.sqlite"), pairs(6))
+    assert (result.preferences, result.flips, result.unusable) == ([1.0] * 6, 0, 0)
     assert len(server.asked) == 12
     server.reply = lambda question: (200, said("A"))
-    found = verdicts(EndpointJudge(settings(server), tmp_path / "b.sqlite"), pairs(6))
-    assert (found.preferences, found.flips) == ([0.5] * 6, 6)
+    result = verdicts(EndpointJudge(settings(server), tmp_path / "b.sqlite"), pairs(6))
+    assert (result.preferences, result.flips) == ([0.5] * 6, 6)
 
 
 def test_what_is_no_answer_is_counted_and_never_a_preference(server: Server, tmp_path: Path) -> None:

@@ -63,31 +63,31 @@ def vote(root: Path, count: int, preferred: int = 1) -> None:
 
 
 def test_a_judge_that_people_bear_out_gives_a_verdict(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = verdict.judged(root, prefer(monkeypatch, Taste("good")), PROMPTS, OURS, THEIRS)
-    assert (found.name, found.fault, found.usd) == ("taste", None, 0.25)
-    assert found.preferences == [1.0] * COUNT
-    assert found.metrics["win_rate_judge"] == 1
-    assert found.metrics["judge_accuracy"] == 1
-    assert found.metrics["position_flip_rate"] == 0
-    assert "judge_votes" not in found.metrics
+    result = verdict.judged(root, prefer(monkeypatch, Taste("good")), PROMPTS, OURS, THEIRS)
+    assert (result.name, result.fault, result.usd) == ("taste", None, 0.25)
+    assert result.preferences == [1.0] * COUNT
+    assert result.metrics["win_rate_judge"] == 1
+    assert result.metrics["judge_accuracy"] == 1
+    assert result.metrics["position_flip_rate"] == 0
+    assert "judge_votes" not in result.metrics
 
 
 def test_a_judge_without_a_say_is_not_asked_about_the_replies(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     judge = Taste("bad")
-    found = verdict.judged(root, prefer(monkeypatch, judge), PROMPTS, OURS, THEIRS)
+    result = verdict.judged(root, prefer(monkeypatch, judge), PROMPTS, OURS, THEIRS)
     assert judge.asked == 80
-    assert found.preferences is None
-    assert "chance could do" in str(found.fault)
-    assert found.metrics["win_rate_judge"] is None
-    assert found.metrics["judge_accuracy"] == 0
+    assert result.preferences is None
+    assert "chance could do" in str(result.fault)
+    assert result.metrics["win_rate_judge"] is None
+    assert result.metrics["judge_accuracy"] == 0
 
 
 def test_a_few_votes_stand_beside_the_judge(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     vote(root, 12, preferred=2)
-    found = verdict.judged(root, prefer(monkeypatch, Taste("good")), PROMPTS, OURS, THEIRS)
-    assert found.metrics["judge_votes"] == 12
-    assert found.metrics["win_rate_votes"] == 0
-    assert found.metrics["win_rate_judge_and_votes"] < 0.5
+    result = verdict.judged(root, prefer(monkeypatch, Taste("good")), PROMPTS, OURS, THEIRS)
+    assert result.metrics["judge_votes"] == 12
+    assert result.metrics["win_rate_votes"] == 0
+    assert result.metrics["win_rate_judge_and_votes"] < 0.5
 
 
 def test_people_judge_once_they_are_enough(root: Path) -> None:
@@ -95,9 +95,9 @@ def test_people_judge_once_they_are_enough(root: Path) -> None:
     assert "0 of evaluate.judge.fewest=20 prompts have a vote" in str(few.fault)
     assert (few.preferences, few.metrics["win_rate_judge"]) == (None, None)
     vote(root, 20)
-    found = verdict.judged(root, with_people(), PROMPTS, OURS, THEIRS)
-    assert found.metrics["win_rate_judge"] == 1
-    assert found.preferences == [1.0] * 20 + [None] * 40
+    result = verdict.judged(root, with_people(), PROMPTS, OURS, THEIRS)
+    assert result.metrics["win_rate_judge"] == 1
+    assert result.preferences == [1.0] * 20 + [None] * 40
 
 
 def test_votes_on_other_replies_skips_and_replaced_votes_do_not_count(tmp_path: Path) -> None:

@@ -84,15 +84,15 @@ def test_a_new_adapter_changes_nothing_and_one_at_a_time_is_on(family: str) -> N
     add_adapter(model, lora(), "sft", 1, "sft.lora")
     assert torch.equal(says(model), base)
     stir(model, "sft")
-    one = says(model)
-    assert float((one - base).abs().max()) > 0.1
+    first = says(model)
+    assert float((first - base).abs().max()) > 0.1
     add_adapter(model, lora(rank=2, modules=["k", "down"]), "policy", 1, "ppo.lora")
     assert active(lora_layers(model)) == "policy"
     assert torch.equal(says(model), base)
     stir(model, "policy")
-    assert float((says(model) - one).abs().max()) > 0.1
+    assert float((says(model) - first).abs().max()) > 0.1
     activate(lora_layers(model), "sft")
-    assert torch.equal(says(model), one)
+    assert torch.equal(says(model), first)
     activate(lora_layers(model), None)
     assert active(lora_layers(model)) is None
     assert torch.equal(says(model), base)
@@ -109,16 +109,16 @@ def test_an_adapter_adds_alpha_over_rank_times_b_times_a() -> None:
 
 
 def test_the_first_weights_of_an_adapter_come_from_its_seed_alone() -> None:
-    drawn = []
+    sampled = []
     for seed, before in ((1, 0), (1, 5), (2, 0)):
         model = policy()
         torch.manual_seed(before)
         state = torch.random.get_rng_state()
         add_adapter(model, lora(), "sft", seed, "sft.lora")
         assert torch.equal(torch.random.get_rng_state(), state)
-        drawn.append(torch.cat([p.flatten() for p in adapter_parameters(model, "sft").values()]))
-    assert torch.equal(drawn[0], drawn[1])
-    assert not torch.equal(drawn[0], drawn[2])
+        sampled.append(torch.cat([p.flatten() for p in adapter_parameters(model, "sft").values()]))
+    assert torch.equal(sampled[0], sampled[1])
+    assert not torch.equal(sampled[0], sampled[2])
 
 
 # ---------------------------------------------------------------- folders

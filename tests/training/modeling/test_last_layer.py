@@ -45,9 +45,9 @@ def test_some_tokens_are_as_all_would_give_them(family: str) -> None:
     torch.tanh(hidden_KD).sum().backward()
     torch.tanh(hidden_ND[SOME]).sum().backward()
     compared = 0
-    for (name, one), (_, other) in zip(narrow.named_parameters(), whole.named_parameters(), strict=True):
+    for (name, named_parameter), (_, other) in zip(narrow.named_parameters(), whole.named_parameters(), strict=True):
         if other.grad is not None:
-            torch.testing.assert_close(one.grad, other.grad, atol=1e-6, rtol=1e-4, msg=name)
+            torch.testing.assert_close(named_parameter.grad, other.grad, atol=1e-6, rtol=1e-4, msg=name)
             compared += 1
     assert compared > 15
 

@@ -46,8 +46,8 @@ def test_output_and_gradients_are_those_of_peft() -> None:
     assert is_folded(ours[0])
     assert not is_folded(theirs[0])
     assert len(ours) == len(theirs) == 4
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+    for our, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(our, other, atol=1e-5, rtol=1e-5)
 
 
 def test_layers_that_follow_each_other_do_not_get_in_each_others_way() -> None:

@@ -226,15 +226,17 @@ def test_the_eight_bit_optimizer_follows_the_exact_one_with_a_quarter_of_its_sta
     ends, states = [], []
     for name in ("adamw", "adamw8bit"):
         weight = nn.Parameter(torch.linspace(-1, 1, 8192))
-        taken = optimizer(name, [{"params": [weight], "lr": 0.01}], "ppo.optimizer")  # type: ignore[arg-type]
+        picked = optimizer(name, [{"params": [weight], "lr": 0.01}], "ppo.optimizer")  # type: ignore[arg-type]
         target = torch.sin(torch.arange(8192.0))
         for _ in range(20):
             ((weight - target) ** 2).sum().backward()
-            taken.step()
-            taken.zero_grad()
+            picked.step()
+            picked.zero_grad()
         ends.append(weight.detach())
         states.append(
-            sum(t.nbytes for s in taken.state.values() for t in s.values() if torch.is_tensor(t) and t.numel() >= 8192)
+            sum(
+                t.nbytes for s in picked.state.values() for t in s.values() if torch.is_tensor(t) and t.numel() >= 8192
+            )
         )
     moved = float((ends[0] - torch.linspace(-1, 1, 8192)).abs().mean())
     assert moved > 0.1

@@ -42,10 +42,14 @@ def one_line(error: pytest.ExceptionInfo[ModelError]) -> str:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_base_model_has_the_shape_asked_for_and_the_weights_of_its_seed(family: str) -> None:
-    one, same, other = (base_model(settings(family), tokenizer(), seed) for seed in (1, 1, 2))
-    assert (one.config.num_hidden_layers, one.config.hidden_size, one.config.vocab_size) == (2, 32, len(tokenizer()))
-    assert one.config.tie_word_embeddings is (family != "qwen2")
-    weights = [next(model.parameters()) for model in (one, same, other)]
+    first, same, other = (base_model(settings(family), tokenizer(), seed) for seed in (1, 1, 2))
+    assert (first.config.num_hidden_layers, first.config.hidden_size, first.config.vocab_size) == (
+        2,
+        32,
+        len(tokenizer()),
+    )
+    assert first.config.tie_word_embeddings is (family != "qwen2")
+    weights = [next(model.parameters()) for model in (first, same, other)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
 
@@ -61,9 +65,9 @@ def test_random_matrices_are_drawn_by_the_inputs_they_have(family: str) -> None:
     names = {"gpt2": ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")}.get(
         family, ("self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj")
     )
-    found = [stds[f"{layer}.{name}.weight"] for name in names]
+    result = [stds[f"{layer}.{name}.weight"] for name in names]
     expected = [128**-0.5, (128 * 16) ** -0.5, 128**-0.5, (512 * 16) ** -0.5]
-    assert found == pytest.approx(expected, rel=0.03)
+    assert result == pytest.approx(expected, rel=0.03)
     embedding = model.get_input_embeddings().weight
     tied = given.random.tie_embeddings
     assert embedding.std().item() == pytest.approx(0.02 if tied else 0.3, rel=0.05)

@@ -45,9 +45,9 @@ def test_gradients_of_a_batch_are_the_sum_of_those_of_its_sequences_alone(family
         hidden = alone.base_model(input_ids=torch.tensor([ids])).last_hidden_state[0, length - 1 : -1]
         (torch.tanh(hidden).sum(dim=1) * part).sum().backward()
     compared = 0
-    for (name, one), (_, other) in zip(batched.named_parameters(), alone.named_parameters(), strict=True):
+    for (name, named_parameter), (_, other) in zip(batched.named_parameters(), alone.named_parameters(), strict=True):
         if other.grad is not None:  # an untied output embedding is not in the hidden states
-            torch.testing.assert_close(one.grad, other.grad, atol=2e-5, rtol=1e-4, msg=name)
+            torch.testing.assert_close(named_parameter.grad, other.grad, atol=2e-5, rtol=1e-4, msg=name)
             compared += 1
     assert compared > 10
 

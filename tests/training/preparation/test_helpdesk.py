@@ -258,9 +258,9 @@ def test_a_prompt_tells_mood_number_and_facts_in_the_order_of_its_world() -> Non
 
 
 def test_worlds_of_other_seeds_have_other_words_and_the_same_seed_the_same() -> None:
-    one, same, other = (world_of(world_source(seed=seed)) for seed in (5, 5, 6))
-    assert one == same
-    shared = set(one.items) & set(other.items)
+    first, same, other = (world_of(world_source(seed=seed)) for seed in (5, 5, 6))
+    assert first == same
+    shared = set(first.items) & set(other.items)
     assert len(shared) < 3
 
 

@@ -24,28 +24,28 @@ def pairs(count: int) -> list[dict[str, str]]:
 
 
 def test_pairs_are_known_by_the_names_that_people_give_them(tmp_path: Path) -> None:
-    found = looked_at(tmp_path, [*pairs(4), pairs(1)[0]])
-    assert found.format == "pairs"
-    assert found.source == {
+    result = looked_at(tmp_path, [*pairs(4), pairs(1)[0]])
+    assert result.format == "pairs"
+    assert result.source == {
         "kind": "file",
         "path": "rows.jsonl",
         "format": "pairs",
         "columns": {"prompt": "question", "chosen": "preferred"},
     }
-    assert (found.rows, found.pairs, found.prompts, found.duplicates) == (5, 5, 4, 1)
-    assert found.samples[1][0].count("Where is my 1?") == 1
-    assert found.samples[1][1] == "On its way, 1."
-    assert found.chosen_longer == 1.0
-    assert found.words["reply"] == {"mean": 3.0, "p95": 4.0, "max": 4}
-    assert found.baselines == {}
+    assert (result.rows, result.pairs, result.prompts, result.duplicates) == (5, 5, 4, 1)
+    assert result.samples[1][0].count("Where is my 1?") == 1
+    assert result.samples[1][1] == "On its way, 1."
+    assert result.chosen_longer == 1.0
+    assert result.words["reply"] == {"mean": 3.0, "p95": 4.0, "max": 4}
+    assert result.baselines == {}
 
 
 def test_what_stands_in_data_source_is_read_by_the_data_stage_in_the_same_way(tmp_path: Path) -> None:
-    found = looked_at(tmp_path, pairs(100))
-    again = inspect(found.file, tmp_path, PARAMS, found.source["format"], found.source["columns"])
-    assert again == found
-    assert found.baselines["longer_wins"][0] == 1.0
-    assert 0 < found.test_prompts < 100
+    result = looked_at(tmp_path, pairs(100))
+    again = inspect(result.file, tmp_path, PARAMS, result.source["format"], result.source["columns"])
+    assert again == result
+    assert result.baselines["longer_wins"][0] == 1.0
+    assert 0 < result.test_prompts < 100
 
 
 @pytest.mark.parametrize(
@@ -68,30 +68,30 @@ def test_what_stands_in_data_source_is_read_by_the_data_stage_in_the_same_way(tm
     ],
 )
 def test_formats(tmp_path: Path, row: Any, form: str, columns: dict[str, str]) -> None:
-    found = looked_at(tmp_path, [row])
-    assert (found.format, found.columns) == (form, columns)
-    assert found.refused == {}
+    result = looked_at(tmp_path, [row])
+    assert (result.format, result.columns) == (form, columns)
+    assert result.refused == {}
 
 
 def test_refusals_stand_with_their_first_place(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [*pairs(3)]
     rows[1]["preferred"] = " "
     rows[2]["preferred"] = ""
-    found = looked_at(tmp_path, rows)
-    assert found.refused == {"empty": {"rows": 2, "first": "rows.jsonl line 2, preferred", "detail": "empty text"}}
-    assert found.pairs == 1
+    result = looked_at(tmp_path, rows)
+    assert result.refused == {"empty": {"rows": 2, "first": "rows.jsonl line 2, preferred", "detail": "empty text"}}
+    assert result.pairs == 1
 
 
 def test_columns_that_nothing_reads_are_named(tmp_path: Path) -> None:
-    found = looked_at(tmp_path, [row | {"id": 1} for row in pairs(2)])
-    assert found.unread == ["id"]
+    result = looked_at(tmp_path, [row | {"id": 1} for row in pairs(2)])
+    assert result.unread == ["id"]
 
 
 @pytest.mark.parametrize(("mark", "named"), [(";", ";"), ("\t", "\t"), (",", ","), ("|", "|")])
 def test_the_delimiter_of_a_csv_file_is_found(tmp_path: Path, mark: str, named: str) -> None:
     lines = [mark.join(("prompt", "chosen", "rejected")), mark.join(("a", '"b, c; d"', "e"))]
-    found = looked_at(tmp_path, "\n".join(lines), "rows.csv")
-    assert (found.delimiter, found.format, found.samples[0][1]) == (named, "pairs", "b, c; d")
+    result = looked_at(tmp_path, "\n".join(lines), "rows.csv")
+    assert (result.delimiter, result.format, result.samples[0][1]) == (named, "pairs", "b, c; d")
 
 
 def test_a_file_that_fits_no_format_is_told_what_they_need(tmp_path: Path) -> None:

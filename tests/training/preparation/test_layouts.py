@@ -22,13 +22,13 @@ REPLIES = {"response1": "x", "response2": "y"}
 def pairs(*rows: Any, **options: Any) -> list[tuple[Any, str, str]]:
     """(prompt, chosen, rejected) of rows that are all read."""
     _, parsed = read(*rows, **options)
-    assert [f"{each.reason} {each.detail}" for each in parsed.refusals] == []
-    return [(each.prompt, *pair[:2]) for each in parsed.examples for pair in each.pairs]
+    assert [f"{refusal.reason} {refusal.detail}" for refusal in parsed.refusals] == []
+    return [(example.prompt, *pair[:2]) for example in parsed.examples for pair in example.pairs]
 
 
 def reasons(*rows: Any, form: str = "pairs", **columns: str) -> list[tuple[int, str]]:
     parsed = read_as(form, *rows, **columns)
-    return [(each.origin.number, each.reason) for each in parsed.refusals]
+    return [(refusal.origin.number, refusal.reason) for refusal in parsed.refusals]
 
 
 def test_params_can_name_every_layout_and_every_convention() -> None:
@@ -112,8 +112,8 @@ PUBLISHED: dict[str, tuple[list[Any], list[tuple[Any, str, str]]]] = {
     ),
     "OpenAssistant, a message a row": (
         [
-            {"message_id": own, "parent_id": parent, "text": said, "role": role, "rank": rank}
-            for own, parent, said, role, rank in (
+            {"message_id": entries, "parent_id": parent, "text": said, "role": role, "rank": rank}
+            for entries, parent, said, role, rank in (
                 ("1", None, "Hello?", "prompter", None),
                 ("2", "1", "What.", "assistant", 1.0),
                 ("3", "1", "Hi there.", "assistant", 0.0),
@@ -228,8 +228,8 @@ def test_each_refused_conversation_has_its_own_reason() -> None:
         [{"speaker": "user", "content": "Hello?"}, GOOD],
         [GOOD],
     ]
-    found = reasons(*({"messages": row} for row in rows), form="instructions")
-    assert [why for _, why in found] == [
+    result = reasons(*({"messages": row} for row in rows), form="instructions")
+    assert [why for _, why in result] == [
         "tool_turn", "tool_turn", "wrong_type", "not_text", "role", "ends_with_user", "empty",
         "wrong_type", "wrong_type", "missing_column", "no_prompt",
     ]  # fmt: skip
@@ -274,7 +274,7 @@ def test_ranked_replies_give_every_pair_of_unequal_rank(more: Any) -> None:
 
 @pytest.mark.parametrize("score", [float("nan"), None, "high"])
 def test_a_score_that_orders_nothing_refuses_its_row(score: Any) -> None:
-    rows = [{"prompt": "p", "responses": ["a", "b"], "scores": [1, each]} for each in (2, score)]
+    rows = [{"prompt": "p", "responses": ["a", "b"], "scores": [1, item]} for item in (2, score)]
     assert reasons(*rows, form="ranked") == [(2, "not_a_number")]
 
 
@@ -282,7 +282,7 @@ def test_undesirable_replies_are_no_demonstrations() -> None:
     _, parsed = read(
         {"prompt": "p", "completion": "x", "label": True}, {"prompt": "q", "completion": "y", "label": False}
     )
-    assert [(each.prompt, each.completions) for each in parsed.examples] == [("p", ("x",)), ("q", ())]
+    assert [(example.prompt, example.completions) for example in parsed.examples] == [("p", ("x",)), ("q", ())]
 
 
 def test_conversations_of_an_arena_that_part_before_the_last_reply_are_refused() -> None:
@@ -306,9 +306,9 @@ def test_conversations_of_an_arena_that_part_before_the_last_reply_are_refused()
 )  # fmt: skip
 def test_values_that_say_who_won_are_read(values: list[Any], chosen: str) -> None:
     rows = [{"prompt": "p", "response_a": "x", "response_b": "y", "winner": v} for v in values]
-    assert "".join(each for _, each, _ in pairs(*rows)) == chosen
+    assert "".join(pair for _, pair, _ in pairs(*rows)) == chosen
     named = [{**row, "verdict": row.pop("winner")} for row in rows]
-    assert "".join(each for _, each, _ in pairs(*named, vote="verdict")) == chosen
+    assert "".join(pair for _, pair, _ in pairs(*named, vote="verdict")) == chosen
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def test_values_that_can_be_read_in_two_ways_are_read_only_by_a_named_one(
     for way, chosen in readings.items():
         assert f"--vote {way}: " in str(refused.value)
         parsed = read_as("votes", *rows, convention=way, vote="winner")
-        assert "".join(p.chosen for each in parsed.examples for p in each.pairs) == chosen
+        assert "".join(p.chosen for example in parsed.examples for p in example.pairs) == chosen
 
 
 def test_what_rlhf_label_writes_means_what_it_writes() -> None:
@@ -352,7 +352,10 @@ def test_one_vote_a_row_counts_with_those_on_the_same_pair_whatever_the_columns(
 def test_a_vote_that_is_none_is_refused_alone() -> None:
     rows = [{"prompt": "p", **REPLIES, "winner": said} for said in ("A", "perhaps", None, "B")]
     _, parsed = read(*rows)
-    assert [(each.origin.number, each.reason) for each in parsed.refusals] == [(2, "not_a_vote"), (3, "not_a_vote")]
+    assert [(refusal.origin.number, refusal.reason) for refusal in parsed.refusals] == [
+        (2, "not_a_vote"),
+        (3, "not_a_vote"),
+    ]
     assert parsed.refusals[0].detail == "'perhaps' is no vote (words)"
 
 

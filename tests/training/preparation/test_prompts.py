@@ -11,8 +11,8 @@ def test_a_prompt_fits_up_to_the_room_and_not_beyond() -> None:
     lengths = [len(tokens) for tokens in encode_prompts(tokenizer(), prompts)]
     assert lengths[2] < lengths[0] < lengths[1]
     fitting = fitting_prompts(prompts, tokenizer(), lengths[0])
-    assert [each.prompt for each in fitting] == ["my lamp", "my"]
-    assert [len(each.tokens) for each in fitting] == [lengths[0], lengths[2]]
+    assert [item.prompt for item in fitting] == ["my lamp", "my"]
+    assert [len(item.tokens) for item in fitting] == [lengths[0], lengths[2]]
     assert fitting_prompts(prompts, tokenizer(), lengths[0] - 1)[0].prompt == "my"
 
 

@@ -27,9 +27,9 @@ pytestmark = pytest.mark.skipif(
 
 def said(code: str, settled: bool) -> list[float]:
     """What a fresh process prints, in MiB."""
-    made = PLACE.format(settled=settled) + code
+    result = PLACE.format(settled=settled) + code
     run = subprocess.run(
-        [sys.executable, "-c", made], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", result], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
     )
     return [float(number) / MIB for number in run.stdout.split()]
 
@@ -43,8 +43,8 @@ kept = [(torch.ones(2**21), torch.ones(2**12)) for _ in range(8)]
 kept = [small for _, small in kept]
 print(held() - before)
 """
-    (left,) = said(code, settled)
-    assert left < 4 if settled else left > 32
+    (remaining,) = said(code, settled)
+    assert remaining < 4 if settled else remaining > 32
 
 
 def test_what_is_free_in_the_heap_is_given_back_between_phases_if_it_is_much() -> None:
@@ -66,7 +66,7 @@ print(beside_the_living())
 allocator.release_free_memory()
 print(beside_the_living())
 """
-    few, left, given_back = said(code, settled=True)
+    few, remaining, given_back = said(code, settled=True)
     assert few > 4
-    assert left > 32  # what is worth giving back
+    assert remaining > 32  # what is worth giving back
     assert given_back < 6

@@ -27,11 +27,11 @@ def saved(root: Path, steps: list[int], digest: str = "f", keep: int = 2) -> Che
 
 
 def test_the_newest_checkpoint_is_found_with_its_step(tmp_path: Path) -> None:
-    found = saved(tmp_path, [9, 10, 100]).latest()
-    assert found is not None
-    assert found.step == 100
-    assert (found.path / "state").read_text() == "after 100" * 100
-    assert (found.path / "rng" / "0").read_bytes() == bytes([100])
+    result = saved(tmp_path, [9, 10, 100]).latest()
+    assert result is not None
+    assert result.step == 100
+    assert (result.path / "state").read_text() == "after 100" * 100
+    assert (result.path / "rng" / "0").read_bytes() == bytes([100])
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
@@ -110,9 +110,9 @@ def test_a_damaged_newest_falls_back_to_the_one_before_with_a_warning(
     assert damage(checkpoints.folder / "step-00000002") is None
     hurt(checkpoints.folder / "step-00000002")
     with caplog.at_level(logging.WARNING):
-        found = checkpoints.latest()
-    assert found is not None
-    assert found.step == 1
+        result = checkpoints.latest()
+    assert result is not None
+    assert result.step == 1
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     hurt(checkpoints.folder / "step-00000001")
     assert checkpoints.latest() is None
@@ -122,9 +122,9 @@ def test_a_damaged_checkpoint_is_replaced_when_its_step_comes_again(tmp_path: Pa
     checkpoints = saved(tmp_path, [1, 2])
     flip_a_bit(checkpoints.folder / "step-00000002")
     saved(tmp_path, [2])
-    found = checkpoints.latest()
-    assert found is not None
-    assert found.step == 2
+    result = checkpoints.latest()
+    assert result is not None
+    assert result.step == 2
 
 
 def test_a_damaged_checkpoint_takes_no_place_among_those_that_are_kept(tmp_path: Path) -> None:
@@ -140,9 +140,9 @@ def test_what_is_no_checkpoint_is_left_alone(tmp_path: Path) -> None:
     checkpoints = saved(tmp_path, [1])
     shutil.copytree(checkpoints.folder / "step-00000001", checkpoints.folder / "step-00000009.copy")
     (checkpoints.folder / "step-00000002").touch()
-    found = checkpoints.latest()
-    assert found is not None
-    assert found.step == 1
+    result = checkpoints.latest()
+    assert result is not None
+    assert result.step == 1
     assert (checkpoints.folder / "step-00000009.copy").exists()
 
 
@@ -238,9 +238,9 @@ def test_a_kill_while_saving_leaves_whole_checkpoints_only(tmp_path: Path, momen
     checkpoints = saved(tmp_path, [1, 2])
     died = exit_code_of_fork(lambda: save_and_die(tmp_path, moment))
     assert died == -signal.SIGKILL
-    found = checkpoints.latest()
-    assert found is not None
-    assert found.step == step
+    result = checkpoints.latest()
+    assert result is not None
+    assert result.step == step
     saved(tmp_path, [3, 4])
     assert names(checkpoints.folder) == ["step-00000003", "step-00000004"]
 

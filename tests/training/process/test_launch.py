@@ -209,7 +209,7 @@ def test_a_stage_that_is_one_process_sees_one_gpu(
     monkeypatch.setattr(os, "execve", lambda program, command, environment: became.append(environment))
     monkeypatch.setattr(launch, "supervise", lambda *_: 0)
     main(["sft", "--processes", "1"])
-    assert [(one["CUDA_VISIBLE_DEVICES"], "LOCAL_RANK" in one) for one in became] == [("0", False)]
+    assert [(first["CUDA_VISIBLE_DEVICES"], "LOCAL_RANK" in first) for first in became] == [("0", False)]
 
 
 def test_a_number_of_processes_below_one_is_refused(

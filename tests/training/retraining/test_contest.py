@@ -54,20 +54,20 @@ def turn_round(root: Path) -> None:
 
 
 def test_a_model_ties_with_itself(finished: Path) -> None:
-    found, replies = compare(finished, finished)
-    assert (found.win_rate.value, found.ties, found.prompts) == (0.5, found.win_rate.of, 16)
-    assert found.gold is not None
-    assert (found.gold.mean, found.champion_reward.mean, found.challenger_reward.mean) == (0, 0, 0)
-    assert (found.kl, found.chars) == (found.kl_champion, found.chars_champion)
-    assert not found.hacking
+    result, replies = compare(finished, finished)
+    assert (result.win_rate.value, result.ties, result.prompts) == (0.5, result.win_rate.of, 16)
+    assert result.gold is not None
+    assert (result.gold.mean, result.champion_reward.mean, result.challenger_reward.mean) == (0, 0, 0)
+    assert (result.kl, result.chars) == (result.kl_champion, result.chars_champion)
+    assert not result.hacking
     assert [row["champion"] for row in replies] == [row["challenger"] for row in replies]
 
 
 def test_the_gold_score_judges_where_there_is_one(finished: Path, other: Path) -> None:
-    found, replies = compare(finished, other)
-    assert found.judge == GOLD
-    assert found.kl == pytest.approx(0, abs=1e-5), "an SFT model against itself"
-    assert found.kl_champion != found.kl
+    result, replies = compare(finished, other)
+    assert result.judge == GOLD
+    assert result.kl == pytest.approx(0, abs=1e-5), "an SFT model against itself"
+    assert result.kl_champion != result.kl
     for row in replies:
         assert row["score_champion"] == gold_score(row["prompt"], row["champion"])
         assert row["score_challenger"] == gold_score(row["prompt"], row["challenger"])
@@ -79,12 +79,12 @@ def test_without_a_gold_score_the_champions_reward_model_judges_whatever_the_new
     settings = params(data={"source": PAIRS})
     before, _ = compare(finished, other, settings)
     turn_round(other)
-    found, _ = compare(finished, other, settings)
-    assert found.judge == CHAMPIONS_REWARD
-    assert found.gold is None
-    assert found.champion_reward.mean != 0
-    assert found.challenger_reward.mean == pytest.approx(-found.champion_reward.mean, abs=1e-4)
-    assert (found.win_rate, found.champion_reward) == (before.win_rate, before.champion_reward), (
+    result, _ = compare(finished, other, settings)
+    assert result.judge == CHAMPIONS_REWARD
+    assert result.gold is None
+    assert result.champion_reward.mean != 0
+    assert result.challenger_reward.mean == pytest.approx(-result.champion_reward.mean, abs=1e-4)
+    assert (result.win_rate, result.champion_reward) == (before.win_rate, before.champion_reward), (
         "a poisoned reward model has no say"
     )
 
@@ -92,18 +92,20 @@ def test_without_a_gold_score_the_champions_reward_model_judges_whatever_the_new
 def test_prompts_of_another_world_are_judged_by_the_champions_reward_model(finished: Path, other: Path) -> None:
     rows = [{"prompt": f"what is {i} and {i} ?"} for i in range(6)]
     (other / "data/prepared/prompts/test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found, _ = compare(finished, other)
-    assert (found.judge, found.gold, found.prompts) == (CHAMPIONS_REWARD, None, 6)
+    result, _ = compare(finished, other)
+    assert (result.judge, result.gold, result.prompts) == (CHAMPIONS_REWARD, None, 6)
 
 
 def test_prompts_that_either_model_was_trained_on_are_not_asked(finished: Path, other: Path) -> None:
-    asked = [row["prompt"] for row in jsonl.plain(other / "data/prepared/prompts/test.jsonl")]
+    request = [row["prompt"] for row in jsonl.plain(other / "data/prepared/prompts/test.jsonl")]
     with (other / "data/prepared/sft/train.jsonl").open("a") as file:
-        file.writelines(json.dumps({"prompt": prompt, "completion": "x"}) + "\n" for prompt in asked[:3])
+        file.writelines(json.dumps({"prompt": prompt, "completion": "x"}) + "\n" for prompt in request[:3])
     for champion, challenger in ((finished, other), (other, finished)):
         prompts, left_out = held_out(params(), TrainedModels(champion), TrainedModels(challenger))
         assert left_out == 3
-        assert not {same_prompt_key(prompt) for prompt in prompts} & {same_prompt_key(prompt) for prompt in asked[:3]}
+        assert not {same_prompt_key(prompt) for prompt in prompts} & {
+            same_prompt_key(prompt) for prompt in request[:3]
+        }
         assert len(prompts) == 16
 
 
@@ -187,11 +189,11 @@ def test_a_contest_out_of_memory_goes_on_in_smaller_batches_with_the_same_figure
 def test_a_contest_that_people_judge_waits_for_their_votes(finished: Path, other: Path) -> None:
     judge = {"kind": "people", "path": "data/judge/votes.jsonl", "fewest": 5}
     settings = params(evaluate={"judge": judge}, data=params().data.model_dump() | {"source": PAIRS})
-    found, replies = compare(finished, other, settings)
-    assert found.judge_waits
-    assert found.judge_fault is not None
-    assert found.judge_fault.startswith("0 of evaluate.judge.fewest=5 prompts have a vote")
-    assert len(replies) == found.prompts  # people see all of them
+    result, replies = compare(finished, other, settings)
+    assert result.judge_waits
+    assert result.judge_fault is not None
+    assert result.judge_fault.startswith("0 of evaluate.judge.fewest=5 prompts have a vote")
+    assert len(replies) == result.prompts  # people see all of them
     differ = [row for row in replies if row["champion"] != row["challenger"]]
     assert len(differ) > 5
     votes = [
@@ -201,7 +203,7 @@ def test_a_contest_that_people_judge_waits_for_their_votes(finished: Path, other
     ]  # fmt: skip
     (other / "data/judge").mkdir()
     (other / "data/judge/votes.jsonl").write_text("".join(f"{json.dumps(v)}\n" for v in votes))
-    found, again = compare(finished, other, settings)
+    result, again = compare(finished, other, settings)
     assert again == replies  # which is why the votes still fit
-    assert (found.judge, found.judge_fault, found.judge_waits) == ("people", None, False)
-    assert found.win_rate.value == 1.0
+    assert (result.judge, result.judge_fault, result.judge_waits) == ("people", None, False)
+    assert result.win_rate.value == 1.0

@@ -52,16 +52,16 @@ def new_pairs(finished: Path) -> list[dict[str, Any]]:
 
 
 def test_the_same_sources_have_nothing_new(champion: TrainedModels, tmp_path: Path) -> None:
-    found = look(tmp_path, champion)
-    assert found.changed_rows == 0
-    assert (found.accuracy, found.length_drift, found.new_words) == (None, None, None)
-    assert found.accuracy_before == champion.metrics("reward")["accuracy"]
+    result = look(tmp_path, champion)
+    assert result.changed_rows == 0
+    assert (result.accuracy, result.length_drift, result.new_words) == (None, None, None)
+    assert result.accuracy_before == champion.metrics("reward")["accuracy"]
 
 
 def test_pairs_that_the_judge_takes_are_rows_that_moved(champion: TrainedModels, tmp_path: Path) -> None:
-    found = look(tmp_path, champion, judge_fraction=0.3)
-    assert found.added["preference/judge"] == found.removed["preference/train"] > 0
-    assert found.added["preference/train"] == found.added["preference/test"] == 0
+    result = look(tmp_path, champion, judge_fraction=0.3)
+    assert result.added["preference/judge"] == result.removed["preference/train"] > 0
+    assert result.added["preference/train"] == result.added["preference/test"] == 0
 
 
 def test_votes_are_new_rows_and_the_champions_reward_model_is_asked_about_them(
@@ -70,12 +70,12 @@ def test_votes_are_new_rows_and_the_champions_reward_model_is_asked_about_them(
     pairs, shares = new_pairs(finished), []
     for first_wins in (True, False):
         votes(tmp_path, pairs, first_wins)
-        found = look(tmp_path, champion, vote_source=VOTES)
-        assert found.changed_rows == found.added["preference/train"] == len(pairs)
-        assert found.accuracy is not None
-        assert found.accuracy.of == len(pairs)
-        assert found.accuracy.low < found.accuracy.value < found.accuracy.high
-        shares.append(found.accuracy.value)
+        result = look(tmp_path, champion, vote_source=VOTES)
+        assert result.changed_rows == result.added["preference/train"] == len(pairs)
+        assert result.accuracy is not None
+        assert result.accuracy.of == len(pairs)
+        assert result.accuracy.low < result.accuracy.value < result.accuracy.high
+        shares.append(result.accuracy.value)
     # the same pairs the other way round; only ties could count in both
     assert sum(shares) == pytest.approx(1)
     assert shares[0] != 0.5
@@ -83,9 +83,9 @@ def test_votes_are_new_rows_and_the_champions_reward_model_is_asked_about_them(
 
 def test_rows_that_were_taken_away_are_changes_too(champion: TrainedModels, tmp_path: Path) -> None:
     source = params().data.source.model_copy(update={"preference_rows": 80}).model_dump()
-    found = look(tmp_path, champion, source=source)
-    assert sum(found.removed.values()) == found.changed_rows == 20
-    assert sum(found.added.values()) == 0
+    result = look(tmp_path, champion, source=source)
+    assert sum(result.removed.values()) == result.changed_rows == 20
+    assert sum(result.added.values()) == 0
 
 
 def test_prompts_of_another_kind_have_drifted(finished: Path, champion: TrainedModels, tmp_path: Path) -> None:
@@ -97,12 +97,12 @@ def test_prompts_of_another_kind_have_drifted(finished: Path, champion: TrainedM
         for i, pair in enumerate(new_pairs(finished))
     ]
     votes(tmp_path, pairs)
-    found = look(tmp_path, champion, vote_source=VOTES)
-    assert found.length_drift is not None
-    assert found.length_drift.distance > found.length_drift.critical
-    assert found.length_drift.mean_new > found.length_drift.mean_before + 5
-    assert found.new_words is not None
-    assert 0.2 < found.new_words.value < 0.6
+    result = look(tmp_path, champion, vote_source=VOTES)
+    assert result.length_drift is not None
+    assert result.length_drift.distance > result.length_drift.critical
+    assert result.length_drift.mean_new > result.length_drift.mean_before + 5
+    assert result.new_words is not None
+    assert 0.2 < result.new_words.value < 0.6
 
 
 def test_bad_lines_are_counted_and_too_many_are_an_error(

@@ -44,8 +44,8 @@ def test_it_imports_the_modules_of_its_project(tmp_path: Path) -> None:
 
 def test_nothing_that_it_keeps_reaches_the_next_batch(tmp_path: Path) -> None:
     code = "CALLS = []\ndef score(*call):\n    CALLS.append(call)\n    return len(CALLS)"
-    one = function(tmp_path, code)
-    assert one.scores(CALLS) == one.scores(CALLS) == [1.0, 2.0]
+    first = function(tmp_path, code)
+    assert first.scores(CALLS) == first.scores(CALLS) == [1.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,9 @@ def test_nothing_that_it_keeps_reaches_the_next_batch(tmp_path: Path) -> None:
 def test_a_function_that_fails_is_one_line(body: str, told: str, tmp_path: Path) -> None:
     seconds = 0.5 if "0.5" in told else 30.0
     code = f"def score(prompt, response, row):\n    {body}"
-    one = function(tmp_path, code, timeout_seconds=seconds)
+    first = function(tmp_path, code, timeout_seconds=seconds)
     with pytest.raises(DataError, match=told) as raised:
-        one.scores(CALLS)
+        first.scores(CALLS)
     message = str(raised.value)
     assert message.startswith("reward.path=mine.py:score: it ")
     assert message.endswith("Fix the function.")

@@ -38,17 +38,17 @@ def with_function(project: Project, method: str, code: str = LENGTH, **sections:
 
 def test_the_reward_stage_says_how_the_function_judges_the_held_out_pairs(project: Project) -> None:
     root = with_function(project, "rloo")
-    found = metrics(root, "reward")
+    result = metrics(root, "reward")
     pairs = list(jsonl.plain(root / "data/prepared/preference/test.jsonl"))
     right = [
         0.5 + 0.5 * ((len(a) > len(b)) - (len(a) < len(b)))
         for a, b in ((pair["chosen"], pair["rejected"]) for pair in pairs)
     ]
-    assert found["accuracy"] == pytest.approx(sum(right) / len(right))
-    assert found["test_pairs"] == len(pairs)
-    assert found["ece"] is None
-    assert found["baseline_longer_wins"] == metrics(root, "data")["baseline_longer_wins"]
-    assert 0 < found["seconds_per_reply"] < 1
+    assert result["accuracy"] == pytest.approx(sum(right) / len(right))
+    assert result["test_pairs"] == len(pairs)
+    assert result["ece"] is None
+    assert result["baseline_longer_wins"] == metrics(root, "data")["baseline_longer_wins"]
+    assert 0 < result["seconds_per_reply"] < 1
     before = files(root / "models/reward")
     shutil.rmtree(root / "checkpoints/reward", ignore_errors=True)
     work(root, "reward")
@@ -113,12 +113,12 @@ def test_a_killed_stage_leaves_no_process_of_the_function(project: Project) -> N
 
 def running(root: Path) -> list[psutil.Process]:
     """The processes that run the project's function."""
-    found = []
+    result = []
     for process in psutil.process_iter(["cmdline"]):
         line = process.info["cmdline"] or []
         if str(root.resolve() / "models/reward/function.py") in line and "worker.py" in str(line):
-            found.append(process)
-    return found
+            result.append(process)
+    return result
 
 
 def test_a_failing_function_ends_the_reward_stage_before_anything_is_sampled(project: Project) -> None:
@@ -179,9 +179,9 @@ def test_instructions_alone_are_enough_and_the_function_gets_their_other_columns
     )
     for stage in ("sft", "reward", "rloo", "evaluate"):
         work(root, stage)
-    found = metrics(root, "reward")
-    assert found["accuracy"] is None
-    assert found["score_mean"] == 1.0  # of the known answers; empty replies are tried too
+    result = metrics(root, "reward")
+    assert result["accuracy"] is None
+    assert result["score_mean"] == 1.0  # of the known answers; empty replies are tried too
     assert metrics(root, "evaluate")["reward_aligned"] >= 0.0
 
 
@@ -228,9 +228,9 @@ def test_settings_that_need_a_reward_model_are_refused(sections: dict, told: str
 )
 def test_a_function_that_is_not_there_is_known_before_the_run(path: str, code: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(code)
-    asked = params(**SECTIONS | {"reward": FUNCTION | {"path": path}})
+    request = params(**SECTIONS | {"reward": FUNCTION | {"path": path}})
     with pytest.raises(ParamsError, match=told) as raised:
-        require_reward_function(tmp_path, asked)
+        require_reward_function(tmp_path, request)
     assert "\n" not in str(raised.value)
 
 
@@ -262,5 +262,5 @@ def test_exact_match_compares_the_last_numbers() -> None:
 def test_a_function_of_the_project_is_the_one_that_was_tried(project: Project) -> None:
     root = with_function(project, "rloo")
     (root / "mine.py").write_text("def score(*call): return -1.0")
-    one = RewardFunction(root / "models/reward", root)
-    assert one.scores([Call("a", "x" * 50, {})]) == [0.5]
+    first = RewardFunction(root / "models/reward", root)
+    assert first.scores([Call("a", "x" * 50, {})]) == [0.5]

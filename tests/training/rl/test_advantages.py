@@ -61,8 +61,8 @@ def test_leave_one_out_is_the_reward_less_the_mean_of_the_others_to_the_same_pro
 
 
 def test_group_normalised_is_the_distance_from_the_mean_in_deviations() -> None:
-    found = group_normalised(torch.tensor([1.0, 2.0, 6.0, 5.0, 5.0, 5.0]), 3)
-    torch.testing.assert_close(found, torch.tensor([-2.0, -1.0, 3.0, 0.0, 0.0, 0.0]) / (7**0.5 + 1e-4))
+    result = group_normalised(torch.tensor([1.0, 2.0, 6.0, 5.0, 5.0, 5.0]), 3)
+    torch.testing.assert_close(result, torch.tensor([-2.0, -1.0, 3.0, 0.0, 0.0, 0.0]) / (7**0.5 + 1e-4))
 
 
 @given(st.lists(st.floats(-5, 5, width=32), min_size=8, max_size=8), st.floats(0.5, 20, width=32))
@@ -93,9 +93,9 @@ def settings(method: str, **changes: Any) -> Any:
 
 def test_the_rewards_of_a_responses_tokens_add_up_to_what_is_compared() -> None:
     chosen: Rloo = settings("rloo", responses_per_prompt=2, normalise_advantages=False)
-    found = rloo.advantages(REWARDS, SCORE, None, MASK, chosen)
-    assert found.returns is None
-    torch.testing.assert_close(found.advantages, per_token(torch.tensor([0.6, -0.6, 1.1, -1.1]), MASK))
+    result = rloo.advantages(REWARDS, SCORE, None, MASK, chosen)
+    assert result.returns is None
+    torch.testing.assert_close(result.advantages, per_token(torch.tensor([0.6, -0.6, 1.1, -1.1]), MASK))
     normalised = rloo.advantages(
         REWARDS, SCORE, None, MASK, chosen.model_copy(update={"normalise_advantages": True})
     ).advantages[:, 0]
@@ -105,12 +105,12 @@ def test_the_rewards_of_a_responses_tokens_add_up_to_what_is_compared() -> None:
 
 def test_grpo_normalises_scores_and_leaves_the_penalty_as_it_is() -> None:
     chosen: Grpo = settings("grpo", responses_per_prompt=2)
-    found = grpo.advantages(REWARDS, SCORE, None, MASK, chosen).advantages
+    result = grpo.advantages(REWARDS, SCORE, None, MASK, chosen).advantages
     # scores 1.0, 0.6 and 2.0, 0.6; rewards 1.1, 0.5 and 1.7, 0.6: penalties -0.1, 0.1 and 0.3, 0
     deviations = [0.4 / 2**0.5 + 1e-4, 1.4 / 2**0.5 + 1e-4]
-    of_scores = [0.2 / deviations[0], 0.7 / deviations[1]]
-    first, second = of_scores[0] + 0.1, of_scores[1] - 0.15
-    torch.testing.assert_close(found, per_token(torch.tensor([first, -first, second, -second]), MASK))
+    scores = [0.2 / deviations[0], 0.7 / deviations[1]]
+    first, second = scores[0] + 0.1, scores[1] - 0.15
+    torch.testing.assert_close(result, per_token(torch.tensor([first, -first, second, -second]), MASK))
 
 
 @given(st.lists(st.floats(-0.125, 0.125, width=32), min_size=8, max_size=8), st.floats(-5, 5, width=32))
@@ -121,20 +121,20 @@ def test_the_noise_of_the_penalty_stays_as_small_as_it_is_where_scores_are_equal
     chosen: Grpo = settings("grpo", responses_per_prompt=8)
     score_B, mask_BT = torch.full((8,), score), torch.ones(8, 1, dtype=torch.bool)
     reward_BT = (score_B + torch.tensor(noise))[:, None]
-    found = grpo.advantages(reward_BT, score_B, None, mask_BT, chosen).advantages
-    assert float(found.abs().max()) <= 0.26
+    result = grpo.advantages(reward_BT, score_B, None, mask_BT, chosen).advantages
+    assert float(result.abs().max()) <= 0.26
 
 
 @pytest.mark.parametrize("whiten_rewards", [False, True])
 def test_ppo_whitens_generalised_advantages_and_keeps_returns_as_they_are(whiten_rewards: bool) -> None:
     chosen: Ppo = settings("ppo", gamma=0.9, lam=0.8, whiten_rewards=whiten_rewards)
     values_BT = torch.linspace(-1, 1, 12).view(4, 3)
-    found = ppo.advantages(REWARDS, SCORE, values_BT, MASK, chosen)
+    result = ppo.advantages(REWARDS, SCORE, values_BT, MASK, chosen)
     reward_BT = whiten(REWARDS, MASK, shift_mean=False) if whiten_rewards else REWARDS
     plain = gae(reward_BT, values_BT, MASK, 0.9, 0.8)
-    torch.testing.assert_close(found.returns, plain.returns)
-    torch.testing.assert_close(found.advantages, whiten(plain.advantages, MASK))
-    assert float(masked_mean(found.advantages, MASK)) == pytest.approx(0, abs=1e-6)
+    torch.testing.assert_close(result.returns, plain.returns)
+    torch.testing.assert_close(result.advantages, whiten(plain.advantages, MASK))
+    assert float(masked_mean(result.advantages, MASK)) == pytest.approx(0, abs=1e-6)
 
 
 # ---------------------------------------------------------------- against TRL
@@ -216,20 +216,20 @@ def ours(
     is_moved: bool,
 ) -> tuple[Any, Any]:
     """Advantages [B] and the update's statistics, with the gradient left in the policy; by the loop itself."""
-    found: list[Targets] = []
+    result: list[Targets] = []
 
     def kept(*given: Any) -> Targets:
-        found.append(estimate(*given))
+        result.append(estimate(*given))
         if is_moved:
             moved(roles.policy)
-        return found[-1]
+        return result[-1]
 
     chosen = chosen.model_copy(update={"kl": chosen.kl.model_copy(update={"coef": coef}), "micro_batch_tokens": 60})
     sequences = [[*prompt, *response] for prompt, response in zip(PROMPTS, responses, strict=True)]
     logprobs = roles.logprobs(sequences, [len(prompt) for prompt in PROMPTS], 60)
     everything = range(len(PROMPTS))
     statistics = step_of_the_loop(monkeypatch, roles, chosen, kept, PROMPTS, responses, logprobs, SCORES, everything)
-    return found[0].advantages[:, 0], statistics
+    return result[0].advantages[:, 0], statistics
 
 
 def theirs(trainer: Any, is_moved: bool) -> tuple[Tensor, Tensor]:

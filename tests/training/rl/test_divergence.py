@@ -86,9 +86,9 @@ def test_a_collapsed_entropy_is_named() -> None:
 
 
 def test_one_episode_an_update_is_not_taken_for_divergence() -> None:
-    one = torch.ones(1, 3)
-    episode = Episodes([[1, 2, 3, 4]], [1], one > 0, -one, one, one, one)
-    statistics = rollout_statistics(episode, -0.9 * one, torch.ones(1), torch.tensor([True]), 0.1)
+    first = torch.ones(1, 3)
+    episode = Episodes([[1, 2, 3, 4]], [1], first > 0, -first, first, first, first)
+    statistics = rollout_statistics(episode, -0.9 * first, torch.ones(1), torch.tensor([True]), 0.1)
     check_rollout(statistics | {"rollout_logprob_gap": 0.0}, settings(batch_size=1, num_mini_batches=1))
 
 

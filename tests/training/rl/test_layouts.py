@@ -179,14 +179,14 @@ def test_padding_is_inert_with_adapters(lora_project: Project, layout: str) -> N
     together = roles.forward(SEQUENCES, PROMPT_LENGTHS)
     alone = [roles.forward([ids], [n]) for ids, n in zip(SEQUENCES, PROMPT_LENGTHS, strict=True)]
     for place in range(3):
-        torch.testing.assert_close(together[place], torch.cat([one[place] for one in alone]), atol=2e-5, rtol=0)
+        torch.testing.assert_close(together[place], torch.cat([first[place] for first in alone]), atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_recomputed_activations_give_the_same_gradients_under_the_right_adapters(
     lora_project: Project, layout: str
 ) -> None:
-    found = []
+    result = []
     for recompute in (False, True):
         root = lora_project(str(recompute), layout=layout, activation_checkpointing=recompute)
         roles = stirred(roles_in(root))
@@ -198,8 +198,8 @@ def test_recomputed_activations_give_the_same_gradients_under_the_right_adapters
         # another role that is used in between must not matter
         activate(lora_layers(roles.policy.model), None)
         (new.logprobs.sum() + (new.values**2).sum()).backward()
-        found.append(({name: p.grad for name, p in roles.trainable().items()}, sum(saved)))
-    (kept, kept_size), (recomputed, recomputed_size) = found
+        result.append(({name: p.grad for name, p in roles.trainable().items()}, sum(saved)))
+    (kept, kept_size), (recomputed, recomputed_size) = result
     assert recomputed_size < 0.5 * kept_size
     for name, gradient in kept.items():
         torch.testing.assert_close(recomputed[name], gradient, msg=name)
@@ -246,8 +246,8 @@ def test_the_saved_policy_says_what_the_policy_in_memory_said(lora_project: Proj
     shutil.copytree(root, moved)
     shutil.rmtree(root)
     loaded = load_policy(moved / "models/ppo", stage.params.model, load_tokenizer(moved / "data/tokenizer")).eval()
-    found = torch.cat(sequence_logprobs(loaded, SEQUENCES, PROMPT_LENGTHS, chosen.temperature, 4096))
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    result = torch.cat(sequence_logprobs(loaded, SEQUENCES, PROMPT_LENGTHS, chosen.temperature, 4096))
+    torch.testing.assert_close(result, expected, atol=1e-6, rtol=0)
 
 
 def test_the_size_of_micro_batches_does_not_change_the_trajectory_under_the_shared_base(lora_project: Project) -> None:

@@ -58,15 +58,15 @@ def test_ppo_on_one_page_learns_what_the_loop_learns(project: Callable[..., Path
     )
     norm = reward_model.config
     value_model.score = normalised_head(value_model.score, norm.score_mean, norm.score_std)
-    models = [each.eval() for each in (policy, ref_policy, reward_model, value_model)]
+    models = [item.eval() for item in (policy, ref_policy, reward_model, value_model)]
     rows = [*minimal_ppo(*models, read_prompts(stage), params.ppo, tokenizer.eos_token_id, params.seed)]
     logged = [row.values for row in metric_rows(root, "ppo")]
     assert len(rows) == 4
     for row, expected in zip(rows, logged, strict=True):
         assert row == pytest.approx({name: expected[name] for name in row}, rel=1e-4, abs=1e-5)
-    found, expected_weights = policy.state_dict(), load_file(root / "models/ppo/model.safetensors")
+    result, expected_weights = policy.state_dict(), load_file(root / "models/ppo/model.safetensors")
     before = load_file(root / "models/sft/model.safetensors")
     moved = [float((expected_weights[name] - before[name]).abs().max()) for name in before]
     assert min(moved) > 1e-3, "training moves every weight, or there is nothing to compare"
     for name, expected_tensor in expected_weights.items():
-        torch.testing.assert_close(found[name], expected_tensor, rtol=0, atol=2e-4, msg=name)
+        torch.testing.assert_close(result[name], expected_tensor, rtol=0, atol=2e-4, msg=name)

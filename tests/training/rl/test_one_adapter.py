@@ -174,9 +174,9 @@ def test_the_value_model_begins_as_value_init_says_with_one_adapter(
     assert isinstance(view, AdapterView)
     assert view.adapter is not None
     stored = load_file(root / "models" / value_init / "adapter_model.safetensors")
-    own = adapter_parameters(view.model, view.adapter)
-    assert len(own) == 12
-    for name, parameter in own.items():
+    entries = adapter_parameters(view.model, view.adapter)
+    assert len(entries) == 12
+    for name, parameter in entries.items():
         kept = stored[f"base_model.model.{name.replace(f'.{view.adapter}.', '.')}"]
         assert torch.equal(parameter, kept), name
 
@@ -185,10 +185,10 @@ def test_dpo_learns_against_the_sft_model_and_saves_one_adapter_on_its_base(proj
     """Dropout is running while it learns, and not in the reference."""
     root = project(dpo={"lora": LORA | {"dropout": 0.5}, "learning_rate": 1e-12})
     work(root, "dpo")
-    found = metrics(root, "dpo")
-    assert found["chosen_logps_change"] == pytest.approx(0, abs=1e-4)
-    assert found["rejected_logps_change"] == pytest.approx(0, abs=1e-4)
-    assert found["learning_parameters"] == metrics(root, "sft")["learning_parameters"]
+    result = metrics(root, "dpo")
+    assert result["chosen_logps_change"] == pytest.approx(0, abs=1e-4)
+    assert result["rejected_logps_change"] == pytest.approx(0, abs=1e-4)
+    assert result["learning_parameters"] == metrics(root, "sft")["learning_parameters"]
     config = json.loads((root / "models/dpo/adapter_config.json").read_text())
     base = str(load(root / "params.yaml").model.path)
     assert config["base_model_name_or_path"] == base
@@ -255,13 +255,13 @@ def test_a_stopped_run_ends_with_the_bits_of_the_undisturbed_one(project: Projec
 
 def held_bytes(roles: Roles) -> int:
     """Of the weights of all roles, their heads excepted."""
-    found: dict[int, int] = {}
+    result: dict[int, int] = {}
     for role in (roles.policy, roles.ref_policy, roles.reward_model, roles.value_model):
         model = role.model if isinstance(role, AdapterView) else role
         for name, p in model.named_parameters() if model is not None else ():
             if not name.startswith("score."):
-                found[p.untyped_storage().data_ptr()] = p.untyped_storage().nbytes()
-    return sum(found.values())
+                result[p.untyped_storage().data_ptr()] = p.untyped_storage().nbytes()
+    return sum(result.values())
 
 
 @pytest.mark.parametrize("sft_lora", [LORA, None], ids=["sft-adapter", "sft-whole"])

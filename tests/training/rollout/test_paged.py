@@ -26,11 +26,11 @@ def test_both_engines_sample_the_same_responses(family: str) -> None:
     )
     assert len({len(response) for response in expected.responses}) >= 2
     for batch_size in (12, 3):  # with 3 side by side the places of responses that ended are taken by others
-        found = paged(family, batch_size, eos, temperature=0.7)
-        assert found.responses == expected.responses
-        for row, same in zip(found.logprobs, expected.logprobs, strict=True):
+        result = paged(family, batch_size, eos, temperature=0.7)
+        assert result.responses == expected.responses
+        for row, same in zip(result.logprobs, expected.logprobs, strict=True):
             torch.testing.assert_close(row, same, atol=1e-5, rtol=0)
-    assert found.values is None
+    assert result.values is None
 
 
 def test_paged_decodes_greedily_without_noise() -> None:

@@ -86,8 +86,8 @@ def test_log_probs_are_those_of_the_weights_of_now(model: PreTrainedModel) -> No
     assert {response[-1] for response in second.responses if len(response) < 12} <= {2}
     rows = [[*prompt, *said] for prompt, said in zip(prompts(12), second.responses, strict=True)]
     ours = sequence_logprobs(model, rows, [len(prompt) for prompt in prompts(12)], 1.3, 4096)
-    for found, expected in zip(second.logprobs, ours, strict=True):
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    for logprob, expected in zip(second.logprobs, ours, strict=True):
+        torch.testing.assert_close(logprob, expected, atol=1e-4, rtol=0)
 
 
 @real
@@ -98,7 +98,7 @@ def test_a_head_that_stayed_behind_and_a_lost_server_are_found(
 ) -> None:
     generated(model)
     moved(model)
-    without_head = {name: each for name, each in model.state_dict().items() if name != "lm_head.weight"}
+    without_head = {name: item for name, item in model.state_dict().items() if name != "lm_head.weight"}
     with monkeypatch.context() as cut:
         cut.setattr(model, "state_dict", lambda: without_head)
         with pytest.raises(EnvironmentFault, match="it has other weights"):

@@ -66,8 +66,8 @@ def model_bytes(shape: str) -> int:
 def main(what: str, folder: Path) -> None:
     torch.set_num_threads(1)
     collectives.join("divided", torch.device("cpu"))
-    found = save_models(folder) if what == "models" else checkpoint(what, folder)
-    sys.stdout.write(json.dumps(found))
+    result = save_models(folder) if what == "models" else checkpoint(what, folder)
+    sys.stdout.write(json.dumps(result))
     collectives.leave()
 
 

@@ -170,7 +170,7 @@ def plain_ppo(root: Path, params: Params, settings: Ppo) -> Outcome:
         episodes += settings.batch_size
         kl = torch.stack([(mine - theirs).sum() for mine, theirs in zip(old, ref, strict=True)])
         every_return, every_value = torch.cat(returns), torch.cat(values)
-        of_update = {name: torch.cat([part[name] for part in seen]) for name in seen[0]}
+        by_update = {name: torch.cat([part[name] for part in seen]) for name in seen[0]}
         outcome.rows.append(
             {
                 "score": float(score.mean()),
@@ -185,8 +185,8 @@ def plain_ppo(root: Path, params: Params, settings: Ppo) -> Outcome:
                 "return": float(every_return.mean()),
                 "explained_variance": 1
                 - float((every_return - every_value).var(correction=0) / every_return.var(correction=0)),
-                **{name: float(x.mean()) for name, x in of_update.items()},
-                "approx_kl": float(_approx_kl(of_update["ratio"]).mean()),
+                **{name: float(x.mean()) for name, x in by_update.items()},
+                "approx_kl": float(_approx_kl(by_update["ratio"]).mean()),
                 "grad_norm": sum(norms) / len(norms),
                 "learning_rate": outcome.rates[0],
                 "first_ratio_error": 0.0,
@@ -272,17 +272,17 @@ class _Models:
 
     def learning(self) -> dict[str, nn.Parameter]:
         """By its name in a checkpoint."""
-        found = {}
+        result = {}
         for part, model in (("policy", self.policy), ("value", self._value)):
             if model is not None:
-                own = {
+                entries = {
                     name: p
                     for name, p in model.named_parameters()
                     if p.requires_grad and not name.startswith(("score.", "lm_head."))
                 }
-                found |= {f"{part}.{name.replace('.default.', f'.{part}.')}": p for name, p in own.items()}
+                result |= {f"{part}.{name.replace('.default.', f'.{part}.')}": p for name, p in entries.items()}
         prefix = "value." if self._value is None else "value.score."
-        return found | {f"{prefix}{name}": p for name, p in self._head.named_parameters()}
+        return result | {f"{prefix}{name}": p for name, p in self._head.named_parameters()}
 
     def policy_pass(self, prompt: list[int], reply: list[int], temperature: float) -> tuple[Tensor, Tensor]:
         return _logprobs(self.policy(torch.tensor([prompt + reply])).logits[0], prompt, reply, temperature)

@@ -197,16 +197,16 @@ def _base(root: Path, params: Params) -> PreTrainedModel:
         ).eval()
         return loaded
     torch.manual_seed(params.seed)
-    drawn: PreTrainedModel = AutoModelForCausalLM.from_config(
+    sampled: PreTrainedModel = AutoModelForCausalLM.from_config(
         AutoConfig.from_pretrained(root / "models/sft"), dtype=torch.float32
     )
-    layers, tied = drawn.config.num_hidden_layers, drawn.config.tie_word_embeddings
+    layers, tied = sampled.config.num_hidden_layers, sampled.config.tie_word_embeddings
     with torch.no_grad():
-        for name, weight in drawn.named_parameters():
+        for name, weight in sampled.named_parameters():
             if weight.ndim == 2 and "embed" not in name and not (tied and "lm_head" in name):
                 writes = name.endswith(("o_proj.weight", "down_proj.weight"))
                 weight.normal_(std=1 / math.sqrt(weight.shape[1] * (2 * layers if writes else 1)))
-    return drawn.eval()
+    return sampled.eval()
 
 
 def _adapted(model: PreTrainedModel, settings: Optimisation, seed: int) -> PreTrainedModel:
@@ -221,12 +221,12 @@ def _logprobs(model: PreTrainedModel, ids: Ids, start: int) -> Tensor:
 
 def _pairs(root: Path, max_length: int) -> list[tuple[Ids, Ids, Ids]]:
     """Prompt, chosen and rejected reply, where both sequences fit."""
-    tokenizer, found = AutoTokenizer.from_pretrained(root / "data/tokenizer"), []
+    tokenizer, result = AutoTokenizer.from_pretrained(root / "data/tokenizer"), []
     for row in _read(root / "data/prepared/preference/train.jsonl"):
         prompt, chosen, rejected = _tokens(tokenizer, row["prompt"], row["chosen"], row["rejected"])
         if len(prompt) + max(len(chosen), len(rejected)) <= max_length:
-            found.append((prompt, chosen, rejected))
-    return found
+            result.append((prompt, chosen, rejected))
+    return result
 
 
 def _tokens(tokenizer: Any, prompt: str, *replies: str) -> list[Ids]:

@@ -166,12 +166,12 @@ DISTILL: dict[str, Any] = {
 
 def open_stage(root: Path, name: str) -> tuple[Stage, Callable[[Stage], None]]:
     """The stage begun in `root`, and its work: what the process does, without the process."""
-    own = entry(name)
-    stage = Stage(name, own.sections, own.inputs, root)
+    entries = entry(name)
+    stage = Stage(name, entries.sections, entries.inputs, root)
     stage.begin()
     stage.held.close()  # several are opened in one process
     torch.manual_seed(stage.params.seed)
-    return stage, own.work
+    return stage, entries.work
 
 
 def work(root: Path, name: str) -> Stage:
