@@ -232,7 +232,7 @@ def student_responses(settings: Distill, update: int) -> int:
 
 
 def response_statistics(responses: Sequence[list[int]], student_count: int, eos: int) -> dict[str, float]:
-    """Mean length, and share that ended with EOS, of all responses and of the first `own`, the student's."""
+    """Mean length, and share that ended with EOS, of all responses and of the first `student_count`, the student's."""
 
     def of(rows: Sequence[list[int]], prefix: str) -> dict[str, float]:
         return {

@@ -218,10 +218,10 @@ def lengths_fitted(root: Path, params: "Params", file: str, inspection: Mapping[
         try:
             write(params, temporary)
             recipe = temporary.relative_to(root)
-            inspection = inspected(root, file, form, columns, recipe, source.get("vote"), reader)
+            refitted = inspected(root, file, form, columns, recipe, source.get("vote"), reader)
         finally:
             temporary.unlink(missing_ok=True)
-        return dict(inspection["fit"]) if inspection["fit"] else None
+        return dict(refitted["fit"]) if refitted["fit"] else None
 
     fit = fit_of(params)
     if fit is None:

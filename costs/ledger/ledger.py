@@ -255,16 +255,15 @@ def _makers(number: int, attempts: list[Attempt]) -> list[tuple[Attempt, list[At
         return []
     last = done[-1]
     first = last
-    while first > 0 and not (
-        attempts[first - 1].done and attempts[first].resumed_step == 0
-    ):  # it may have found the outputs done
+    # an attempt that resumed after a done one reused its outputs
+    while first > 0 and not (attempts[first - 1].done and attempts[first].resumed_step == 0):
         first -= 1
     chain = [i for i in range(first, last + 1) if attempts[i].may_share_checkpoints(attempts[last])]
     return [(attempts[i], attempts[i + 1 :]) for i in chain]
 
 
 def _cost(name: str, run_attempts: list[Attempt], attempts: list[Attempt], price: StagePrice) -> StageCost:
-    """Sums over the attempts `own` of a stage; `attempts` are all it ever had, to know what was done again."""
+    """Sums over `run_attempts`, the attempts of one run; `attempts` are all of the stage, which tell repeated work."""
     rows = [row for attempt in run_attempts for row in attempt.usage]
     redone = [
         row

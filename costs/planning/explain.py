@@ -68,8 +68,8 @@ class Explanation:
 
 
 def explain_params(params: Params, target: Target, stages: Sequence[str], name: str) -> Explanation:
-    """Why `asked` (a stage, STAGE.PHASE, or empty for the run) is planned as it is. Raises CostError for an unknown
-    stage or phase.
+    """Explain the plan of `name`: a stage, STAGE.PHASE, or empty for the run. Raises CostError for an unknown stage or
+    phase.
     """
     stage, _, phase = name.partition(".")
     if stage and stage not in stages:

@@ -53,9 +53,9 @@ def checked() -> Mapping[str, Mapping[str, Any]]:
     return rows
 
 
-def grade_of(kind: str, billions: float, generation: str, timed: bool = True) -> Grade:
-    """The grade of a plan of one kind (`time of training lora`) for a model of so many billions of parameters on a
-    generation of devices; `known` False for software that nothing was checked of.
+def grade_of(kind: str, billions: float, generation: str, is_checked: bool = True) -> Grade:
+    """The grade of a plan of one kind (`time of training lora`) for a model of `billions` of parameters on a
+    generation of devices; `is_checked` is False for software that was never checked.
     """
     row = checked().get(kind)
     if row is None:
@@ -68,7 +68,7 @@ def grade_of(kind: str, billions: float, generation: str, timed: bool = True) ->
         (
             reason
             for reason, outside in (
-                ("its software was not checked", not timed),
+                ("its software was not checked", not is_checked),
                 (
                     f"a model of {_size(billions)}, checked from {_size(smallest)} to {_size(largest)}",
                     not smallest / MARGIN <= billions <= largest * MARGIN,
@@ -94,10 +94,10 @@ def _size(billions: float) -> str:
 def time_interval(setting: Setting, seconds: float) -> Interval:
     """What a stage of ours may take. On accelerators our software was never checked."""
     if setting.hardware.is_cpu:
-        kind, timed = "time on a CPU", was_timed(setting)
+        kind, is_checked = "time on a CPU", was_timed(setting)
     else:
-        kind, timed = f"time of {_what(setting)}", False
-    return _interval(setting, kind, timed, seconds)
+        kind, is_checked = f"time of {_what(setting)}", False
+    return _interval(setting, kind, is_checked, seconds)
 
 
 def memory_interval(setting: Setting, peak_bytes: float) -> Interval:
@@ -116,9 +116,9 @@ def _what(setting: Setting) -> str:
     return "decoding any"
 
 
-def _interval(setting: Setting, kind: str, timed: bool, planned: float) -> Interval:
+def _interval(setting: Setting, kind: str, is_checked: bool, planned: float) -> Interval:
     size = setting.model.parameters / 1e9
-    grade = grade_of(kind, size, setting.hardware.generation, timed)
+    grade = grade_of(kind, size, setting.hardware.generation, is_checked)
     return Interval(grade.letter, planned * grade.low, planned * grade.high, grade.why)
 
 

@@ -86,8 +86,6 @@ class Engine:
     """Tokens of prompts that go through the model at once; longer ones in chunks."""
     vendor_products: bool = False
     """Its matrix products are NVIDIA's own stack (Transformer Engine)."""
-    start_seconds: float = 12.0
-    """Imports and set-up of one process."""
 
 
 ENGINES = {

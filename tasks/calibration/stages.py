@@ -36,7 +36,7 @@ from costs.planning.data_stage import formula_seconds
 from costs.planning.machine import calibration, device
 from costs.planning.models import base_shape
 from costs.planning.moments import formula_moments
-from costs.planning.phases import formula_phases
+from costs.planning.phases import formula_phases, usual_start_seconds
 from costs.planning.rows import count
 from costs.planning.settings import evaluated, runs_a_model, setting_of
 from costs.planning.stages import phase_peak
@@ -290,7 +290,7 @@ def timed_stage(root: Path, folder: Path, params: Params, stage: str, machine: M
     held = formula_moments(setting)
     # a trainer's first step is counted as its start
     first = measured.get("train", 0.0) / steps
-    read = planned["start"] - setting.engine.start_seconds
+    read = planned["start"] - usual_start_seconds(setting.hardware)
     return TimedStage(
         stage=stage,
         parameters=setting.model.parameters,

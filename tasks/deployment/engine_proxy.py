@@ -52,8 +52,8 @@ class Stage(NamedTuple):
 
 
 def container(stage: Stage, body: Any) -> dict[str, Any]:
-    """The body of POST /containers/create that the engine gets for `asked`. Raises Refused for another image,
-    ValueError and TypeError for what is no request.
+    """The body of POST /containers/create that the engine gets in place of `body`. Raises Refused for another image,
+    ValueError and TypeError for an invalid request.
     """
     if body.get("Image") != stage.image:
         raise Refused(f"{body.get('Image')} is not the image of stages, {stage.image}")

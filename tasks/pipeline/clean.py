@@ -69,8 +69,8 @@ def leftovers(root: Path, workspaces: Path, now: float | None = None) -> list[Le
 
 
 def chosen(candidates: Sequence[Leftover], older_than_seconds: float, max_bytes: int | None) -> list[Leftover]:
-    """`found`, with what goes: all above the age, then the oldest until `max_bytes` suffice for what is left; oldest
-    first.
+    """`candidates`, oldest first, each marked whether it goes: all above the age, then the oldest until the rest fits
+    in `max_bytes`.
     """
     oldest_first = sorted(candidates, key=lambda leftover: -leftover.age_seconds)
     total_bytes, judged = sum(leftover.size_bytes for leftover in candidates), []

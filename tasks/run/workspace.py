@@ -156,7 +156,7 @@ def _failed(flow_run: str, message: str) -> EnvironmentFault:
 
 
 def is_own(root: Path) -> bool:
-    """Whether `root` is a workspace that `own` made."""
+    """Whether `root` is a workspace that `fresh` made."""
     return root.resolve().parent == workspaces().resolve()
 
 

@@ -177,11 +177,11 @@ def test_the_documented_searches_and_metrics_are_there(results: list[dict[str, A
     document = (ROOT / "docs" / "mlflow.md").read_text(encoding="utf-8")
     searches = re.findall(r"`((?:tags|metrics|params|attributes)\.[^`]* [^`]*)`", document)
     assert len(searches) > 8
-    result = {search: {run.info.run_name for run in client.search_runs([experiment], search)} for search in searches}
+    matches = {search: {run.info.run_name for run in client.search_runs([experiment], search)} for search in searches}
     names = {name_of(result) for result in results}  # other tests may have started more
-    assert result[WHOLE_RUNS] >= names
-    assert not any(" of " in name for name in result[WHOLE_RUNS])
-    dear = result['metrics."cost/usd" > 0.01 and tags."rlhf.kind" = \'run\'']
+    assert matches[WHOLE_RUNS] >= names
+    assert not any(" of " in name for name in matches[WHOLE_RUNS])
+    dear = matches['metrics."cost/usd" > 0.01 and tags."rlhf.kind" = \'run\'']
     assert dear & names == {name_of(result) for result in results if result["total_usd"] > 0.01}
     reference = {name for run in client.search_runs([experiment]) for name in run.data.metrics}
     documented = set(

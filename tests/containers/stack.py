@@ -201,8 +201,8 @@ class Stack:
 
     def start(self, deployment: str, parameters: dict[str, Any]) -> str:
         """Id of a new run of `flow/deployment`."""
-        result = self.ask(f"/deployments/name/{deployment}")["id"]
-        result = self.ask(f"/deployments/{result}/create_flow_run", {"parameters": parameters})
+        deployment_id = self.ask(f"/deployments/name/{deployment}")["id"]
+        result = self.ask(f"/deployments/{deployment_id}/create_flow_run", {"parameters": parameters})
         return str(result["id"])
 
     def state(self, flow_run: str) -> dict[str, Any]:

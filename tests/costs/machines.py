@@ -5,7 +5,7 @@ from typing import Any
 from config.workspace.machine import Machine, TimedStage
 
 
-def stage(name: str, start_seconds: float = 4.0, **changes: Any) -> TimedStage:
+def stage(name: str, start_seconds: float = 2.5, **changes: Any) -> TimedStage:
     """A stage that took twice as long as its formulas say, and 10 MiB more."""
     content: dict[str, Any] = {
         "stage": name,

@@ -49,8 +49,8 @@ def main(folder: Path) -> None:
             chosen = drawn(shape, rank, "ppo", rng)
             write(chosen, root / "params.yaml")
             if adapted:
-                for result in ("data", "metrics"):
-                    shutil.copytree(plain / result, root / result)
+                for folder_name in ("data", "metrics"):
+                    shutil.copytree(plain / folder_name, root / folder_name)
                 shutil.copytree(plain / "models" / "sft", root / "base")
             else:
                 assert run_main(root, "data") == EXIT_DONE

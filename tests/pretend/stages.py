@@ -87,8 +87,8 @@ def main(folder: Path, waits: Counter[str], memory: Any) -> None:
         root.mkdir()
         write(settings(Cell(base, "", {}, base)), root / "params.yaml")
         if base == "adapted":
-            for result in ("data", "metrics"):
-                shutil.copytree(folder / "whole" / result, root / result)
+            for folder_name in ("data", "metrics"):
+                shutil.copytree(folder / "whole" / folder_name, root / folder_name)
             shutil.copytree(folder / "whole" / "models" / "sft", root / "base")
         else:
             result["data"] = run_main(root, "data"), {}

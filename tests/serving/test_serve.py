@@ -400,7 +400,7 @@ def test_an_engine_that_is_killed_is_started_again(front: Callable[..., Served],
     (engine,) = served.engines()
     engine.kill()
     answered_after_restart(served)
-    assert [engine.pid for engine in served.engines()] != [engine.pid]
+    assert [restarted.pid for restarted in served.engines()] != [engine.pid]
 
 
 def test_a_promotion_under_load_loses_no_request_and_mixes_none_up(

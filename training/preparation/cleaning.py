@@ -185,10 +185,8 @@ def _quarantine_line(refusal: Refusal) -> str:
     }
     try:
         return json.dumps({**row, "original": origin.original}, ensure_ascii=False, default=str)
-    except (
-        RecursionError,
-        TypeError,
-    ):  # nested too deeply for the writer, or keys that are not text (extra cells of a CSV row)
+    # nested too deeply for the writer, or keys that are not text (extra cells of a CSV row)
+    except (RecursionError, TypeError):
         return json.dumps({**row, "original": None, "note": f"cannot be copied, see {origin}"}, ensure_ascii=False)
 
 

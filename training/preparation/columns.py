@@ -253,9 +253,8 @@ def _mapping(
         if ours in SYNONYMS
     }
     talks = next((name for name in MESSAGES if name in present), None)
-    if form == "pairs" and columns_by_ours["prompt"] is None and None not in (
-        columns_by_ours["chosen"], columns_by_ours["rejected"]
-    ):  # fmt: skip
+    has_pairs = form == "pairs" and None not in (columns_by_ours["chosen"], columns_by_ours["rejected"])
+    if has_pairs and columns_by_ours["prompt"] is None:
         columns_by_ours["prompt"] = talks or "prompt"
     if form == "instructions" and talks is not None and None in columns_by_ours.values():
         return {}

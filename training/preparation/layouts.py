@@ -263,7 +263,7 @@ def ranked(prompt: Any, row: Row, name: str, orders: Sequence[str] = ORDERS) -> 
 
 def _arena_table(row: Row, columns: Columns) -> Iterator[Row]:
     """Lists of turns spelt as text, and a column of 0 and 1 for each result."""
-    questions, *replies = (parsed(cell(row, name), name) for name in ("prompt", "response_a", "response_b"))
+    questions, *reply_columns = (parsed(cell(row, name), name) for name in ("prompt", "response_a", "response_b"))
     results = [str(row.get(f"winner_{name}")) in ("1", "1.0", "True", "true")
                for name in ("tie", "model_a", "model_b")]  # fmt: skip
     if sum(results) != 1:
@@ -276,7 +276,7 @@ def _arena_table(row: Row, columns: Columns) -> Iterator[Row]:
         ]
         if isinstance(questions, list) and isinstance(replies, list)
         else [{"role": "user", "content": questions}, {"role": "assistant", "content": replies}]
-        for replies in replies
+        for replies in reply_columns
     ]
     yield _voted(None, talks, [results.index(True)], ("response_a", "response_b"))
 

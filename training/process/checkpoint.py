@@ -153,12 +153,8 @@ class Checkpoints:
                 return None
             digest = fingerprint({}, [self._root / output for output in record["outputs"]], self._root)
             return int(record["step"]) if digest == record["digest"] else None
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-        ):  # never written, truncated, or an output is gone: the stage has to run
+        # never written, truncated, or an output is gone: the stage has to run
+        except (OSError, ValueError, KeyError, TypeError):
             return None
 
 

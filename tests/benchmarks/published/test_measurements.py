@@ -101,7 +101,7 @@ def test_outside_of_what_was_checked_the_interval_is_twice_as_wide() -> None:
     for other in (
         grade_of("time of training full", 700.0, "ampere"),
         grade_of("time of training full", 7.0, "blackwell"),
-        grade_of("time of training full", 7.0, "ampere", timed=False),
+        grade_of("time of training full", 7.0, "ampere", is_checked=False),
     ):
         assert other.letter == "C"
         assert other.low == pytest.approx(min(inside.low**2, 1 / 1.5))

@@ -92,8 +92,8 @@ def test_a_larger_model_than_any_checked_is_c() -> None:
 
 
 def test_reasons_are_told_once_with_their_stages() -> None:
-    result = planned("gpu-80gb.yaml")
-    result = reasons(result)
+    gpu_plan = planned("gpu-80gb.yaml")
+    result = reasons(gpu_plan)
     assert result["C: its software was not checked"] == ["sft", "reward", "evaluate"]
-    alike = replace(result, stages=(result.stages[1], result.stages[1]))
+    alike = replace(gpu_plan, stages=(gpu_plan.stages[1], gpu_plan.stages[1]))
     assert all(len(stages) == 1 for stages in reasons(alike).values())

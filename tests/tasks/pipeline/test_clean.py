@@ -115,19 +115,19 @@ def test_what_a_run_at_work_or_the_champion_has_never_goes(tmp_path: Path) -> No
 
 
 def test_a_study_goes_unless_it_is_at_work(tmp_path: Path) -> None:
-    result = tmp_path / ".rlhf/studies/mine"
-    (result / "models").mkdir(parents=True)
-    (result / "models/weights").write_bytes(b"x" * 1000)
-    (result / "data").symlink_to(tmp_path)  # leads elsewhere, and is not counted
-    aged(result, 20)
-    (result,) = leftovers(tmp_path, tmp_path / "workspaces", NOW)
-    assert (result.kind, result.path, result.kept_because) == ("study", result, "")
-    assert 1000 <= result.size_bytes < 20_000
-    with locked(result):
+    study = tmp_path / ".rlhf/studies/mine"
+    (study / "models").mkdir(parents=True)
+    (study / "models/weights").write_bytes(b"x" * 1000)
+    (study / "data").symlink_to(tmp_path)  # leads elsewhere, and is not counted
+    aged(study, 20)
+    (leftover,) = leftovers(tmp_path, tmp_path / "workspaces", NOW)
+    assert (leftover.kind, leftover.path, leftover.kept_because) == ("study", study, "")
+    assert 1000 <= leftover.size_bytes < 20_000
+    with locked(study):
         (held,) = leftovers(tmp_path, tmp_path / "workspaces", NOW)
     assert held.kept_because == RUN_AT_WORK
-    assert remove(result)
-    assert not result.exists()
+    assert remove(study)
+    assert not study.exists()
 
 
 def test_a_run_that_began_since_keeps_its_workspace(tmp_path: Path) -> None:

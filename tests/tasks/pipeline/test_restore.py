@@ -62,7 +62,7 @@ def state(root: Path) -> dict[str, Any]:
 def test_a_run_comes_back_whole_and_trains_nothing(project: Path) -> None:
     second = state(project)
     done = restore(project, "first")
-    assert [str(first) for first in done.changed] == ["seed 7 -> 1"]
+    assert [str(change) for change in done.changed] == ["seed 7 -> 1"]
     first = state(project)
     assert {first[f"{stage}.out"] for stage in STAGES} == {"one"}
     assert "seed: 1\n" in first["params.yaml"]
