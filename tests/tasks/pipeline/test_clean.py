@@ -126,7 +126,7 @@ def test_a_study_goes_unless_it_is_at_work(tmp_path: Path) -> None:
     with locked(study):
         (held,) = leftovers(tmp_path, tmp_path / "workspaces", NOW)
     assert held.kept_because == RUN_AT_WORK
-    assert remove(study)
+    assert remove(leftover)
     assert not study.exists()
 
 
