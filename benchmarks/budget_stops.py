@@ -27,7 +27,7 @@ from config.load import load  # noqa: E402
 from config.records import UsageRow  # noqa: E402
 from costs.ledger.budget import total  # noqa: E402
 from tasks.planning.prepared import spent_by_stage  # noqa: E402
-from tasks.run.run import Run, begin  # noqa: E402
+from tasks.run.run import Run, begin_run  # noqa: E402
 from tasks.run.stop import StopRequest  # noqa: E402
 from tasks.stage.process import POLL_SECONDS  # noqa: E402
 from tasks.stage.runner import run_stage  # noqa: E402
@@ -76,7 +76,7 @@ def stopped_run(root: Path, recipe: Path, whole: Path, stops: int, rng: random.R
         spent = total(spent_by_stage(root, params, [run.run_id for run in runs]), stage).seconds
         limit = [] if seconds is None else [f"budget.max_hours_by_stage.{stage}={(spent + seconds) / 3600!r}"]
         runs.append(
-            begin(root, f"stop-{len(runs)}", load(recipe, limit), {"continues": runs[-1].run_id} if runs else {})
+            begin_run(root, f"stop-{len(runs)}", load(recipe, limit), {"continues": runs[-1].run_id} if runs else {})
         )
         return runs[-1]
 
@@ -126,7 +126,7 @@ def main() -> int:
     recipe = arguments.recipe.resolve()
     with tempfile.TemporaryDirectory() as folder:
         whole, stopped = clone(Path(folder) / "whole"), clone(Path(folder) / "stopped")
-        run = begin(whole, "whole", load(recipe), {})
+        run = begin_run(whole, "whole", load(recipe), {})
         for stage in STAGES:
             bring_up(run, stage)
         stops = stopped_run(stopped, recipe, whole, arguments.stops, random.Random(arguments.seed))

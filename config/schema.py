@@ -184,7 +184,7 @@ class Params(_WithMethods):
             if batch % self.where.of(name).processes:
                 raise ParamsError(
                     f"{name}.batch_size={batch} does not split over "
-                    f"{self.where.as_written(name, 'processes')}. Change either in params.yaml."
+                    f"{self.where.key_and_value(name, 'processes')}. Change either in params.yaml."
                 )
         return self
 
@@ -194,7 +194,7 @@ class Params(_WithMethods):
             section = getattr(self, stage)
             if section is None or stage in self.unused or isinstance(section, RewardFunction):
                 continue
-            level, written = self.where.of(stage).sharding, self.where.as_written(stage, "sharding")
+            level, written = self.where.of(stage).sharding, self.where.key_and_value(stage, "sharding")
             if level != "none" and section.optimizer == "adamw8bit":
                 raise ParamsError(
                     f"{stage}.optimizer=adamw8bit keeps its moments in blocks that "
@@ -222,8 +222,8 @@ class Params(_WithMethods):
                 raise ParamsError(
                     f"a mini-batch of {mini_batch} episodes ({name}.batch_size / "
                     f"{name}.num_mini_batches) leaves some of "
-                    f"{self.where.as_written(name, 'processes')} without one, and with "
-                    f"{self.where.as_written(name, 'sharding')} every process needs one. "
+                    f"{self.where.key_and_value(name, 'processes')} without one, and with "
+                    f"{self.where.key_and_value(name, 'sharding')} every process needs one. "
                     "Change one of them in params.yaml."
                 )
         return self

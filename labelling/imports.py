@@ -180,10 +180,10 @@ def _label_studio(entry: Any) -> tuple[Mapping[str, Any], list[Answer]]:
         or not isinstance(entry.get("annotations"), list)
     ):
         raise _Unreadable("not_a_task", "no `data` and `annotations`; export as JSON, not as JSON-MIN or CSV")
-    return entry["data"], [answer for item in entry["annotations"] for answer in _annotation(item)]
+    return entry["data"], [answer for item in entry["annotations"] for answer in _annotation_answers(item)]
 
 
-def _annotation(item: Any) -> list[Answer]:
+def _annotation_answers(item: Any) -> list[Answer]:
     if not isinstance(item, dict):
         return [Answer(None, None, item)]
     by = item.get("completed_by")

@@ -46,7 +46,7 @@ def take_in(root: Path, file: Path, form: str, columns: Mapping[str, str], quest
         if key not in current_votes or current_votes[key].vote != vote.vote
     ]
     quarantine = _quarantine(root, file, [item._asdict() for item in refused])
-    why = _reasons(refused)
+    why = _most_frequent_reasons(refused)
     if refused and not votes:
         raise DataError(f"{file}: none of {len(refused)} entries gave a vote: {why}. All of them are in {quarantine}.")
     append(root / VOTES_FILE, new)
@@ -73,7 +73,7 @@ def _quarantine(root: Path, source: Path, refused: Sequence[dict[str, Any]]) -> 
     return str(target)
 
 
-def _reasons(refused: Sequence[Any]) -> str:
+def _most_frequent_reasons(refused: Sequence[Any]) -> str:
     first = {item.reason: item for item in reversed(refused)}
     counts = Counter(item.reason for item in refused).most_common(3)
     return "; ".join(

@@ -23,14 +23,14 @@ def summary(pairs: Sequence[Pair], votes: Sequence[Vote]) -> dict[str, Any]:
         "pairs_with_several_votes": sum(len(unit) > 1 for unit in judged),
         "votes": sum(len(unit) for unit in judged),
         "votes_replaced": len(votes) - len(counted),
-        "annotators": [_annotator(name, counted) for name in sorted({vote.annotator for vote in counted})],
+        "annotators": [_annotator_summary(name, counted) for name in sorted({vote.annotator for vote in counted})],
         "agreement": observed_agreement(judged),
         "krippendorff_alpha": krippendorff_alpha(judged),
         "couples": [couple._asdict() for couple in couples(judged)],
     }
 
 
-def _annotator(name: str, votes: Sequence[Vote]) -> dict[str, Any]:
+def _annotator_summary(name: str, votes: Sequence[Vote]) -> dict[str, Any]:
     by_annotator = [vote for vote in votes if vote.annotator == name]
     counts = Counter(vote.vote for vote in by_annotator)
     sided = [vote for vote in by_annotator if vote.vote and vote.left]

@@ -177,10 +177,10 @@ class _Outputs:
         entry = self._ledger.stage(stage)
         if entry is None or entry.state not in ("done", "cached") or entry.attempt is None:
             return False
-        return entry.attempt == _attempt_on_disk(stage, self._pipeline, self._attempts[stage])
+        return entry.attempt == _attempt_with_outputs(stage, self._pipeline, self._attempts[stage])
 
 
-def _attempt_on_disk(stage: str, pipeline: list[PipelineRow], attempts: list[Attempt]) -> int | None:
+def _attempt_with_outputs(stage: str, pipeline: list[PipelineRow], attempts: list[Attempt]) -> int | None:
     """The attempt that made the current outputs: the one that the last pipeline run used, or a later one that was
     started by hand.
     """

@@ -93,7 +93,7 @@ def init(
         require_here(hardware, here)
     device = hardware or here
     chosen = wanted(root, name, inspection, model, device, usd_per_hour, method)
-    params, note = fitting(lengths_fitted(root, chosen, str(file), inspection))
+    params, note = fitting(fit_context_length(root, chosen, str(file), inspection))
     model_note = _model_note(params, model, device)
     remark = f"{file.name}: {inspection['format']}, {inspection['rows']:,} rows. {note}"
     write_atomically(path, recipe(root, params, f"{remark}\n# {model_note}"))
@@ -202,7 +202,7 @@ def require_here(hardware: str, here: str | None) -> None:
     )
 
 
-def lengths_fitted(root: Path, params: "Params", file: str, inspection: Mapping[str, Any]) -> "Params":
+def fit_context_length(root: Path, params: "Params", file: str, inspection: Mapping[str, Any]) -> "Params":
     """The params with a context in which 95% of the data's sequences fit, as far as the model and LONGEST allow, and a
     quarantine limit above the share that is too long. Unchanged if the tokenizer is not available.
     """

@@ -139,7 +139,7 @@ class ActorCritic(Online):
     vf_coef: Annotated[float, Field(ge=0)] = Field(description="Weight of the value loss.")
 
     @model_validator(mode="after")
-    def _adapters(self) -> "ActorCritic":
+    def _shared_base_has_adapters(self) -> "ActorCritic":
         if self.layout == "shared_base" and self.lora is None:
             raise ParamsError(
                 f"{self.method}.layout=shared_base shares one frozen base between adapters, and "

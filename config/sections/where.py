@@ -100,7 +100,7 @@ class Where(_WithStages):
         """`where.ppo.processes`, or `where.default.processes` if the stage does not override it."""
         return f"where.{stage if name in self._overrides(stage) else DEFAULT}.{name}"
 
-    def as_written(self, stage: str, name: str) -> str:
+    def key_and_value(self, stage: str, name: str) -> str:
         """Key and value, for a message: `where.default.processes=8`."""
         return f"{self.key(stage, name)}={getattr(self.of(stage), name)}"
 

@@ -42,7 +42,7 @@ class Limit(NamedTuple):
     stage: str | None
     """None: the entire run."""
 
-    def part(self, cost: Cost) -> float:
+    def amount(self, cost: Cost) -> float:
         """A cost in the limit's own unit."""
         return cost.usd if self.unit == "USD" else cost.seconds / 3600
 
@@ -162,7 +162,7 @@ def spent(attempts: Iterable[Attempt], run_ids: Sequence[str], price: StagePrice
 def excess(budget: Budget, already: Mapping[str, Cost], planned: Mapping[str, Cost]) -> Excess | None:
     """The first limit exceeded by spent plus planned; none if nothing is left to do."""
     for limit in limits(budget):
-        before, after = (limit.part(total(costs, limit.stage)) for costs in (already, planned))
+        before, after = (limit.amount(total(costs, limit.stage)) for costs in (already, planned))
         if after > 0 and before + after > limit.value:
             return Excess(limit, before, after)
     return None
@@ -185,7 +185,7 @@ def time_left(
     remaining = []
     for limit in limits(budget):
         if limit.stage in (None, stage):
-            rest = limit.value - limit.part(total(already, limit.stage))
+            rest = limit.value - limit.amount(total(already, limit.stage))
             per_second = price.usd(1.0, world_size) if limit.unit == "USD" else 1 / 3600
             remaining.append(TimeLeft(rest / per_second, limit))
     return min(remaining, default=None)

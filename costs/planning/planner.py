@@ -48,7 +48,7 @@ def plan(params: Params, target: Target, stages: tuple[str, ...] = ()) -> Plan:
                 stage_plan = with_judge(stage_plan, params, target, rows)
             planned.append(stage_plan)
     targets = [target.of(params, stage) for stage in chosen]
-    notes = [note for stage in chosen for note in target.assumed(params, stage)]
+    notes = [note for stage in chosen for note in target.pool_warnings(params, stage)]
     notes += idle_note(planned)
     return Plan(tuple(planned), (*assumptions(targets, rows), *notes))
 

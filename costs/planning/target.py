@@ -50,7 +50,7 @@ class Target:
             target = replace(target, price=rate)
         return target
 
-    def assumed(self, params: Params, stage: str) -> tuple[str, ...]:
+    def pool_warnings(self, params: Params, stage: str) -> tuple[str, ...]:
         """Warning for a pool whose device and price are not named."""
         prices, pool = params.prices, pool_of(params, stage)
         if not self.by_pool or pool == LOCAL:

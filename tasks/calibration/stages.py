@@ -225,13 +225,13 @@ def cut_rows(folder: Path, params: Params) -> None:
             lines = path.read_bytes().splitlines(keepends=True)
             kept = evenly(lines, most)
             path.write_bytes(b"".join(lines[place] for place in kept))
-            keep_tokens(path.with_suffix(".arrow"), kept)
+            keep_rows(path.with_suffix(".arrow"), kept)
             counted[f"{dataset}_{split}_rows"] = len(kept)
     metrics.write_text(json.dumps(counted), encoding="utf-8")
     write_lock(folder, params)
 
 
-def keep_tokens(path: Path, places: Sequence[int]) -> None:
+def keep_rows(path: Path, places: Sequence[int]) -> None:
     """Keep these rows of a file of token ids (training/preparation/tokens.py)."""
     with pyarrow.OSFile(str(path), "rb") as file:
         table = pyarrow.ipc.open_file(file).read_all().take(places)

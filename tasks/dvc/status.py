@@ -138,7 +138,7 @@ def _changed_files(root: Path, stage: str, by_lock: bool = False) -> bool:
     return bool(files) or any(isinstance(change, str) for change in counted)
 
 
-def forget(root: Path, stage: str) -> None:
+def remove_from_lock(root: Path, stage: str) -> None:
     """Remove a stage from dvc.lock so that it runs again, for a source whose content is only known by reading it.
 
     Stages that read its outputs stay valid if they come out the same.

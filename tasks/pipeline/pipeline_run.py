@@ -29,7 +29,7 @@ from tasks.pipeline.run_progress import RunProgress
 from tasks.planning.prepared import ELSEWHERE, Planned, Prepared, keep, spent_by_runs
 from tasks.remote.client import fetch_aligned
 from tasks.run.month import PURPOSE
-from tasks.run.run import STUDY, Run, begin, end_left_open, keep_copies, keep_edits, new_run_id, put_params_back
+from tasks.run.run import STUDY, Run, begin_run, end_left_open, keep_copies, keep_edits, new_run_id, put_params_back
 from tasks.run.stop import OVER_BUDGET, STOPPED, StopRequest, on_signals
 from tasks.run.workspace import Unfinished, is_own, keep_lock, keep_unfinished
 from tasks.servers.lost_server import hang_up, is_gone
@@ -92,7 +92,7 @@ def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
         edited = None if is_own(root) else keep_edits(root, params)
         if edited is not None:
             Display().say(f"params.yaml held other values, which no run has kept: they are in {edited.name}.")
-        run = begin(root, new_run_id(flow_run.name), params, _detail(root, prepared))
+        run = begin_run(root, new_run_id(flow_run.name), params, _detail(root, prepared))
         keep(run.folder, prepared)
         shipper = Shipper(root, params, run.run_id, SHIPPING_PERSISTENCE_SECONDS if is_own(root) else 0.0)
         shipper.start()

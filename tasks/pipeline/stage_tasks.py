@@ -15,7 +15,7 @@ from config.sections.where import LOCAL
 from reporting.numbers import duration, usd
 from tasks.dvc.light_stages import do_light_stages, record_no_student
 from tasks.pipeline.pipeline_run import Pipeline, write_report
-from tasks.remote.client import check_placement, place_of, remote_stages, run_here, run_remote
+from tasks.remote.client import check_placement, place_of, remote_stages, run_locally, run_remote
 from tasks.run.run import keep_copies
 from tasks.run.stop import OVER_BUDGET, STOPPED
 from tasks.stage.outcome import Outcome, StageCrashed
@@ -74,7 +74,7 @@ def _run_stage(pipeline: Pipeline, stage: str, observer: "_Observer") -> Outcome
     """Here, or in a container of the work pool that `where` names."""
     place = place_of(pipeline.run, stage)
     if place == LOCAL:
-        return run_here(pipeline.run, stage, pipeline.stop, observer)
+        return run_locally(pipeline.run, stage, pipeline.stop, observer)
     return run_remote(pipeline.run, stage, place, pipeline.stop, observer)
 
 

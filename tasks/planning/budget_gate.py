@@ -76,7 +76,7 @@ def _advice(root: Path, prepared: Planned, exceeded: Excess) -> str:
             "set budget.gate=warn to start anyway."
         )
     anyway = "or set budget.gate=warn to start anyway and be stopped at it"
-    fixed = limit.part(prepared.fixed)
+    fixed = limit.amount(prepared.fixed)
     if limit.stage is None and fixed > limit.value - exceeded.spent:
         return (
             f"The fixed cost alone is {fixed:.4g} {limit.unit} (starting processes, reading data): "
@@ -90,7 +90,7 @@ def _advice(root: Path, prepared: Planned, exceeded: Excess) -> str:
     goal: Goal = "usd" if limit.unit == "USD" else "time"
     cheaper = cheapest(params, prepared.target, tuple(prepared.ahead), goal)
     other = prepare(root, cheaper.params) if cheaper.changes else prepared
-    needed = limit.part(total(other.ahead, limit.stage)) if isinstance(other, Planned) else math.inf
+    needed = limit.amount(total(other.ahead, limit.stage)) if isinstance(other, Planned) else math.inf
     if needed > (1 - WORTH_TELLING) * exceeded.planned:
         return f"No lever makes it cheaper. Raise {limit.key}, {less}, {anyway}."
     options = " ".join(f"--set {change}" for change in cheaper.changes)

@@ -36,7 +36,7 @@ def require_reachable(root: Path, params: Params, stages: Sequence[str]) -> None
         if readers and not Path(item.path).is_absolute():
             settings = " and ".join(f"where.{stage}.pool: local" for stage in readers)
             raise ParamsError(
-                f"{params.where.as_written(readers[0], 'pool')}: {item.key}={item.path} "
+                f"{params.where.key_and_value(readers[0], 'pool')}: {item.key}={item.path} "
                 f"is a {item.kind} of this machine, and the containers of "
                 f"a work pool do not have it. Set {settings}, or name {item.instead}, or an "
                 "absolute path on a volume that is mounted there too."

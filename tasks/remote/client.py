@@ -19,7 +19,7 @@ from tasks.planning.placement_check import on_volumes
 from tasks.remote import heartbeat
 from tasks.remote.heartbeat import PIPELINE, Heartbeat
 from tasks.remote.pools import require_served, state_of, submit, withdraw
-from tasks.remote.recovery import ask_to_stop, clear, recover_abandoned, take_lock
+from tasks.remote.recovery import ask_to_stop, recover_abandoned, remove_exchange, take_lock
 from tasks.remote.worker import STOP, Reply, request_of
 from tasks.run.exchange import REPLY, REQUEST, Exchange, Receiver, dump
 from tasks.run.run import Run
@@ -75,7 +75,7 @@ def _patiently(action: Callable[[], Result], stop: StopRequest) -> Result:
     return persist(action, lambda: stop.requested, STORE_PATIENCE_SECONDS)
 
 
-def run_here(run: Run, stage: str, stop: StopRequest, observe: Observer) -> Outcome:
+def run_locally(run: Run, stage: str, stop: StopRequest, observe: Observer) -> Outcome:
     """Like `tasks.stage.runner.run_stage` if other stages may run elsewhere: their outputs are then in the remote
     alone.
     """
@@ -204,7 +204,7 @@ class RemoteStage:
         """Remove the exchanged files once the reply has been acted upon; a run that is killed earlier finds them
         again.
         """
-        clear(self._exchange)
+        remove_exchange(self._exchange)
 
     def _is_waiting(self) -> bool:
         """Whether nothing is running yet: no worker has taken it, or its machine or image is still awaited."""

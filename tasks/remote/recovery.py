@@ -52,7 +52,7 @@ def recover_abandoned(run: Run, stage: str, stop: StopRequest) -> str | None:
                 take_lock(run.root, usable)
                 lock = usable
             if reply is not None or not stop.requested:
-                clear(exchange)  # not before the lock is here: there is no other copy of it
+                remove_exchange(exchange)  # not before the lock is here: there is no other copy of it
     return lock
 
 
@@ -63,7 +63,7 @@ def take_lock(root: Path, lock: str) -> None:
     note_pushed(root)
 
 
-def clear(exchange: Exchange) -> None:
+def remove_exchange(exchange: Exchange) -> None:
     """Remove what two sides have exchanged. Errors are ignored: what stays there does no harm."""
     try:
         exchange.remove("")

@@ -152,11 +152,11 @@ def _check(request: dict[str, Any]) -> Reply:
                 "volume there under the same path, or set the "
                 "where.<stage>.pool of the stages that read it to local."
             )
-    free = min(_room(folder, request["pool"]) for folder in (workspaces(), cache()))
+    free = min(_free_bytes(folder, request["pool"]) for folder in (workspaces(), cache()))
     return Reply("ready", f"{_gpus()} GPUs, {free / 2**30:.0f} GiB free")
 
 
-def _room(folder: Path, pool: str) -> int:
+def _free_bytes(folder: Path, pool: str) -> int:
     """Bytes free on the volume at `folder`. Raises EnvironmentFault if they are too few, or none may be used."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

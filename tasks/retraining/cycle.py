@@ -37,7 +37,7 @@ from tasks.champions.files import check_champion, gathered
 from tasks.champions.promotion_gate import in_a_line, promotion_verdict
 from tasks.champions.registry import promote, require_champion, update_mlflow
 from tasks.dvc.data_key import key_now
-from tasks.dvc.status import forget
+from tasks.dvc.status import remove_from_lock
 from tasks.planning.gate import approval
 from tasks.planning.prepared import Planned, Unplannable, prepare
 from tasks.planning.retraining import with_cycle
@@ -171,7 +171,7 @@ def due(cycle: Cycle, busy: str | None, force: bool) -> Due | None:
     examination = _examined(cycle, champion_folder)
     cycle.sections.append("## The data\n\n" + data_section(examination))
     if key is None and examination.changed_rows:
-        forget(root, "data")  # DVC cannot see that a URL or a dataset of the hub has changed
+        remove_from_lock(root, "data")  # DVC cannot see that a URL or a dataset of the hub has changed
     prepared = prepare(root, params)
     whole = with_cycle(prepared, examined=True)
     planned_usd = whole.ahead_total.usd if isinstance(whole, Planned) else None

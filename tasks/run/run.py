@@ -59,7 +59,7 @@ def new_run_id(name: str | None) -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{words or 'flow'}"
 
 
-def begin(root: Path, run_id: str, params: Params, detail: dict[str, Any]) -> Run:
+def begin_run(root: Path, run_id: str, params: Params, detail: dict[str, Any]) -> Run:
     """Write params.yaml and the digests of what it names outside of the project, and record the start."""
     run = Run(root, run_id, params)
     write(params, root / "params.yaml")

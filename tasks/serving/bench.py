@@ -83,13 +83,13 @@ def bench(root: Path, params: Params, settings: BenchSettings, usd_per_hour: flo
 
     Raises EnvironmentFault, UserError or DataError with one line if there is nothing to measure.
     """
-    with _server(root, settings) as (url, process):
+    with _running_server(root, settings) as (url, process):
         key = os.environ.get(KEY_VARIABLE) if settings.url else None
         endpoint = ChatEndpoint(url, "", key or _own_key(root, url), timeout_seconds=600.0)
         try:
             model = endpoint.served_model(settings.model)
             payloads = _payloads(root, params, settings)
-            _require_pace(endpoint, payloads[0], settings)
+            _require_time_for_a_reply(endpoint, payloads[0], settings)
             for payload in payloads[:WARM_REQUESTS]:
                 endpoint.invoke(payload)
             loads, peak, paces, interrupted = _measured(endpoint, process, settings, payloads, on_load)
@@ -170,7 +170,7 @@ def _is_run(root: Path, name: str) -> bool:
 
 
 @contextmanager
-def _server(root: Path, settings: BenchSettings) -> Iterator[tuple[str, psutil.Process | None]]:
+def _running_server(root: Path, settings: BenchSettings) -> Iterator[tuple[str, psutil.Process | None]]:
     """Address of the API, and the process that was started for this."""
     if settings.url is not None:
         yield api_url(settings.url), None
@@ -207,7 +207,7 @@ def _payloads(root: Path, params: Params, settings: BenchSettings) -> list[dict[
     ]
 
 
-def _require_pace(endpoint: ChatEndpoint, payload: dict[str, Any], settings: BenchSettings) -> None:
+def _require_time_for_a_reply(endpoint: ChatEndpoint, payload: dict[str, Any], settings: BenchSettings) -> None:
     """Raise EnvironmentFault if a load would not complete a single reply."""
     expected = endpoint.reply_seconds(payload)
     if expected > settings.seconds:

@@ -44,7 +44,7 @@ class BudgetWatch:
         """Raise OverBudget if the stage could not even start within the budget."""
         room = self.time_left(1)
         if room is not None and room.seconds <= self._start_seconds():
-            limit, used = room.limit, room.limit.part(total(self._spent, room.limit.stage))
+            limit, used = room.limit, room.limit.amount(total(self._spent, room.limit.stage))
             if limit.key in self._months:
                 used = self._months[limit.key].spent_usd
             raise OverBudget(

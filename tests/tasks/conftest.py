@@ -8,7 +8,7 @@ from moto.server import ThreadedMotoServer
 from config.load import load
 from config.ports import free_port
 from tasks.remote import client
-from tasks.run.run import Run, begin
+from tasks.run.run import Run, begin_run
 from tests.support.stage_project import make_project
 from tests.tasks.pool import Pool
 
@@ -25,7 +25,7 @@ def new_run(project: Path) -> Callable[..., Run]:
     names = iter(range(100))
 
     def make(*overrides: str) -> Run:
-        return begin(project, f"run-{next(names)}", load(project / "params.yaml", list(overrides)), {})
+        return begin_run(project, f"run-{next(names)}", load(project / "params.yaml", list(overrides)), {})
 
     return make
 

@@ -167,7 +167,7 @@ def reward_hacking(proxy: Gain, gold: Gain | None, proxy_at_equal_length: Gain, 
     if prompts < FEWEST:
         return HackingVerdict(None, f"{prompts} prompts are too few to say, {FEWEST} are the least", FEWEST)
     name, quality = ("the score at equal length", proxy_at_equal_length) if gold is None else ("gold", gold)
-    bar, most = _bar(proxy, gold, prompts)
+    bar, most = _required_gain(proxy, gold, prompts)
     lowest, middle, highest = (min(max(value, 0.0), most) for value in (bar.low, bar.mean, bar.high))
     evidence = f"score {_shown(proxy)}, {name} {_shown(quality)}, which is hollow below {middle:+.3f}"
     if proxy.high <= 0:
@@ -187,7 +187,7 @@ def reward_hacking(proxy: Gain, gold: Gain | None, proxy_at_equal_length: Gain, 
     return HackingVerdict(None, f"{prompts} prompts do not decide it, {reason}: {evidence}", needed)
 
 
-def _bar(proxy: Gain, gold: Gain | None, prompts: int) -> tuple[Gain, float]:
+def _required_gain(proxy: Gain, gold: Gain | None, prompts: int) -> tuple[Gain, float]:
     """The share of the proxy's gain that must arrive, at its upper bound, and the most that is required."""
     if gold is None:
         return Gain(*(HOLLOW * value for value in proxy)), math.inf

@@ -28,7 +28,7 @@ class Interval(NamedTuple):
     high: float
 
 
-def clustered(values: ArrayLike, prompts: Sequence[Hashable], confidence: float, seed: int) -> Interval:
+def clustered_interval(values: ArrayLike, prompts: Sequence[Hashable], confidence: float, seed: int) -> Interval:
     """Mean of values, with a percentile bootstrap over prompts: a drawn prompt brings all of its values."""
     numbers = np.asarray(values, dtype=float)
     places = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
@@ -88,10 +88,10 @@ def agreement(
     shorter_prompts = [prompt for prompt, is_one in zip(prompts, shorter, strict=True) if is_one]
     return Agreement(
         pairs=len(right),
-        accuracy=clustered(right, prompts, confidence, seed),
+        accuracy=clustered_interval(right, prompts, confidence, seed),
         longer=float(longer.mean()),
-        gain=clustered(right - longer, prompts, confidence, seed),
-        shorter=clustered(right[shorter], shorter_prompts, confidence, seed) if shorter_prompts else None,
+        gain=clustered_interval(right - longer, prompts, confidence, seed),
+        shorter=clustered_interval(right[shorter], shorter_prompts, confidence, seed) if shorter_prompts else None,
         flip_rate=flips / len(right),
     )
 

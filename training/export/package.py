@@ -65,7 +65,7 @@ def export(folder: Path, target: Path, facts: Mapping[str, Any]) -> None:
             with serving(gguf_path(out, "f32"), params.model.context_length) as server:
                 differs = differences(server, tokenizer, prompts)
             table = compared(models, policy, params, out, prompts)
-            differs += _wrong_replies(table[0])
+            differs += _reply_faults(table[0])
         except ModelError as error:
             logger.warning("no GGUF files: %s", error)
             shutil.rmtree(out / GGUF)
@@ -82,7 +82,7 @@ def export(folder: Path, target: Path, facts: Mapping[str, Any]) -> None:
         keep_exported(out, record)
 
 
-def _wrong_replies(f32: QuantisedFile) -> list[str]:
+def _reply_faults(f32: QuantisedFile) -> list[str]:
     """A line if the exact file replies otherwise than the model itself, more often than near ties explain."""
     if f32.flips <= MOST_FLIPS * f32.prompts:
         return []

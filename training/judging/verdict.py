@@ -23,7 +23,7 @@ from training.evaluation.judgement import (
     Agreement,
     Interval,
     agreement,
-    clustered,
+    clustered_interval,
     length_controlled,
     prediction_powered,
     smallest_effect,
@@ -106,7 +106,7 @@ def verdict_metrics(
     """Win rate, at equal length too, and what so many prompts could show."""
     our_chars, their_chars = ([len(text) for text in texts] for texts in (ours, theirs))
     return (
-        spread("win_rate_judge", clustered(preferences, names, confidence, seed))
+        spread("win_rate_judge", clustered_interval(preferences, names, confidence, seed))
         | spread(
             "win_rate_judge_length_controlled",
             length_controlled(preferences, our_chars, their_chars, names, confidence, seed),

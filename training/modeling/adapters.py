@@ -51,7 +51,7 @@ MATRICES: dict[str, tuple[str, ...]] = {
 # ---------------------------------------------------------------- adding adapters
 
 
-def matrices(model: nn.Module, modules: Sequence[str], setting: str) -> list[str]:
+def matrix_names(model: nn.Module, modules: Sequence[str], setting: str) -> list[str]:
     """PEFT's names of the matrices in `modules`, without layer numbers.
 
     Raises ModelError if one of them matches nothing.
@@ -102,7 +102,7 @@ def add_adapter(model: PreTrainedModel, lora: Lora, name: str, seed: int, settin
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
-        target_modules=matrices(model, lora.modules, setting),
+        target_modules=matrix_names(model, lora.modules, setting),
         bias="none",
     )
     with torch.random.fork_rng(devices=[]):
@@ -125,7 +125,7 @@ def begin_adapter(model: PreTrainedModel, lora: Lora, name: str, seed: int, sett
     for what, wanted, present in (
         ("rank", lora.rank, config.r),
         ("alpha", lora.alpha, config.lora_alpha),
-        ("modules", matrices(model, lora.modules, setting), _adapted(model, name)),
+        ("modules", matrix_names(model, lora.modules, setting), _adapted(model, name)),
     ):
         if wanted != present:
             raise ModelError(

@@ -13,7 +13,7 @@ from training.preparation.cleaning import Refused, type_name
 from training.preparation.conversations import is_conversation, last_reply, parsed, same_turns, transcript, turns
 from training.preparation.formats import Row
 from training.preparation.sources import SourceRow, Table
-from training.preparation.votes import annotator_columns, gather, in_own_layout
+from training.preparation.votes import annotator_columns, in_own_layout, votes_by_pair
 from training.preparation.winners import convention_of, winner
 
 Columns = Mapping[str, str]
@@ -179,7 +179,7 @@ def _prompts(table: Table, columns: Columns, vote: str | None = None) -> Iterato
 
 def _votes(table: Table, columns: Columns, vote: str | None = None) -> Iterator[Read]:
     is_own_layout = in_own_layout(table, columns)
-    table, columns = gather(table, columns)
+    table, columns = votes_by_pair(table, columns)
     names, voters = (columns["response1"], columns["response2"]), annotator_columns(columns)
 
     def said(row: Row, name: str) -> tuple[Any, ...]:

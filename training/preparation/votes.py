@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 ANNOTATOR, VOTE, GATHERED = "annotator", "vote", "votes"
 
 
-def gather(table: Table, columns: Mapping[str, str]) -> tuple[Table, dict[str, str]]:
+def votes_by_pair(table: Table, columns: Mapping[str, str]) -> tuple[Table, dict[str, str]]:
     """One row per pair, at the position of its first line, and its columns; other tables are returned unchanged.
 
     Of several votes of an annotator on a pair the last counts. A null vote means skipped and withdraws an earlier
@@ -94,7 +94,7 @@ def read_vote_lines(source: FileSource, root: Path, setting: str) -> tuple[Table
         lines = [(i, line.rstrip(b"\n")) for i, line in enumerate(file, start=1) if line.strip()]
     for number, line in lines:
         try:
-            rows.append(SourceRow(number, _row(line, source.format)))
+            rows.append(SourceRow(number, _parse_row(line, source.format)))
         except Refused as refused:
             original = line.decode(errors="backslashreplace")
             refusals.append(
@@ -103,7 +103,7 @@ def read_vote_lines(source: FileSource, root: Path, setting: str) -> tuple[Table
     return Table(source.path, "line", rows), refusals
 
 
-def _row(line: bytes, form: str) -> Any:
+def _parse_row(line: bytes, form: str) -> Any:
     """Parse a line. Raises Refused if it is not a JSON object or has an invalid vote."""
     try:
         row = parse_json(line.decode("utf-8-sig"))

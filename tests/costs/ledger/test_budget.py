@@ -246,7 +246,7 @@ def test_every_limit_has_its_key_value_unit_and_stage() -> None:
         ("budget.max_hours_by_stage.reward", 5, "h", "reward"),
     ]
     usd, hours = limits(budget)[:2]
-    assert (usd.part(Cost(7.0, 1800.0)), hours.part(Cost(7.0, 1800.0))) == (7.0, 0.5)
+    assert (usd.amount(Cost(7.0, 1800.0)), hours.amount(Cost(7.0, 1800.0))) == (7.0, 0.5)
     assert limits(params().budget) == []
 
 

@@ -28,7 +28,7 @@ from tasks.champions.registry import KEPT, promote, require_champion, rollback
 from tasks.dvc.data_key import key_now
 from tasks.retraining import cycle as retrain
 from tasks.retraining.cycle import Cycle
-from tasks.run.run import begin, keep_copies
+from tasks.run.run import begin_run, keep_copies
 from tasks.stage.outcome import Outcome
 from tasks.stage.process import Ended
 from tasks.stage.runner import record
@@ -80,7 +80,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     params = load(root / "params.yaml")
     for number in range(4):
         (root / "in.txt").write_text(f"{number} ")
-        run = begin(root, f"run-{number}", params, {})
+        run = begin_run(root, f"run-{number}", params, {})
         dvc(root, "repro")
         for stage in STAGES:
             record(run, stage, Outcome(cached=False, attempt=None))

@@ -15,7 +15,7 @@ from config.errors import EnvironmentFault
 from config.load import load
 from tasks.dvc import transfers
 from tasks.dvc.pull import inputs_of, is_unchanged_elsewhere, remote_of, small_outputs
-from tasks.dvc.status import environment, forget, is_unchanged, stale_stages
+from tasks.dvc.status import environment, is_unchanged, remove_from_lock, stale_stages
 from tasks.dvc.transfers import fetch, public, push, transfer
 from tests.conftest import ROOT
 from tests.support.stage_project import copy_of, make_project
@@ -108,7 +108,7 @@ def test_a_metric_that_a_stage_reads_counts_by_its_value_wherever_it_is(project:
 
 def test_a_stage_that_was_never_done_is_to_be_done_whatever_it_reads(project: Path) -> None:
     for stage in ("reward", "sft", "data"):
-        forget(project, stage)
+        remove_from_lock(project, stage)
         assert not is_unchanged_elsewhere(project, stage)
 
 

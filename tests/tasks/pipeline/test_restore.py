@@ -13,7 +13,7 @@ from config.load import load
 from config.records import stages_of
 from config.workspace.at_work import locked
 from tasks.pipeline.restore import restore
-from tasks.run.run import Run, begin, keep_copies
+from tasks.run.run import Run, begin_run, keep_copies
 from tasks.run.stop import StopRequest
 from tasks.stage.runner import run_stage
 from tests.support.stage_project import make_project
@@ -25,7 +25,7 @@ STAGES = stages_of("ppo")
 
 def completed(root: Path, run_id: str, stages: tuple[str, ...] = STAGES) -> Run:
     """A run of the project as it is."""
-    run = begin(root, run_id, load(root / "params.yaml"), {})
+    run = begin_run(root, run_id, load(root / "params.yaml"), {})
     for stage in stages:
         run_stage(run, stage, StopRequest(), lambda _: None)
     run.record("end", state="completed")
@@ -68,7 +68,7 @@ def test_a_run_comes_back_whole_and_trains_nothing(project: Path) -> None:
     assert "seed: 1\n" in first["params.yaml"]
     assert "seed: 7\n" in (project / "params.yaml.bak").read_text()
     (project / "data.in").write_text("one")
-    run = begin(project, "third", load(project / "params.yaml"), {})
+    run = begin_run(project, "third", load(project / "params.yaml"), {})
     assert all(run_stage(run, s, StopRequest(), lambda _: None).cached for s in STAGES)
     restore(project, "second")
     assert state(project) == second

@@ -21,7 +21,7 @@ from tasks.planning.budget_gate import gate, needs_approval
 from tasks.planning.plan_text import markdown, summary
 from tasks.planning.prepared import Prepared, Unplannable, done_share, keep, prepare
 from tasks.planning.retraining import with_cycle
-from tasks.run.run import Run, begin
+from tasks.run.run import Run, begin_run
 from tasks.run.stop import StopRequest
 from tasks.stage.runner import run_stage
 from tests.support.stage_project import copy_of, make_project
@@ -45,7 +45,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project and its remote after a run of all stages."""
     folder = tmp_path_factory.mktemp("done")
     root = make_project(folder / "project", folder / "remote", STAGES)
-    run = begin(root, "earlier", params(root), {})
+    run = begin_run(root, "earlier", params(root), {})
     for stage in STAGES:
         run_stage(run, stage, StopRequest(), lambda _: None)
     run.record("end", state="completed")
@@ -63,7 +63,7 @@ LONG = ("sft.epochs=100.0", "sft.max_steps=600")
 
 def stopped_in_sft(project: Path, seconds: float, *changes: str) -> Run:
     """A run that spent `seconds` on sft, whose checkpoint is that of step 150, and was then stopped."""
-    run = begin(project, "stopped", params(project, *changes), {})
+    run = begin_run(project, "stopped", params(project, *changes), {})
     folder = project / "runs" / "sft"
     common = {"time": 1000.0, "run_id": "stopped", "attempt": 1, "device": "cpu", "world_size": 1}
     jsonl.append(folder / "attempts.jsonl", AttemptRow(event="start", fingerprint="f1", pid=1, step=0, **common))

@@ -17,9 +17,9 @@ from config.records import UsageRow
 from costs.ledger.ledger import read_ledger
 from tasks.dvc import transfers
 from tasks.remote import client
-from tasks.remote.client import check_placement, run_here, run_remote
+from tasks.remote.client import check_placement, run_locally, run_remote
 from tasks.run.exchange import REPLY, Exchange, Receiver
-from tasks.run.run import Run, begin
+from tasks.run.run import Run, begin_run
 from tasks.run.stop import StopRequest
 from tasks.run.transient import TransientFault
 from tasks.stage.outcome import Outcome, StageCrashed
@@ -38,7 +38,7 @@ def new_run(new_checkout: Callable[[], Path], tmp_path: Path) -> Callable[..., R
     point_remote(root, tmp_path / "store")
 
     def make(*changes: str) -> Run:
-        return begin(
+        return begin_run(
             root, f"run-{next(names)}", load(TINY, ["where.data.pool=gpus", "where.sft.pool=gpus", *changes]), {}
         )
 
@@ -168,7 +168,7 @@ def test_a_store_that_is_away_for_a_while_is_waited_for_and_the_stage_then_stopp
 def test_a_local_stage_takes_its_inputs_from_the_store(new_run: Callable[..., Run], pool: Pool) -> None:
     run = new_run("where.sft.pool=local")
     bring_up(run, "data")
-    outcome = run_here(run, "sft", StopRequest(), lambda progress: None)
+    outcome = run_locally(run, "sft", StopRequest(), lambda progress: None)
     assert outcome == Outcome(cached=False, attempt=1)
     assert (run.root / "data" / "prepared" / "sft").is_dir()
     assert not (run.root / "data" / "prepared" / "preference").exists()

@@ -20,12 +20,12 @@ from config.errors import EnvironmentFault, UserError
 from config.load import load
 from config.records import AttemptRow, UsageRow
 from tasks.remote import heartbeat, recovery
-from tasks.remote.client import run_here, run_remote
+from tasks.remote.client import run_locally, run_remote
 from tasks.remote.heartbeat import CONTAINER, PIPELINE, Heartbeat, HeartbeatMonitor, heartbeats
 from tasks.remote.recovery import ask_to_stop, recover_abandoned
 from tasks.remote.worker import STOP, Reply
 from tasks.run.exchange import REPLY, REQUEST, Exchange, Sender
-from tasks.run.run import Run, begin, end_left_open
+from tasks.run.run import Run, begin_run, end_left_open
 from tasks.run.stop import StopRequest
 from tasks.run.transient import TransientFault
 from tests.conftest import ROOT, TINY
@@ -37,8 +37,8 @@ import sys
 from pathlib import Path
 from config.load import load
 from tasks.remote import client, heartbeat
-from tasks.remote.client import run_here, run_remote
-from tasks.run.run import begin
+from tasks.remote.client import run_locally, run_remote
+from tasks.run.run import begin_run
 from tasks.run.stop import StopRequest
 from tests.tasks.pool import Pool
 
@@ -46,7 +46,7 @@ folder = Path(sys.argv[1])
 heartbeat.EVERY_SECONDS, heartbeat.SILENCE_SECONDS = 0.5, float(sys.argv[2])
 pool = Pool(folder)
 client.submit, client.state_of = pool.submit, pool.state_of
-run = begin(Path.cwd(), "doomed", load(Path("params.yaml")), {})
+run = begin_run(Path.cwd(), "doomed", load(Path("params.yaml")), {})
 for stage in ("data", "sft"):
     run_remote(run, stage, "gpus", StopRequest(), lambda progress: None)
 """
@@ -99,7 +99,7 @@ def test_a_killed_pipelines_stage_stops_by_itself_and_the_next_run_goes_on_from_
         Reply.of(path.read_bytes()) for path in (tmp_path / "store" / "exchange" / "doomed").glob(f"sft-*/{REPLY}")
     )
     assert reply.kind == "stopped"
-    run = begin(root, "next", load(root / "params.yaml"), {})
+    run = begin_run(root, "next", load(root / "params.yaml"), {})
     run_remote(run, "sft", "gpus", StopRequest(), lambda progress: None)
     end = end_of_the_first_attempt(run)
     assert [(row.attempt, row.step) for row in attempts(run, "sft") if row.event == "resume"] == [(2, end.step)]
@@ -114,7 +114,7 @@ def test_a_run_that_comes_before_the_stage_has_noticed_lets_it_checkpoint_first(
     root: Path, pool: Pool, tmp_path: Path, new_checkout: Callable[[], Path]
 ) -> None:
     exchange = killed_pipeline(root, tmp_path, silence_seconds=3600.0)
-    run = begin(root, "next", load(root / "params.yaml"), {})
+    run = begin_run(root, "next", load(root / "params.yaml"), {})
     assert recover_abandoned(run, "sft", StopRequest()) is None
     assert not psutil.wait_procs(exchange, timeout=20)[1], "no two containers do one stage"
     end = end_of_the_first_attempt(run)
@@ -125,7 +125,7 @@ def test_a_run_that_comes_before_the_stage_has_noticed_lets_it_checkpoint_first(
     elsewhere = new_checkout()
     point_remote(elsewhere, tmp_path / "store")
     shutil.copyfile(root / "dvc.lock", elsewhere / "dvc.lock")
-    deployed = begin(elsewhere, "deployed", load(root / "params.yaml"), {})
+    deployed = begin_run(elsewhere, "deployed", load(root / "params.yaml"), {})
     run_remote(deployed, "sft", "gpus", StopRequest(), lambda progress: None)
     assert [(row.attempt, row.step) for row in attempts(deployed, "sft") if row.event == "resume"] == [(1, end.step)]
     assert not any(path.is_file() for path in (tmp_path / "store" / "checkpoints").rglob("*"))
@@ -150,9 +150,9 @@ def project(tmp_path: Path) -> Path:
 @pytest.fixture
 def run(project: Path) -> Run:
     """The run after one that was killed."""
-    begin(project, "killed", load(TINY), {})
+    begin_run(project, "killed", load(TINY), {})
     end_left_open(project)
-    return begin(project, "next", load(TINY), {})
+    return begin_run(project, "next", load(TINY), {})
 
 
 def leave(run: Run, stage: str, lock: str | None, reply: Reply | None, run_id: str = "killed") -> Exchange:
@@ -188,7 +188,7 @@ def test_the_lock_of_what_came_to_its_end_is_here_before_it_is_gone_there(
     monkeypatch.setattr(Exchange, "remove", remove)
     leave(run, "sft", None, Reply("done", attempt=1, lock="new: lock"))
     with suppress(UserError):  # this project has no such stage to run
-        run_here(run, "sft", StopRequest(), lambda progress: None)
+        run_locally(run, "sft", StopRequest(), lambda progress: None)
     assert there == ["new: lock"]
 
 

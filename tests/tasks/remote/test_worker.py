@@ -26,7 +26,7 @@ from tasks.remote.checkpoints import CheckpointStore
 from tasks.remote.worker import Reply, request_of, work
 from tasks.run.code_version import code_digest
 from tasks.run.exchange import REPLY, REQUEST, Exchange, Receiver, dump
-from tasks.run.run import Run, begin
+from tasks.run.run import Run, begin_run
 from tasks.run.stop import StopRequest
 from tasks.run.transient import TransientFault, UnknownFault
 from tasks.stage.outcome import Outcome
@@ -47,7 +47,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     params: Params = load(ROOT / "tests" / "e2e" / "tiny.yaml")
     root = tmp_path / "pipeline"
     root.mkdir()
-    return begin(root, "run-1", params, {})
+    return begin_run(root, "run-1", params, {})
 
 
 @pytest.fixture

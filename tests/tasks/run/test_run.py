@@ -12,7 +12,7 @@ from config.load import dump, load, write
 from config.records import UsageRow
 from config.workspace.at_work import locked
 from config.workspace.rows import pipeline_rows
-from tasks.run.run import Run, begin, end_left_open, keep_copies, keep_edits, new_run_id, put_params_back
+from tasks.run.run import Run, begin_run, end_left_open, keep_copies, keep_edits, new_run_id, put_params_back
 from tests.conftest import ROOT, git
 
 PARAMS = load(ROOT / "recipes" / "demo.yaml")
@@ -36,7 +36,7 @@ def test_the_lock_of_a_killed_run_is_free(tmp_path: Path) -> None:
 
 
 def test_a_run_begins_with_complete_params_and_a_row(tmp_path: Path) -> None:
-    run = begin(tmp_path, "r1", PARAMS, {"git.commit": "abc"})
+    run = begin_run(tmp_path, "r1", PARAMS, {"git.commit": "abc"})
     assert load(tmp_path / "params.yaml") == PARAMS == load(run.folder / "params.yaml")
     (row,) = pipeline_rows(tmp_path)
     assert (row.run_id, row.event, row.detail) == ("r1", "start", {"git.commit": "abc"})
@@ -45,7 +45,7 @@ def test_a_run_begins_with_complete_params_and_a_row(tmp_path: Path) -> None:
 def test_what_a_run_that_failed_in_its_data_asked_for_does_not_stick(tmp_path: Path) -> None:
     text = f"# mine\n{dump(PARAMS)}".encode()
     (tmp_path / "params.yaml").write_bytes(text)
-    failed = begin(tmp_path, "r1", PARAMS.model_copy(update={"seed": 7}), {})
+    failed = begin_run(tmp_path, "r1", PARAMS.model_copy(update={"seed": 7}), {})
     assert load(tmp_path / "params.yaml").seed == 7
     assert [str(first) for first in put_params_back(failed, text)] == [f"seed {PARAMS.seed} -> 7"]
     assert (tmp_path / "params.yaml").read_bytes() == text, "comments and all"
@@ -54,11 +54,11 @@ def test_what_a_run_that_failed_in_its_data_asked_for_does_not_stick(tmp_path: P
 def test_what_a_run_asked_for_stays_once_its_data_are_prepared_or_somebody_has_edited_the_file(tmp_path: Path) -> None:
     text = f"# mine\n{dump(PARAMS)}".encode()
     (tmp_path / "params.yaml").write_bytes(text)
-    passed = begin(tmp_path, "r1", PARAMS.model_copy(update={"seed": 7}), {})
+    passed = begin_run(tmp_path, "r1", PARAMS.model_copy(update={"seed": 7}), {})
     passed.record("stage", stage="data", state="completed")
     assert put_params_back(passed, text) == []
     assert load(tmp_path / "params.yaml").seed == 7
-    edited = begin(tmp_path, "r2", PARAMS.model_copy(update={"seed": 8}), {})
+    edited = begin_run(tmp_path, "r2", PARAMS.model_copy(update={"seed": 8}), {})
     write(PARAMS.model_copy(update={"seed": 9}), tmp_path / "params.yaml")
     assert put_params_back(edited, text) == []
     assert load(tmp_path / "params.yaml").seed == 9
@@ -72,7 +72,7 @@ def test_what_no_run_has_kept_is_copied_before_it_is_replaced(tmp_path: Path) ->
     assert keep_edits(tmp_path, PARAMS) is None, "it says the same, and stays"
     assert keep_edits(tmp_path, other) == tmp_path / "params.yaml.bak"
     assert keep_edits(tmp_path, other) == tmp_path / "params.yaml.bak", "the same once more"
-    begin(tmp_path, "r1", other, {})
+    begin_run(tmp_path, "r1", other, {})
     assert keep_edits(tmp_path, PARAMS) is None, "the run has kept it"
     path.write_text("seed: not what anybody meant")
     assert keep_edits(tmp_path, PARAMS) == tmp_path / "params.yaml.bak2"
@@ -93,8 +93,8 @@ def test_what_the_last_commit_has_needs_no_copy(tmp_path: Path) -> None:
 
 
 def test_runs_that_were_killed_get_an_end_and_others_no_second_one(tmp_path: Path) -> None:
-    begin(tmp_path, "r1", PARAMS, {}).record("end", state="completed")
-    begin(tmp_path, "r2", PARAMS, {}).record("stage", stage="data")
+    begin_run(tmp_path, "r1", PARAMS, {}).record("end", state="completed")
+    begin_run(tmp_path, "r2", PARAMS, {}).record("stage", stage="data")
     for _ in range(2):
         end_left_open(tmp_path)
     rows = pipeline_rows(tmp_path)
@@ -103,7 +103,7 @@ def test_runs_that_were_killed_get_an_end_and_others_no_second_one(tmp_path: Pat
 
 def test_a_killed_run_ended_with_the_last_row_of_its_stages(tmp_path: Path) -> None:
     """Not when somebody looked."""
-    begin(tmp_path, "r1", PARAMS, {})
+    begin_run(tmp_path, "r1", PARAMS, {})
     began = pipeline_rows(tmp_path)[0].time
     row = UsageRow(
         time=began + 34.0, run_id="r1", attempt=1, step=3, phase="update", seconds=1.0, tokens=1,
@@ -117,7 +117,7 @@ def test_a_killed_run_ended_with_the_last_row_of_its_stages(tmp_path: Path) -> N
 
 
 def test_a_run_keeps_what_a_later_one_replaces(tmp_path: Path) -> None:
-    run: Run = begin(tmp_path, "r1", PARAMS, {})
+    run: Run = begin_run(tmp_path, "r1", PARAMS, {})
     outs = {"sft": ["models/sft", "metrics/sft.json", "plots/sft.csv"], "evaluate": ["evaluation/samples.jsonl"]}
     for name in ("metrics/sft.json", "plots/sft.csv", "evaluation/samples.jsonl", "report/report.html"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -147,7 +147,7 @@ def test_a_run_that_failed_keeps_nothing_of_stages_that_it_did_not_complete(tmp_
         (tmp_path / name).write_text("of an earlier run")
     lock = {"schema": "2.0", "stages": {name: {"cmd": name} for name in ("inputs", "data", "ppo", "dpo", "evaluate")}}
     (tmp_path / "dvc.lock").write_text(yaml.safe_dump(lock))
-    run = begin(tmp_path, "r2", PARAMS, {})
+    run = begin_run(tmp_path, "r2", PARAMS, {})
     run.record("stage", stage="data", detail={"outs": {"data/prepared": "1.dir", "metrics/data.json": "2"}})
     run.record("end", state="failed")
     keep_copies(run)

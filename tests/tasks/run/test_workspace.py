@@ -12,7 +12,7 @@ from config.records import UsageRow
 from costs.ledger.budget import Cost, total
 from tasks.pipeline.pipeline_run import _leave_for_next
 from tasks.planning.prepared import ELSEWHERE, Prepared, prepare
-from tasks.run.run import Run, begin
+from tasks.run.run import Run, begin_run
 from tasks.stage.budget_watcher import BudgetWatch
 from tests.support.stage_project import make_project
 
@@ -25,7 +25,7 @@ def started(folder: Path, name: str, *changes: str) -> tuple[Run, Prepared]:
     params = load(root / "params.yaml", ["prices.usd_per_device_hour=3.6", *changes])
     prepared = prepare(root, params)
     detail = {"continues": prepared.continues, ELSEWHERE: dict(prepared.spent_elsewhere)}
-    return begin(root, name, params, detail), prepared
+    return begin_run(root, name, params, detail), prepared
 
 
 def work(run: Run, seconds: float) -> None:

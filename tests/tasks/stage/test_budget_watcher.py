@@ -15,7 +15,7 @@ from config.workspace.retraining import RETRAIN_ROWS, RetrainRow
 from costs.ledger.budget import Cost, total
 from tasks.planning.prepared import spent_by_stage
 from tasks.run.month import PURPOSE
-from tasks.run.run import Run, begin
+from tasks.run.run import Run, begin_run
 from tasks.run.stop import StopRequest
 from tasks.stage.budget_watcher import BudgetWatch
 from tasks.stage.outcome import StageCrashed
@@ -33,7 +33,7 @@ END_SECONDS = 1.5
 
 def a_run(project: Path, name: str, *changes: str, continues: str | None = None) -> Run:
     params = load(project / "params.yaml", ["prices.usd_per_device_hour=3.6", *changes])
-    return begin(project, name, params, {"continues": continues} if continues else {})
+    return begin_run(project, name, params, {"continues": continues} if continues else {})
 
 
 def bring_up(run: Run, stage: str = "sft") -> None:
@@ -171,7 +171,7 @@ def test_the_months_money_stops_a_run_of_a_retrain_cycle_while_it_works(project:
     params = load(project / "params.yaml", ["prices.usd_per_device_hour=3.6", "retrain.monthly_usd=0.105"])
     spent_before = RetrainRow(time=time.time(), cycle="c", event="cost", usd=0.1)
     jsonl.append(project / RETRAIN_ROWS, spent_before)
-    cycle = begin(project, "cycle", params, {PURPOSE: "a-flow-run"})
+    cycle = begin_run(project, "cycle", params, {PURPOSE: "a-flow-run"})
     with pytest.raises(OverBudget, match=r"retrain\.monthly_usd=0\.105 is reached"):
         bring_up(cycle)
     assert attempts(project, "sft")[-1].exit_code == 75
@@ -180,14 +180,14 @@ def test_the_months_money_stops_a_run_of_a_retrain_cycle_while_it_works(project:
     remaining = 0.005 - spent(cycle).usd  # it stopped a step before its limit, and may go on for that
     jsonl.append(project / RETRAIN_ROWS, spent_before.model_copy(update={"cycle": "d", "usd": remaining}))
     with pytest.raises(OverBudget, match=r"retrain\.monthly_usd=0\.105 leaves no room"):
-        bring_up(begin(project, "next-cycle", params, {PURPOSE: "another"}))
+        bring_up(begin_run(project, "next-cycle", params, {PURPOSE: "another"}))
     by_all = {"retrain.monthly_usd": "null", "budget.monthly_usd": f"{spent_before.usd + remaining}"}
     for_every_run = load(
         project / "params.yaml",
         ["prices.usd_per_device_hour=3.6", *(f"{key}={value}" for key, value in by_all.items())],
     )
     with pytest.raises(OverBudget, match=r"budget\.monthly_usd=0\.\d+ leaves no room"):
-        bring_up(begin(project, "any-run", for_every_run, {}))
+        bring_up(begin_run(project, "any-run", for_every_run, {}))
     (project / "behaviour.txt").unlink()
-    bring_up(begin(project, "by-hand", params, {}))
+    bring_up(begin_run(project, "by-hand", params, {}))
     assert (project / "sft.out").exists()

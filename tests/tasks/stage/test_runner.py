@@ -20,10 +20,10 @@ from config.errors import EnvironmentFault, ParamsError, StageStopped, UserError
 from config.load import load
 from config.workspace.at_work import locked
 from config.workspace.rows import pipeline_rows
-from tasks.dvc.status import digests, environment, forget, is_unchanged, stale_stages
+from tasks.dvc.status import digests, environment, is_unchanged, remove_from_lock, stale_stages
 from tasks.dvc.transfers import push
-from tasks.remote.client import run_here
-from tasks.run.run import Run, begin
+from tasks.remote.client import run_locally
+from tasks.run.run import Run, begin_run
 from tasks.run.stop import StopRequest
 from tasks.stage.outcome import Outcome, StageCrashed
 from tasks.stage.progress import Display, Progress, attempts
@@ -73,7 +73,7 @@ def test_a_forgotten_stage_is_run_again_and_what_reads_the_same_output_is_not(pr
         bring_up(new_run(), stage)
     run = new_run()
     assert bring_up(run) == Outcome(cached=True, attempt=1)
-    forget(project, "sft")
+    remove_from_lock(project, "sft")
     assert bring_up(run) == Outcome(cached=False, attempt=2)
     assert bring_up(run, "reward") == Outcome(cached=True, attempt=1)
 
@@ -121,7 +121,7 @@ def test_going_back_to_a_method_trains_nothing_and_takes_its_evaluation_from_the
     for number, method in enumerate(("ppo", "dpo", "ppo")):
         wanted = load(methods / "params.yaml", [f"align.method={method}"])
         assert stale_stages(methods, wanted, [method]) == ([] if number == 2 else [method])
-        run = begin(methods, f"run-{number}", wanted, {})
+        run = begin_run(methods, f"run-{number}", wanted, {})
         bring_up(run, "sft")
         assert is_unchanged(methods, method) is (number == 2)
         subprocess.run(
@@ -144,7 +144,7 @@ def test_going_back_to_a_method_trains_nothing_and_takes_its_evaluation_from_the
 @pytest.mark.slow
 def test_dvc_itself_trains_only_the_method_that_params_yaml_names(methods: Path) -> None:
     for method, so_far in (("ppo", ["ppo"]), ("dpo", ["ppo", "dpo"]), ("ppo", ["ppo", "dpo"])):
-        begin(methods, "run-0", load(methods / "params.yaml", [f"align.method={method}"]), {})
+        begin_run(methods, "run-0", load(methods / "params.yaml", [f"align.method={method}"]), {})
         done = dvc(methods, "repro")
         assert done.returncode == 0, done.stderr
         assert trained(methods) == so_far
@@ -156,10 +156,10 @@ def test_dvc_itself_trains_only_the_method_that_params_yaml_names(methods: Path)
 
 
 def test_the_model_stays_as_it_was_where_training_it_again_fails(methods: Path) -> None:
-    begin(methods, "run-0", load(methods / "params.yaml"), {})
+    begin_run(methods, "run-0", load(methods / "params.yaml"), {})
     assert dvc(methods, "repro").returncode == 0
     before = (methods / "models/ppo/weights").read_bytes()
-    begin(methods, "run-1", load(methods / "params.yaml", ["ppo.learning_rate=1e-4"]), {})
+    begin_run(methods, "run-1", load(methods / "params.yaml", ["ppo.learning_rate=1e-4"]), {})
     (methods / "broken").touch()
     assert dvc(methods, "repro").returncode != 0
     assert trained(methods) == ["ppo", "ppo"]
@@ -182,9 +182,9 @@ def test_params_edited_between_two_stages_are_refused_also_where_a_stage_would_b
     edit_epochs(project, before)
     assert is_unchanged(project, "sft")
     with pytest.raises(ParamsError, match=f"sft.epochs 9.0 -> {before}"):
-        run_here(run, "sft", StopRequest(), lambda progress: None)
+        run_locally(run, "sft", StopRequest(), lambda progress: None)
     edit_epochs(project, 9.0)
-    assert run_here(run, "sft", StopRequest(), lambda progress: None) == Outcome(cached=False, attempt=2)
+    assert run_locally(run, "sft", StopRequest(), lambda progress: None) == Outcome(cached=False, attempt=2)
 
 
 @pytest.mark.parametrize("outs", [[{"sft.out": {"persist": True}}], ["sft.out"]], ids=["persist", "in the run cache"])
@@ -220,7 +220,7 @@ def test_a_failed_experiment_of_dvc_beside_a_run_is_refused_by_the_next_stage(pr
     assert done.returncode
     assert load(project / "params.yaml").reward.epochs == 9.0
     with pytest.raises(ParamsError, match=r"reward\.epochs"):
-        run_here(run, "reward", StopRequest(), lambda progress: None)
+        run_locally(run, "reward", StopRequest(), lambda progress: None)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from training.evaluation.judgement import (
     Agreement,
     Interval,
     agreement,
-    clustered,
+    clustered_interval,
     length_controlled,
     prediction_powered,
     smallest_effect,
@@ -93,10 +93,10 @@ def test_a_bias_to_the_first_place_makes_ties_and_is_counted() -> None:
 
 def test_values_of_one_prompt_are_no_independent_evidence() -> None:
     values = np.random.default_rng(3).integers(2, size=50).astype(float)
-    alone = clustered(values, range(50), 0.95, 1)
-    often = clustered(np.repeat(values, 8), np.repeat(range(50), 8).tolist(), 0.95, 1)
+    alone = clustered_interval(values, range(50), 0.95, 1)
+    often = clustered_interval(np.repeat(values, 8), np.repeat(range(50), 8).tolist(), 0.95, 1)
     assert often == pytest.approx(alone)
-    naive = clustered(np.repeat(values, 8), range(400), 0.95, 1)
+    naive = clustered_interval(np.repeat(values, 8), range(400), 0.95, 1)
     assert naive.high - naive.low < 0.5 * (often.high - often.low)
 
 

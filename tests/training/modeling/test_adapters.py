@@ -26,7 +26,7 @@ from training.modeling.adapters import (
     add_adapter,
     begin_adapter,
     lora_layers,
-    matrices,
+    matrix_names,
     train_only_adapter,
 )
 from training.modeling.models import load_policy, load_reward_model
@@ -64,17 +64,17 @@ def stir(model: PreTrainedModel, name: str) -> None:
     ],
 )
 def test_our_names_of_matrices_are_those_of_the_family(family: str, expected: list[str]) -> None:
-    assert matrices(policy(family=family), ["q", "v", "down", "gate"], "sft.lora") == expected
+    assert matrix_names(policy(family=family), ["q", "v", "down", "gate"], "sft.lora") == expected
 
 
 def test_a_packed_matrix_stands_for_all_of_its_parts_and_own_names_are_understood() -> None:
-    assert matrices(policy(family="gpt2"), ["v"], "sft.lora") == ["attn.c_attn"]
-    assert matrices(policy(family="gpt2"), ["o"], "sft.lora") == ["attn.c_proj"]
-    assert matrices(policy(family="gpt2"), ["down", "mlp.c_fc"], "sft.lora") == ["mlp.c_fc", "mlp.c_proj"]
+    assert matrix_names(policy(family="gpt2"), ["v"], "sft.lora") == ["attn.c_attn"]
+    assert matrix_names(policy(family="gpt2"), ["o"], "sft.lora") == ["attn.c_proj"]
+    assert matrix_names(policy(family="gpt2"), ["down", "mlp.c_fc"], "sft.lora") == ["mlp.c_fc", "mlp.c_proj"]
     with pytest.raises(
         ModelError, match=r"'gate' is not a matrix of this model .GPT2LMHeadModel.\. It has q, k, v, o, up"
     ):
-        matrices(policy(family="gpt2"), ["gate"], "sft.lora")
+        matrix_names(policy(family="gpt2"), ["gate"], "sft.lora")
 
 
 @pytest.mark.parametrize("family", FAMILIES)

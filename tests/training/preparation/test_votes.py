@@ -8,7 +8,7 @@ from config.sections.data import FileSource
 from tests.support.parsed_rows import Parsed, read_as
 from training.preparation.columns import column_names
 from training.preparation.sources import SourceRow, Table
-from training.preparation.votes import gather, read_vote_lines
+from training.preparation.votes import read_vote_lines, votes_by_pair
 
 
 def line(annotator: Any, vote: Any, prompt: Any = "p", first: str = "a", second: str = "b") -> dict[str, Any]:
@@ -74,7 +74,7 @@ def test_lines_without_an_annotator_are_votes_of_their_own() -> None:
 def test_a_table_with_a_column_per_annotator_stays_as_it_is() -> None:
     columns = column_names("votes", {}, "data.source")
     table = Table("v", "line", [SourceRow(1, line("ada", 1) | {"annotator1": 2, "annotator2": 2, "annotator3": 2})])
-    assert gather(table, columns) == (table, columns)
+    assert votes_by_pair(table, columns) == (table, columns)
 
 
 # ---------------------------------------------------------------- a file that people write to
