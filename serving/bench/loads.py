@@ -94,6 +94,19 @@ async def _open(
     return measured_load(replies, begin, begin + seconds, limits, requests_per_second=rate)
 
 
+async def _cancel_other_tasks() -> None:
+    """Cancel LLMeter's tasks until they have ended.
+
+    One that waits with a timeout can miss a cancellation, and the event loop would then wait for it forever
+    (https://github.com/python/cpython/issues/86296).
+    """
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    while tasks:
+        for task in tasks:
+            task.cancel()
+        _, tasks = await asyncio.wait(tasks, timeout=0.1)
+
+
 async def _replies(endpoint: ChatEndpoint, payloads: list[dict[str, Any]], **load: Any) -> list[Reply]:
     os.environ.setdefault("LLMETER_DISABLE_ALL_PROGRESS_BARS", "1")  # read at import
     from llmeter.runner import Runner
@@ -101,6 +114,7 @@ async def _replies(endpoint: ChatEndpoint, payloads: list[dict[str, Any]], **loa
     result = await Runner(endpoint=endpoint, payload=payloads, timeout=3600).run(**load)
     if result.stats.get("interrupted"):
         endpoint.stop()  # otherwise the process waits for its threads
+        await _cancel_other_tasks()
         raise Interrupted
     return [
         Reply(
