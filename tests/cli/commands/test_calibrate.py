@@ -34,5 +34,5 @@ def test_people_see_rates_in_their_units_and_each_stage_that_was_timed(
     said = capsys.readouterr().out
     assert "100 GFLOP/s" in said
     assert "10.0 GB/s" in said
-    assert "4.0 s  train 2, rollout 2" in said
+    assert "2.5 s  train 2, rollout 2" in said
     assert max(map(len, said.splitlines()[1:])) <= 80
