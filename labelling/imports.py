@@ -105,19 +105,19 @@ def _preference(read: Sequence[tuple[Names, Sequence[Answer]]], question: str | 
     """The question that asks which response is better: the one named, the only one that compares them by its type, or
     the only one whose answers are all votes.
     """
-    answers_by_pair: dict[str, list[tuple[Names, Answer]]] = {}
+    answers_by_question: dict[str, list[tuple[Names, Answer]]] = {}
     for names, answers in read:
         for answer in answers:
             if answer.question is not None:
-                answers_by_pair.setdefault(answer.question, []).append((names, answer))
+                answers_by_question.setdefault(answer.question, []).append((names, answer))
     if question is not None:
-        if question not in answers_by_pair:
-            raise ParamsError(f"--question {question}: {path} has no such question, but {', '.join(answers_by_pair)}.")
+        if question not in answers_by_question:
+            raise ParamsError(f"--question {question}: {path} has no such question, but {', '.join(answers_by_question)}.")
         return question
-    compare = [name for name, answers in answers_by_pair.items() if any(answer.compares for _, answer in answers)]
+    compare = [name for name, answers in answers_by_question.items() if any(answer.compares for _, answer in answers)]
     vote = [
         name
-        for name, answers in answers_by_pair.items()
+        for name, answers in answers_by_question.items()
         if any(_is_vote(answer.value, names) for names, answer in answers)
     ]
     candidates = compare or vote
@@ -125,9 +125,9 @@ def _preference(read: Sequence[tuple[Names, Sequence[Answer]]], question: str | 
         raise ParamsError(
             f"{path} asks for a preference in {' and in '.join(candidates)}: name the one to take with --question."
         )
-    if answers_by_pair and not candidates:
+    if answers_by_question and not candidates:
         raise DataError(
-            f"{path}: no answer to {', '.join(answers_by_pair)} says which response is better (left, right, "
+            f"{path}: no answer to {', '.join(answers_by_question)} says which response is better (left, right, "
             "1, 2, tie, or a response's name). Name the question with --question."
         )
     return candidates[0] if candidates else None

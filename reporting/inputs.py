@@ -218,7 +218,7 @@ def _curves(folder: Path, ledger: Ledger, stage: str, attempts: list[Attempt], n
 
 
 def _values_by_step(attempts: list[Attempt], last: int, rows: list[MetricRow]) -> dict[int, dict[str, float]]:
-    """Rows logged by the attempts up to number `last`."""
+    """Step -> values that the attempts up to number `last` logged."""
     by_step: dict[int, dict[str, float]] = {}
     for attempt in attempts:
         if attempt.number > last:

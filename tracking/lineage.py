@@ -214,10 +214,10 @@ def log_benchmarks(connection: Connection, run_id: str, name: str, benchmarked: 
         if (line := serving_line(benchmark)) is not None
     }
     for version in _versions(connection, name, benchmarked.model_digest):
-        for loader, line in lines.items():
-            connection.client.set_model_version_tag(name, version.version, f"served.{loader}", line)
+        for serving, line in lines.items():
+            connection.client.set_model_version_tag(name, version.version, f"served.{serving}", line)
         before = (version.description or "").partition(SERVED_TITLE)[0].rstrip()
-        listed = "\n".join(f"- {loader}: {line}" for loader, line in lines.items())
+        listed = "\n".join(f"- {serving}: {line}" for serving, line in lines.items())
         connection.client.update_model_version(name, version.version, f"{before}\n\n{SERVED_TITLE}\n\n{listed}\n")
 
 

@@ -228,8 +228,8 @@ def compare(
     """
     sft, aligned = answers["sft"], answers["aligned"]
     metrics: dict[str, Any] = {f"gold_{name}": describe(answers[name])["gold"] for name in answers}
-    for name, model in (("right_item_rate", aligned), ("right_item_rate_sft", sft)):
-        metrics[name] = None if model.right_items is None else _mean(model.right_items)
+    for name, side in (("right_item_rate", aligned), ("right_item_rate_sft", sft)):
+        metrics[name] = None if side.right_items is None else _mean(side.right_items)
     wins = {"reward": (aligned.rewards, sft.rewards), "gold": (aligned.golds, sft.golds)}
     for kind, (aligned_wins, sft_wins) in wins.items():
         rate = (

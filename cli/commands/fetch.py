@@ -27,7 +27,7 @@ class Package(NamedTuple):
     about: str
     target: Path
     pad_token: str = ""
-    """Suffix of a GGUF file, which is converted; a safetensors file is copied with its folder."""
+    """Pad token of a GGUF file, which is converted; a safetensors file is copied with its folder."""
 
 
 PACKAGES = {

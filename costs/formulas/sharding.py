@@ -19,7 +19,7 @@ class Sharding:
     gradients: bool = False
     optimizer: bool = False
     micro_gathers: int = 0
-    """Collectives in the forward and backward pass of every micro-batch."""
+    """Gathers in the forward and backward pass of every micro-batch."""
     micro_reduces: int = 0
     step_gathers: int = 0
     step_reduces: int = 0

@@ -51,7 +51,7 @@ def _link(setting: Setting) -> float:
 def matmul_rate(setting: Setting) -> float:
     efficiency = setting.efficiency
     share = efficiency.host_flops if setting.hardware.is_cpu else efficiency.matmul * setting.hardware.attainable
-    if setting.hardware.generation in ("hopper", "blackwell") and not (setting.engine.vendor_products):
+    if setting.hardware.generation in ("hopper", "blackwell") and not setting.engine.vendor_products:
         share *= efficiency.hopper
     return setting.hardware.peak(setting.levers.dtype) * share
 

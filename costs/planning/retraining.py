@@ -173,7 +173,7 @@ def _champions(params: Params, root: Path) -> tuple[Params, str]:
 
 
 def _side(params: Params, rows: Rows, target: Target, prompts: int) -> Setting:
-    """Memory of one model in the contest, which answers once, for two reward models to read."""
+    """Setting of one model in the contest, which answers once, for two reward models to read."""
     return answering(CONTEST, params, target, rows, base_shape(params, target.root), prompts, 1)
 
 

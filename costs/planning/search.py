@@ -86,7 +86,6 @@ class Cheaper:
     changes: tuple[str, ...]
     """`sft.micro_batch_size=16` ..., what differs."""
     by_stage: dict[str, StageSearch]
-    """By stage."""
 
 
 def evaluate(setting: Setting, price: Price) -> Need:

@@ -17,7 +17,7 @@ class Efficiency:
 
     matmul: float = 0.76
     hopper: float = 0.78
-    """Share of it that PyTorch's matrix products reach on Hopper and later, which are fast enough that tails of
+    """Share of `matmul` that PyTorch's matrix products reach on Hopper and later, which are fast enough that tails of
     kernels show.
     """
     attention: float = 0.41

@@ -50,7 +50,7 @@ from tasks.stage.process import last_line, run_process
 LEAST = {True: 2, False: 3}
 """Updates of a loop, and steps of a supervised stage; the first quarter warms up."""
 SECONDS = 3.0
-"""Time to spend on a stage whose steps are short, by the formulas."""
+"""Planned time of the steps to run: a stage with short steps runs more of them."""
 ONCE = ("start", "save", "evaluate")
 """Phases that do not grow with the steps."""
 HELD_OUT = 4

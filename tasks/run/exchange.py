@@ -183,7 +183,7 @@ class Receiver:
         # the offsets are in order
         sent = sorted(name for name in self._exchange.names() if re.search(r"\.\d{12}$", name))
         if self._again:
-            self._received, self._again = self._taken_before(sent), False
+            self._received, self._again = self._received_before(sent), False
         new = [name for name in sent if name not in self._received]
         for name in new:
             content = self._exchange.read(name) or b""
@@ -195,7 +195,7 @@ class Receiver:
                 file.flush()
         return bool(new)
 
-    def _taken_before(self, sent: Sequence[str]) -> set[str]:
+    def _received_before(self, sent: Sequence[str]) -> set[str]:
         """Names of `sent` that the files hold already, searched from the newest backwards because pieces arrive in
         order.
         """

@@ -21,8 +21,7 @@ from config.workspace.benchmarked import Benchmark, Limits, Load, keep_benchmark
 from config.workspace.kept import kept_params
 from config.workspace.login import SERVE_KEY
 from costs.planning.serving import ServingPlan, plan_serving
-from costs.planning.target import Target as Aim
-from costs.planning.target import this_device
+from costs.planning.target import Target, this_device
 from costs.tables.catalogue import own_price
 from serving.bench.endpoint import ChatEndpoint, api_url, is_loopback
 from serving.bench.loads import Interrupted, LoadSpec, measure
@@ -125,7 +124,7 @@ def _plan(root: Path, params: Params, url: str, benchmark: Benchmark) -> Serving
     concurrencies = [load.concurrency for load in benchmark.loads if load.concurrency is not None]
     if benchmark.engine != "llama_cpp" or not is_loopback(url):
         return None
-    target = Aim(this_device(root), own_price(benchmark.usd_per_hour, "rlhf bench", benchmark.time), root=root)
+    target = Target(this_device(root), own_price(benchmark.usd_per_hour, "rlhf bench", benchmark.time), root=root)
     return plan_serving(
         params, target, benchmark.weights, benchmark.slots, concurrencies, pace_seconds=benchmark.pace_seconds
     )

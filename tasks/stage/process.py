@@ -28,7 +28,6 @@ class Ended(NamedTuple):
     """Its exit code; of one that a signal killed, minus the signal."""
     lived_seconds: float
     output: str
-    """Its output."""
 
 
 def run_process(

@@ -92,7 +92,7 @@ def convention_of(votes: Iterable[tuple[Any, Sequence[Any]]], columns: Replies, 
     readable: Counter[str] = Counter()
     """Convention that values show by themselves -> values that are a vote in it."""
     decided: set[str] = set()
-    """Prompts in which some vote is not a tie."""
+    """Conventions in which some vote is not a tie."""
     words: set[str | None] = set()
     numbers: set[float] = set()
     shown: tuple[Any, Sequence[Any]] | None = None
@@ -100,9 +100,9 @@ def convention_of(votes: Iterable[tuple[Any, Sequence[Any]]], columns: Replies, 
     for value, replies in votes:
         count += 1
         for convention in NAMED[:2]:
-            winner = _winner(value, convention, columns, replies)
-            readable[convention] += winner is not None
-            decided |= {convention} if winner else set()
+            won = _winner(value, convention, columns, replies)
+            readable[convention] += won is not None
+            decided |= {convention} if won else set()
         word, number = _word(value), _number(value)
         words.add(word)
         if shown is None or (_number(shown[0]) in (None, 0.0) and number not in (None, 0.0)):

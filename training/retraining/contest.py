@@ -228,8 +228,8 @@ def _mean_of(value: Gain) -> Mean:
 
 
 def _mean(values: Iterable[float]) -> float:
-    gains = list(values)
-    return sum(gains) / len(gains)
+    numbers = list(values)
+    return sum(numbers) / len(numbers)
 
 
 def main(options: argparse.Namespace) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 MOST_PRINTED_BYTES = 16 * 2**20
-"""Redirect the output of the function to a file."""
+"""Most that the function may print: its output goes to a file."""
 
 
 def main(script: str, name: str, root: str, calls: str, results: str) -> None:
