@@ -97,16 +97,16 @@ def stopped_run(root: Path, recipe: Path, whole: Path, stops: int, rng: random.R
             except OverBudget:
                 budget = run.params.budget.max_hours_by_stage[stage] * 3600
                 spent = total(spent_by_stage(root, run.params, [run.run_id for run in runs]), stage).seconds
-                entries = usage(root, stage)[attempts:]
-                allowed = max(SHARE_OF_BUDGET * budget, longest_step(entries)) + POLL_SECONDS
+                new_rows = usage(root, stage)[attempts:]
+                allowed = max(SHARE_OF_BUDGET * budget, longest_step(new_rows)) + POLL_SECONDS
                 seen.append(
                     {
                         "stage": stage,
                         "budget_seconds": budget,
                         "spent_seconds": spent,
                         "allowed_seconds": allowed,
-                        "began": bool(entries),
-                        "start_passed_it": spent - sum(row.seconds for row in entries if row.phase != "start")
+                        "began": bool(new_rows),
+                        "start_passed_it": spent - sum(row.seconds for row in new_rows if row.phase != "start")
                         > budget,
                         "kept": spent - budget <= allowed,
                     }

@@ -217,10 +217,10 @@ def table(lines: list[dict[str, Any]]) -> str:
     columns = ("struck", "recovered", "completed", "same_bits", "rows_once", "ledger_holds")
     shown = [f"{'kind':<32}{'faults':>7}" + "".join(f"{name:>14}" for name in columns)]
     for kind in [*dict.fromkeys(kind.key for kind in KINDS), "all"]:
-        entries = [line for line in lines if kind in (line["kind"], "all")]
-        if entries:
-            counts = "".join(f"{sum(line[name] for line in entries):>14}" for name in columns)
-            shown.append(f"{kind:<32}{len(entries):>7}{counts}")
+        chosen = [line for line in lines if kind in (line["kind"], "all")]
+        if chosen:
+            counts = "".join(f"{sum(line[name] for line in chosen):>14}" for name in columns)
+            shown.append(f"{kind:<32}{len(chosen):>7}{counts}")
     struck = [line for line in lines if line["struck"]]
     if struck:
         result = wilson(sum(line["recovered"] for line in struck), len(struck))
@@ -257,8 +257,8 @@ def main() -> int:
         if not given.kind or draw(given.seed, index, timelines)[0].name in given.kind
     ]
     for index in chosen:
-        reference = done.get(index)
-        if reference and not given.only and not (given.again and not reference["recovered"]):
+        earlier = done.get(index)
+        if earlier and not given.only and not (given.again and not earlier["recovered"]):
             continue
         line = case(project, given.seed, index)
         with path.open("a", encoding="utf-8") as file:

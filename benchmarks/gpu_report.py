@@ -186,9 +186,9 @@ class Bench:
 
     def run(self, cell: Cell, recipe: Path = TINY) -> None:
         """Unless it ended well before, or no time is left."""
-        reference = self.outcomes.get(cell.name)
+        earlier = self.outcomes.get(cell.name)
         remaining = self.until - time.monotonic()
-        if (reference is not None and reference.exit_code == 0) or remaining < 20:
+        if (earlier is not None and earlier.exit_code == 0) or remaining < 20:
             return
         base = self.work / cell.base.replace(" ", "-")
         folder = base

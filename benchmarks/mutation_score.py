@@ -77,14 +77,14 @@ def reasons() -> dict[tuple[str, str, str], str]:
 
 def survivors(names: Sequence[str], found: dict[str, str], files: dict[str, Path]) -> list[Survivor]:
     """The mutants of `names` that no test killed."""
-    reference = reasons()
+    reason_by_mutant = reasons()
     said = []
     for name in names:
         if found[name] in KILLED:
             continue
         removed, added = change(name, files[name])
         function = name.partition("__mutmut")[0]
-        said.append(Survivor(name, removed, added, reference.get((function, removed, added))))
+        said.append(Survivor(name, removed, added, reason_by_mutant.get((function, removed, added))))
     return said
 
 
@@ -112,12 +112,12 @@ def main() -> int:
     counted = Counter(result[name] for name in names)
     score = sum(counted[status] for status in KILLED) / len(names)
     minutes = (time.monotonic() - began) / 60
-    for first in alive:
-        why = first.reason or "a test is missing"
-        print(f"{first.name}\n  - {first.removed}\n  + {first.added}\n  {why}")
+    for survivor in alive:
+        why = survivor.reason or "a test is missing"
+        print(f"{survivor.name}\n  - {survivor.removed}\n  + {survivor.added}\n  {why}")
     print(f"seed {options.seed}: {len(names)} of {len(files)} mutants in {minutes:.0f} minutes, {score:.1%} killed")
     print(", ".join(f"{number} {status}" for status, number in counted.most_common()))
-    print(f"{sum(first.reason is not None for first in alive)} of {len(alive)} others are equivalent")
+    print(f"{sum(survivor.reason is not None for survivor in alive)} of {len(alive)} others are equivalent")
     return 0 if score >= options.least else 1
 
 

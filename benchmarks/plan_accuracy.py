@@ -101,10 +101,10 @@ def written(found: Sequence[Compared]) -> str:
         "# python benchmarks/plan_accuracy.py --write. low, high: factors on a plan that hold",
         f"# {COVERED:.0%} of the measurements; sources: stages of recipes; billions: parameters.",
     ]
-    for kind, item in pairs.items():
-        low, high = interval([measured / planned for measured, planned in item])
+    for kind, kind_pairs in pairs.items():
+        low, high = interval([measured / planned for measured, planned in kind_pairs])
         lines.append(
-            f"{kind}: {{low: {low:.3g}, high: {high:.3g}, rows: {len(item)}, "
+            f"{kind}: {{low: {low:.3g}, high: {high:.3g}, rows: {len(kind_pairs)}, "
             f"sources: {len({(row.recipe, row.stage) for row in found})}, "
             f"billions: [{sizes[0]:.3g}, {sizes[-1]:.3g}], generations: [cpu]}}"
         )

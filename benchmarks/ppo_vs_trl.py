@@ -157,8 +157,8 @@ def chosen(
     overrides = [f"ppo.updates={updates}"] if updates else []
     jobs = {}
     for layout in layouts:
-        entries = with_adapters(workspace, environment) if layout == "shared_base" else workspace
-        jobs[layout] = Job(entries, ppo_params(entries, [f"ppo.layout={layout}", *overrides]))
+        folder = with_adapters(workspace, environment) if layout == "shared_base" else workspace
+        jobs[layout] = Job(folder, ppo_params(folder, [f"ppo.layout={layout}", *overrides]))
     return jobs
 
 

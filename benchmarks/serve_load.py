@@ -279,7 +279,7 @@ async def seconds(ask: Ask, number: int) -> float:
 def memory(pid: int) -> int:
     """Bytes of the front and its engine."""
     process = psutil.Process(pid)
-    return sum(first.memory_info().rss for first in (process, *process.children(recursive=True)))
+    return sum(child.memory_info().rss for child in (process, *process.children(recursive=True)))
 
 
 if __name__ == "__main__":

@@ -112,7 +112,9 @@ def _preference(read: Sequence[tuple[Names, Sequence[Answer]]], question: str | 
                 answers_by_question.setdefault(answer.question, []).append((names, answer))
     if question is not None:
         if question not in answers_by_question:
-            raise ParamsError(f"--question {question}: {path} has no such question, but {', '.join(answers_by_question)}.")
+            raise ParamsError(
+                f"--question {question}: {path} has no such question, but {', '.join(answers_by_question)}."
+            )
         return question
     compare = [name for name, answers in answers_by_question.items() if any(answer.compares for _, answer in answers)]
     vote = [

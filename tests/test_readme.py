@@ -75,12 +75,12 @@ def test_links_between_documents_lead_somewhere() -> None:
 def test_every_rlhf_command_in_the_documents_exists() -> None:
     from cli.main import app
 
-    reference = {
+    commands = {
         command.name or (command.callback.__name__ if command.callback else "") for command in app.registered_commands
     } | {group.name for group in app.registered_groups}
     for document in documents():
         for command in re.findall(r"(?:^|`|/)rlhf ([a-z]+)", document.read_text(encoding="utf-8"), re.MULTILINE):
-            assert command in reference, f"{document.name}: rlhf {command}"
+            assert command in commands, f"{document.name}: rlhf {command}"
 
 
 def test_the_prompt_of_the_tour_is_held_out_and_its_reply_earns_all_gold() -> None:

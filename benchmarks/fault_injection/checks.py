@@ -69,8 +69,10 @@ def row_faults(project: Project, first: str, deleted: str | None) -> list[str]:
     undisturbed = project.undisturbed / "project"
     for stage in STAGES[STAGES.index(first) :]:
         before = _steps(undisturbed, stage)
-        entries = {step: runs - set().union(*before.values()) for step, runs in _steps(project.root, stage).items()}
-        if missing := [step for step in before if not entries.get(step)]:
+        runs_by_step = {
+            step: runs - set().union(*before.values()) for step, runs in _steps(project.root, stage).items()
+        }
+        if missing := [step for step in before if not runs_by_step.get(step)]:
             faults.append(f"{stage}: no rows of steps {missing}")
     return faults
 

@@ -64,13 +64,13 @@ class Project(NamedTuple):
 
     def environment(self, mark: str) -> dict[str, str]:
         """Of everything that a case starts: none of the user's own Prefect, MLflow or DVC."""
-        entries = {
+        inherited = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith(("PREFECT_", "MLFLOW_", "RLHF_", "AWS_", "DVC_"))
         }
         state = self.folder / "state"
-        return entries | {
+        return inherited | {
             "DVC_GLOBAL_CONFIG_DIR": str(state / "dvc-global"),
             "DVC_SYSTEM_CONFIG_DIR": str(state / "dvc-system"),
             "DVC_SITE_CACHE_DIR": str(state / "dvc-site"),

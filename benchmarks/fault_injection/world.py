@@ -78,7 +78,7 @@ class World:
 
     def start_worker(self) -> None:
         """With the code of the project, as the image of its containers would have it."""
-        entries = {
+        variables = {
             "RLHF_WORKSPACES": str(self.project.pool_workspaces),
             "RLHF_CACHE": str(self.project.pool_cache),
             "PYTHONPATH": f"{self.project.root}{os.pathsep}{ROOT}",
@@ -90,7 +90,7 @@ class World:
                 subprocess.Popen(
                     [sys.executable, "-m", "benchmarks.fault_injection.worker", POOL],
                     cwd=self.project.folder,
-                    env=self._client | entries,
+                    env=self._client | variables,
                     stdout=log,
                     stderr=log,
                     start_new_session=True,

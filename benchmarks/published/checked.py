@@ -47,8 +47,8 @@ def held_out(rows: Sequence[Row]) -> list[Case]:
     result: list[Case] = []
     for source in sorted({row.source for row in rows}):
         rates = fit.without(source)
-        entries = [_unknown_engine(row, rows) for row in rows if row.source == source]
-        result += compare(entries, rates)[0]
+        source_rows = [_unknown_engine(row, rows) for row in rows if row.source == source]
+        result += compare(source_rows, rates)[0]
     return result
 
 
@@ -102,12 +102,12 @@ def _unknown_engine(row: Row, rows: Sequence[Row]) -> Row:
     """The row as if its software's speed were unknown: where no other source has it, its
     launch times are the median of other engines that launch in the same way.
     """
-    entries = row.run.engine
-    if entries is None or any(other.run.engine == entries and other.source != row.source for other in rows):
+    row_engine = row.run.engine
+    if row_engine is None or any(other.run.engine == row_engine and other.source != row.source for other in rows):
         return row
-    like = [other for other in ENGINES.values() if other != entries and _way(other) == _way(entries)]
+    like = [other for other in ENGINES.values() if other != row_engine and _way(other) == _way(row_engine)]
     changes = {name: median(getattr(other, name) for other in like) for name in CHOSEN}
-    run = row.run.model_copy(update={"engine": replace(entries, **changes)})
+    run = row.run.model_copy(update={"engine": replace(row_engine, **changes)})
     return row.model_copy(update={"run": run})
 
 

@@ -24,13 +24,13 @@ def levers_of(run: Run, software: Software, gpus: int, notes: list[str]) -> Leve
     """The levers of a run that trains; assumptions are added to `notes`. Raises Refused where the tuning is not
     stated.
     """
-    entries = defaults(software)
+    usual = defaults(software)
     tuning = run.tuning or ("lora" if run.lora_rank or run.lora_modules else None)
     if tuning is None:
         if run.stage not in ("pretrain", "reward", "dpo", "ppo", "grpo", "rloo"):
             raise Refused("tuning is missing: full or lora decides memory and time.")
         tuning = "full"
-    sharding = run.sharding or (entries.sharding if gpus > 1 else "ddp")
+    sharding = run.sharding or (usual.sharding if gpus > 1 else "ddp")
     changes: dict[str, Any] = {
         "tuning": tuning,
         "dtype": run.dtype or "bf16",
@@ -53,14 +53,14 @@ def levers_of(run: Run, software: Software, gpus: int, notes: list[str]) -> Leve
 
 
 def _adapter(run: Run, software: Software, notes: list[str]) -> dict[str, Any]:
-    entries = defaults(software)
-    modules = run.lora_modules or entries.lora_modules
+    usual = defaults(software)
+    modules = run.lora_modules or usual.lora_modules
     if modules is None:
         modules = ALL_LINEAR if run.quantisation else ("q", "v")
         notes.append(f"lora_modules is not stated: {', '.join(modules)} assumed")
     if run.lora_rank is None:
         notes.append("lora_rank is not stated: 8 assumed")
-    dropout = entries.lora_dropout if run.lora_dropout is None else run.lora_dropout
+    dropout = usual.lora_dropout if run.lora_dropout is None else run.lora_dropout
     return {"lora_rank": run.lora_rank or 8, "lora_modules": modules, "lora_dropout": dropout}
 
 

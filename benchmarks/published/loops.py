@@ -47,15 +47,15 @@ class Iteration:
 def iteration(planning: Planned) -> Iteration:
     """The parts of one iteration."""
     setting, run = planning.setting, planning.run
-    first = replace(setting, workload=replace(setting.workload, steps=1.0))
-    entries = run.roles
-    generating = (entries or {}).get("engine") or (entries or {}).get("policy") or setting.gpus
-    rolled = _rollout(planning, first, generating)
-    passes = _passes(first, entries, judged=run.stage == "ppo" or run.reward_model is not None)
-    updates = _updates(first, entries)
-    together = max if entries else sum
+    one_step = replace(setting, workload=replace(setting.workload, steps=1.0))
+    roles = run.roles
+    generating = (roles or {}).get("engine") or (roles or {}).get("policy") or setting.gpus
+    rolled = _rollout(planning, one_step, generating)
+    passes = _passes(one_step, roles, judged=run.stage == "ppo" or run.reward_model is not None)
+    updates = _updates(one_step, roles)
+    together = max if roles else sum
     sent = transfer_seconds(setting) if run.served else 0.0
-    return Iteration(rolled, together(passes), together(updates), sent, facts(first.engine).loop_seconds, run.lag)
+    return Iteration(rolled, together(passes), together(updates), sent, facts(one_step.engine).loop_seconds, run.lag)
 
 
 def transfer_seconds(setting: Setting) -> float:
@@ -117,11 +117,11 @@ def _rollout(planning: Planned, one: Setting, devices: int) -> float:
     model = part_of(one.model, tensor)
     group = replace(one, model=model, gpus=devices // tensor, engine=software, levers=frozen)
     copies = devices // tensor
-    item = loop.batch / copies
-    side = min(float(loop.rollout_batch), item)
+    per_copy = loop.batch / copies
+    side = min(float(loop.rollout_batch), per_copy)
     if run.served:
         side = max(1.0, min(side, _room(group)))
-    rows = generation(group, model, frozen, item / side, side)
+    rows = generation(group, model, frozen, per_copy / side, side)
     total = rows[0][2] + rows[1][2]
     if whole or one.levers.parallel not in ("zero3", "fsdp"):
         return total
@@ -131,7 +131,7 @@ def _rollout(planning: Planned, one: Setting, devices: int) -> float:
         return total
     link = one.hardware.link_bytes_per_second * GATHERED_AHEAD
     gathers = gather_bytes(sharded, one.model, one.levers) / link
-    return max(total, gathers * one.workload.response_tokens * item / side)
+    return max(total, gathers * one.workload.response_tokens * per_copy / side)
 
 
 def _tensor_parallel(one: Setting, levers: Levers, devices: int) -> int:
@@ -160,6 +160,6 @@ def side_by_side(setting: Setting, batch: float) -> float:
 def _room(group: Setting) -> float:
     """Sequences whose cache fits beside the weights."""
     tokens = group.workload.prompt_tokens + group.workload.response_tokens
-    item = kv_cache_bytes(group.model, group.levers.dtype, 1.0, tokens)
+    cache_bytes = kv_cache_bytes(group.model, group.levers.dtype, 1.0, tokens)
     weights = base_weight_bytes(group.model, group.levers)
-    return (CACHE_SHARE * group.hardware.usable_bytes - weights) / item
+    return (CACHE_SHARE * group.hardware.usable_bytes - weights) / cache_bytes

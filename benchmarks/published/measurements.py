@@ -122,20 +122,20 @@ def memory(planning: Planned, measured: Measured) -> float:
     if measured.weights_only:
         held = sum(frozen_role(setting, setting.model, setting.levers).values())
         return held + (setting.engine.context_bytes if measured.counts == "driver" else 0.0)
-    item = each_ = peak(moments(setting)).total
+    held = peak_bytes = peak(moments(setting)).total
     if setting.stage == "serve":
-        item = generation_moment(setting, setting.model, setting.levers).total
+        held = generation_moment(setting, setting.model, setting.levers).total
     elif measured.counts in ("reserved", "driver") or (
         facts(setting.engine).reports_reserved and measured.counts != "tensors"
     ):
-        item = max(item, reserved(moments(setting))) + _other_lengths(planning)
-        item = min(item, max(each_, setting.hardware.usable_bytes))
+        held = max(held, reserved(moments(setting))) + _other_lengths(planning)
+        held = min(held, max(peak_bytes, setting.hardware.usable_bytes))
     if planning.run.ema:  # a further copy of the policy's weights
-        item += setting.model.parameters * setting.levers.dtype_bytes
+        held += setting.model.parameters * setting.levers.dtype_bytes
     if measured.counts == "driver":
-        item += setting.engine.context_bytes
+        held += setting.engine.context_bytes
     devices = setting.gpus // layers_apart(setting) * _ways(planning)
-    return item * (devices if measured.all_gpus else 1)
+    return held * (devices if measured.all_gpus else 1)
 
 
 def layers_apart(setting: Setting) -> int:
@@ -194,7 +194,7 @@ def seconds_per_item(planning: Planned, measured: Measured) -> float:
     # the reference of DPO reads every pair beside the policy
     step += sum(phase.seconds for phase in forward_phases(setting)) / setting.workload.steps
     sequences = setting.levers.micro_batch * setting.levers.accumulation * setting.gpus / run.context_parallel
-    entries = devices if measured.each_gpu else 1
+    device_factor = devices if measured.each_gpu else 1
     if measured.per == "job":
         if not (run.train_tokens or run.steps or run.samples):
             raise Refused("tokens, steps or samples is not stated: a run's time depends on it")
@@ -208,11 +208,11 @@ def seconds_per_item(planning: Planned, measured: Measured) -> float:
         return step / (work.flops * again * setting.levers.accumulation)
     if measured.per == "sample":
         pairs = setting.stage in ("dpo", "reward")
-        return step / (sequences / (2 if pairs else 1)) * entries
+        return step / (sequences / (2 if pairs else 1)) * device_factor
     if measured.per == "pair":
-        return step / (sequences / 2) * entries
+        return step / (sequences / 2) * device_factor
     if measured.per in ("token", "any_token"):
-        return step / (sequences * setting.workload.mean_tokens) * entries
+        return step / (sequences * setting.workload.mean_tokens) * device_factor
     if measured.per == "micro_step" and facts(setting.engine).iterates_micro_batches:
         once = replace(setting, levers=replace(setting.levers, accumulation=1))
         return step_seconds(once).seconds
@@ -226,7 +226,7 @@ def _generating_seconds(planning: Planned, measured: Measured) -> float:
     side = loops.side_by_side(setting, float(batch))
     rows = generation(setting, setting.model, setting.levers, batch / side, side)
     first, total = rows[0][2], rows[0][2] + rows[1][2]
-    entries = setting.gpus * run.tensor_parallel if measured.each_gpu else 1
+    device_factor = setting.gpus * run.tensor_parallel if measured.each_gpu else 1
     if measured.per == "first_token":
         engine = facts(setting.engine)
         launched = engine.prefill_launches * setting.model.layers * HOST_LAUNCH_SECONDS
@@ -234,13 +234,13 @@ def _generating_seconds(planning: Planned, measured: Measured) -> float:
     if measured.per == "token":
         if measured.quantity == "time":
             return rows[1][2] / work.response_tokens
-        return total / (work.response_tokens * batch) * entries
+        return total / (work.response_tokens * batch) * device_factor
     if measured.per == "any_token":
-        return total / ((work.response_tokens + work.prompt_tokens) * batch) * entries
+        return total / ((work.response_tokens + work.prompt_tokens) * batch) * device_factor
     if measured.per == "input_token":
-        return first / (work.prompt_tokens * batch) * entries
+        return first / (work.prompt_tokens * batch) * device_factor
     if measured.per in ("sample"):
-        return total / batch * entries
+        return total / batch * device_factor
     if measured.per in ("job", "step"):
         return total
     raise Refused(f"{measured.per} is not what generation counts")
@@ -250,7 +250,7 @@ def _loop_seconds(planning: Planned, measured: Measured) -> float:
     setting, run = planning.setting, planning.run
     assert setting.rlhf is not None
     iteration = loops.iteration(planning).seconds
-    entries = setting.gpus if measured.each_gpu else 1
+    device_factor = setting.gpus if measured.each_gpu else 1
     if measured.per == "job":
         if not (run.samples or run.steps):
             raise Refused("samples or steps is not stated: the time of a whole run depends on it")
@@ -259,8 +259,8 @@ def _loop_seconds(planning: Planned, measured: Measured) -> float:
     if measured.per == "step":
         return iteration
     if measured.per in ("sample", "pair"):
-        return iteration / setting.rlhf.batch * entries
+        return iteration / setting.rlhf.batch * device_factor
     if measured.per in ("token", "any_token"):
         tokens = setting.workload.mean_tokens
-        return iteration / (setting.rlhf.batch * tokens) * entries
+        return iteration / (setting.rlhf.batch * tokens) * device_factor
     raise Refused(f"{measured.per} is not what a loop of {setting.stage} counts")

@@ -62,11 +62,11 @@ def _kinds(found: Sequence[Case], held_out: Sequence[Case]) -> list[str]:
     ]
     for group in sorted({case.group for case in found}):
         for tier in ("A", "B"):
-            entries, other = summary(found, group, tier), summary(held_out, group, tier)
-            if entries["rows"]:
+            fitted, other = summary(found, group, tier), summary(held_out, group, tier)
+            if fitted["rows"]:
                 lines.append(
-                    f"| {group} | {tier} | {entries['sources']:.0f} | {entries['rows']:.0f} | "
-                    f"{entries['median']:.1%} | {other['median']:.1%} | {other['p90']:.1%} | "
+                    f"| {group} | {tier} | {fitted['sources']:.0f} | {fitted['rows']:.0f} | "
+                    f"{fitted['median']:.1%} | {other['median']:.1%} | {other['p90']:.1%} | "
                     f"{other['bias']:+.1%} |"
                 )
     return lines
@@ -125,11 +125,11 @@ def _by_source(found: Sequence[Case], held_out: Sequence[Case]) -> list[str]:
         "|---|---|--:|--:|--:|--:|",
     ]
     for source, group in sorted({(case.source, case.group) for case in found if case.tier == "A"}):
-        entries, other = _factors(found, source, group), _factors(held_out, source, group)
-        if entries:
+        fitted, other = _factors(found, source, group), _factors(held_out, source, group)
+        if fitted:
             lines.append(
-                f"| {source} | {group} | {len(entries)} | "
-                f"{math.expm1(weighted_quantile(entries, 0.5)):.1%} | "
+                f"| {source} | {group} | {len(fitted)} | "
+                f"{math.expm1(weighted_quantile(fitted, 0.5)):.1%} | "
                 f"{math.expm1(weighted_quantile(other, 0.5)):.1%} | "
                 f"{math.expm1(signed_quantile(other, 0.5)):+.1%} |"
             )

@@ -337,18 +337,16 @@ def _line(error: Mapping[str, Any]) -> str:
     key = ".".join(map(str, error["loc"]))
     message = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
-        reference = _KEYS.get(names[0] if len(names) > 1 else "", ())
-        return f"{key} is not a key of a row{nearest(names[-1], reference)}."
+        keys = _KEYS.get(names[0] if len(names) > 1 else "", ())
+        return f"{key} is not a key of a row{nearest(names[-1], keys)}."
     if error["type"] == "missing":
         return f"{key} is missing."
     if error["type"] == "value_error" and len(names) <= 1:
         return message
     if error["type"] == "literal_error":
-        reference = tuple(part.strip("'\" ") for part in message.partition("should be ")[2]
+        keys = tuple(part.strip("'\" ") for part in message.partition("should be ")[2]
                       .replace(" or ", ", ").split(","))  # fmt: skip
-        return f"{key}={error['input']!r} is not one of {', '.join(reference)}" + (
-            f"{nearest(str(error['input']), reference)}."
-        )
+        return f"{key}={error['input']!r} is not one of {', '.join(keys)}" + (f"{nearest(str(error['input']), keys)}.")
     return f"{key}={error['input']!r}: {message[:1].lower()}{message[1:].removesuffix('.')}."
 
 

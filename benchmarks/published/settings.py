@@ -94,11 +94,11 @@ def _batches(run: Run, gpus: int, notes: list[str]) -> tuple[int, int, bool]:
     micro, batch, steps = run.micro_batch, run.global_batch, run.accumulation
     if micro is None:
         assert batch is not None
-        item = batch / ways
-        if steps and item >= steps:
-            return max(1, round(item / steps)), steps, True
+        per_way = batch / ways
+        if steps and per_way >= steps:
+            return max(1, round(per_way / steps)), steps, True
         notes.append("micro_batch is not stated: one sequence a pass assumed, memory not planned")
-        return 1, max(1, round(item)), False
+        return 1, max(1, round(per_way)), False
     if batch is None:
         return micro, steps or 1, True
     passes = batch / (micro * ways)

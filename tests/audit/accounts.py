@@ -116,22 +116,22 @@ class Accounts:
         folder = self.root / "runs" / stage
         usage, events = rows_of(folder / "usage.jsonl"), rows_of(folder / "attempts.jsonl")
         numbers = list(dict.fromkeys(row["attempt"] for row in events))
-        entries = [row["attempt"] for row in events if row["run_id"] == self.run_id]
-        entries = list(dict.fromkeys(entries))
-        if not entries and noted is None:
+        attempt_numbers = [row["attempt"] for row in events if row["run_id"] == self.run_id]
+        attempt_numbers = list(dict.fromkeys(attempt_numbers))
+        if not attempt_numbers and noted is None:
             return None
         account = Account(self.price(stage), self.rented(stage))
         kept, wasted = {}, {}
         for number in numbers:
             kept[number], wasted[number] = _split(number, numbers, usage, events)
-        if entries:
+        if attempt_numbers:
             ends = {row["attempt"]: row for row in events if row["event"] == "end"}
-            codes = [ends[number]["exit_code"] if number in ends else None for number in entries]
+            codes = [ends[number]["exit_code"] if number in ends else None for number in attempt_numbers]
             account.state = {0: "done", 75: "stopped", None: "unfinished"}.get(codes[-1], "failed")
-            account.message = ends.get(entries[-1], {}).get("message", "")
-            account.attempts, account.failed = len(entries), sum(code != 0 for code in codes)
-            account.retries = sum(row["event"] == "retry" and row["attempt"] in entries for row in events)
-            for number in entries:
+            account.message = ends.get(attempt_numbers[-1], {}).get("message", "")
+            account.attempts, account.failed = len(attempt_numbers), sum(code != 0 for code in codes)
+            account.retries = sum(row["event"] == "retry" and row["attempt"] in attempt_numbers for row in events)
+            for number in attempt_numbers:
                 for row, seconds, useful in [*kept[number], *wasted[number]]:
                     account.spent.add(row, seconds, account.price, account.rented, useful)
                     phase = account.phases.setdefault(row["phase"], Sum())

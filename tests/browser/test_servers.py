@@ -183,12 +183,12 @@ def test_the_documented_searches_and_metrics_are_there(results: list[dict[str, A
     assert not any(" of " in name for name in matches[WHOLE_RUNS])
     dear = matches['metrics."cost/usd" > 0.01 and tags."rlhf.kind" = \'run\'']
     assert dear & names == {name_of(result) for result in results if result["total_usd"] > 0.01}
-    reference = {name for run in client.search_runs([experiment]) for name in run.data.metrics}
+    logged = {name for run in client.search_runs([experiment]) for name in run.data.metrics}
     documented = set(
         re.findall(r"[`\"]((?:cost|eval|plan|ppo|phase_seconds|phase_usd|stage_usd)/[a-z_/]+)[`\"]", document)
     )
-    headings = {name for name in documented if any(metric.startswith(f"{name}/") for metric in reference)}
-    assert documented - headings - reference <= {
+    headings = {name for name in documented if any(metric.startswith(f"{name}/") for metric in logged)}
+    assert documented - headings - logged <= {
         "cost/usd_per_win_rate_point",
         "eval/reward_hacking",
         "eval/reward_hacking_prompts_needed",

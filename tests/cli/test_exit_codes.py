@@ -57,11 +57,11 @@ def test_of_a_retrain_cycle_which_is_told_whether_to_train_anyway(
         jsonl.append(project / RETRAIN_ROWS, row)
     (project / RETRAIN_FOLDER / "c2").mkdir(parents=True)
     (project / RETRAIN_FOLDER / "c2" / "contest.json").write_text('{"prompts": 9}')
-    entries = tuple(
+    champions = tuple(
         Champion(run_id=run, method="ppo", model_digest="m", data_version="d", data_key="k") for run in ("r1", "r2")
     )
     event = Event(time=1.0, event="promoted", champion="r2", before="r1", by="test", why="test")
-    write_record(project, ChampionRecord(lineage=entries, events=(event,)))
+    write_record(project, ChampionRecord(lineage=champions, events=(event,)))
     forced = []
 
     def flow(params: Any, force: bool, return_state: bool) -> State[Any]:

@@ -178,8 +178,8 @@ def test_base_is_whole_and_every_other_recipe_is_laid_over_it() -> None:
 
 def test_a_recipe_says_only_what_differs() -> None:
     for recipe in (ROOT / "recipes").glob("*.yaml"):
-        entries = yaml.safe_load(recipe.read_text(encoding="utf-8"))
-        if "extends" in entries:
-            under = dict(flat(read(recipe.with_stem(entries.pop("extends")))))
-            same = [key for key, value in flat(entries) if under.get(key, ...) == value]
+        content = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+        if "extends" in content:
+            under = dict(flat(read(recipe.with_stem(content.pop("extends")))))
+            same = [key for key, value in flat(content) if under.get(key, ...) == value]
             assert [key for key in same if not key.endswith(".kind")] == [], recipe.name

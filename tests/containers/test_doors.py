@@ -155,7 +155,7 @@ def test_a_worker_of_stages_cannot_use_another_image_or_container_or_the_engine(
     images: dict[str, str], stack: Stack
 ) -> None:
     other = stack.compose("ps", "--quiet", "prefect").strip()
-    request = [
+    requests = [
         ("POST", "/containers/create", {"Image": images["orchestrator"]}),
         ("POST", f"/containers/{other}/exec", {"Cmd": ["id"], "AttachStdout": True}),
         ("POST", f"/containers/{other}/stop", None),
@@ -166,7 +166,7 @@ def test_a_worker_of_stages_cannot_use_another_image_or_container_or_the_engine(
         ("POST", "/build", None),
         ("GET", "/info", None),
     ]
-    answers = {f"{method} {path}": engine(stack, method, path, body) for method, path, body in request}
+    answers = {f"{method} {path}": engine(stack, method, path, body) for method, path, body in requests}
     assert {code for code, _ in answers.values()} == {403}, answers
     assert stack.compose("exec", "-T", "docker-worker", "sh", "-c", "ls /var/run/*.sock || true") == ""
 

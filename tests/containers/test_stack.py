@@ -246,9 +246,9 @@ def test_votes_are_imported_once_into_the_workspace_that_remembers(stack: Stack,
     export.write_text(json.dumps(EXPORT))
     export.chmod(0o644)
     stack.compose("cp", str(export), "retrain-worker:/workspaces/export.json")
-    request = {"file": "/workspaces/export.json", "form": "label-studio", "columns": {}}
+    parameters = {"file": "/workspaces/export.json", "form": "label-studio", "columns": {}}
     for _ in range(2):
-        state = stack.await_end(stack.start("label-import/label-import", request), 600)
+        state = stack.await_end(stack.start("label-import/label-import", parameters), 600)
         assert state["type"] == "COMPLETED", (state, stack.logs())
     votes = in_project(stack, "cat data/labels/votes.jsonl").splitlines()
     assert len(votes) == len(EXPORT)

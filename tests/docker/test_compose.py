@@ -110,8 +110,8 @@ def test_pages_are_on_this_machine_only_and_nobody_has_linux_capabilities(stack:
 
 
 def test_every_image_of_others_is_named_by_its_digest(stack: dict[str, Any]) -> None:
-    entries = {n for n, service in stack["services"].items() if ":-rlhf-" in service["image"]}
-    assert set(stack["services"]) - entries == {"postgres", "s3"}
+    built_here = {n for n, service in stack["services"].items() if ":-rlhf-" in service["image"]}
+    assert set(stack["services"]) - built_here == {"postgres", "s3"}
     for name in ("postgres", "s3"):
         image = stack["services"][name]["image"]
         assert re.fullmatch(r"\$\{\w+:-[\w/]+:[\w.]+@sha256:[0-9a-f]{64}\}", image), name

@@ -104,15 +104,15 @@ def breaks_restricted(pod: dict[str, Any]) -> set[str]:
         "projected", "secret",
     }  # fmt: skip
     for container in [*pod["containers"], *pod.get("initContainers", [])]:
-        entries = container.get("securityContext", {})
-        both = pod.get("securityContext", {}) | entries
-        capabilities = entries.get("capabilities", {})
+        security = container.get("securityContext", {})
+        both = pod.get("securityContext", {}) | security
+        capabilities = security.get("capabilities", {})
         kept = {
             "runAsNonRoot": both.get("runAsNonRoot") is True,
             "runAsUser": both.get("runAsUser") != 0,
             "seccompProfile": both.get("seccompProfile", {}).get("type") in ("RuntimeDefault", "Localhost"),
-            "allowPrivilegeEscalation": entries.get("allowPrivilegeEscalation") is False,
-            "privileged": not entries.get("privileged"),
+            "allowPrivilegeEscalation": security.get("allowPrivilegeEscalation") is False,
+            "privileged": not security.get("privileged"),
             "capabilities": capabilities.get("drop") == ["ALL"]
             and set(capabilities.get("add", [])) <= {"NET_BIND_SERVICE"},
             "hostPort": not any(port.get("hostPort") for port in container.get("ports", [])),
@@ -148,8 +148,8 @@ def test_the_cluster_serves_retraining_in_a_workspace_that_stays() -> None:
         for item in pod["volumes"]
         if "persistentVolumeClaim" in item
     }
-    reference = {m["metadata"]["name"] for m in manifests if m["kind"] == "PersistentVolumeClaim"}
-    assert {claims[mounted["/workspaces"]], claims[mounted["/cache"]]} == reference
+    declared = {m["metadata"]["name"] for m in manifests if m["kind"] == "PersistentVolumeClaim"}
+    assert {claims[mounted["/workspaces"]], claims[mounted["/cache"]]} == declared
     assert (retrain["spec"]["replicas"], retrain["spec"]["strategy"]["type"]) == (1, "Recreate")
 
 

@@ -242,10 +242,10 @@ def test_a_model_that_loses_is_trained_compared_and_not_promoted(project: Path) 
     assert content == {"--champion": "one", "--challenger": "two"}
     assert json.loads((project / "examine.asked.json").read_text()) == {"--champion": "one"}
     assert (champion(project), len(read_record(project).events)) == (first, before)
-    entries = [item for item in rows(project) if item.cycle == row.cycle]
-    helpers = sum(item.usd for item in entries if item.event == "cost")
+    cycle_rows = [item for item in rows(project) if item.cycle == row.cycle]
+    helpers = sum(item.usd for item in cycle_rows if item.event == "cost")
     assert row.detail["usd"] == pytest.approx(helpers + usd_of(project, row.run_id))
-    assert [item.event for item in entries] == ["begin", "cost", "reserved", "cost", "end"]
+    assert [item.event for item in cycle_rows] == ["begin", "cost", "reserved", "cost", "end"]
     page = (project / RETRAIN_FOLDER / row.cycle / "cycle.md").read_text()
     assert "**fails**" in page
     assert artifacts(state)["retrain"] == page

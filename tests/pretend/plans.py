@@ -68,12 +68,12 @@ def main(folder: Path) -> None:
 def drawn(shape: dict[str, Any], rank: int, method: str, rng: random.Random, layout: str = "separate") -> Params:
     """Params of a cell; `rank` 0 trains all weights."""
     lora = {"rank": rank, "alpha": 8.0, "modules": list(MODULES), "dropout": 0.0}
-    entries = {"lora": lora} if rank else {}
-    trainer = entries | {"max_steps": 3, "micro_batch_size": 8, "batch_size": 16}
+    adapter = {"lora": lora} if rank else {}
+    trainer = adapter | {"max_steps": 3, "micro_batch_size": 8, "batch_size": 16}
     if layout == "other":
         layout = "shared_base" if rank else "shared_trunk"
     batch = rng.choice((8, 16, 32))
-    section = entries | {
+    section = adapter | {
         "updates": 2, f"{method}_epochs": 1, "checkpoint_every_updates": 9, "batch_size": batch,
         "rollout_batch_size": batch, "max_new_tokens": rng.choice((8, 16, 24)),
         "micro_batch_tokens": rng.choice((300, 600, 2400)), "num_mini_batches": 1,

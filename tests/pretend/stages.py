@@ -75,8 +75,8 @@ def settings(cell: Cell) -> Params:
         if cell.base == "whole"
         else {"random": None, "path": "./base"}
     )
-    entries = {cell.stage: cell.section} if cell.section else {}
-    return params(**BASES[cell.base], model=model, align={"method": method}, **entries)
+    section = {cell.stage: cell.section} if cell.section else {}
+    return params(**BASES[cell.base], model=model, align={"method": method}, **section)
 
 
 def main(folder: Path, waits: Counter[str], memory: Any) -> None:

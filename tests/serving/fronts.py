@@ -52,12 +52,12 @@ def made_export(
     folder.mkdir()
     (folder / "gguf").mkdir()
     model.save_pretrained(folder)
-    entries = deepcopy(tokenizer())  # it is shared by all tests, and this changes its chat template
-    with_prompts_of_training(entries, is_plain=template is None)
-    entries.chat_template = template or entries.chat_template
-    entries.save_pretrained(folder)
-    write_gguf(model, entries, "f32", gguf_path(folder, "f32"))
-    record = Exported(context_length=CONTEXT, control_tokens=special_tokens(entries), differs=differs)
+    chat_tokenizer = deepcopy(tokenizer())  # it is shared by all tests, and this changes its chat template
+    with_prompts_of_training(chat_tokenizer, is_plain=template is None)
+    chat_tokenizer.chat_template = template or chat_tokenizer.chat_template
+    chat_tokenizer.save_pretrained(folder)
+    write_gguf(model, chat_tokenizer, "f32", gguf_path(folder, "f32"))
+    record = Exported(context_length=CONTEXT, control_tokens=special_tokens(chat_tokenizer), differs=differs)
     keep_exported(folder, record)
     return folder
 
@@ -107,10 +107,10 @@ class Served:
     def engines(self, command: str = "serving.llama_cpp") -> list[psutil.Process]:
         children = psutil.Process(self.process.pid).children()
         result = []
-        for first in children:
+        for child in children:
             with suppress(psutil.NoSuchProcess):  # ended, or a zombie that is not reaped yet
-                if any(command in word for word in first.cmdline()):
-                    result.append(first)
+                if any(command in word for word in child.cmdline()):
+                    result.append(child)
         return result
 
     def at_work(self) -> float:

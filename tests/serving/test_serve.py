@@ -55,9 +55,9 @@ def front(tmp_path: Path) -> Iterator[Callable[..., Served]]:
         return started[-1]
 
     yield start
-    for first in started:
-        if first.process.poll() is None:
-            first.end()
+    for served in started:
+        if served.process.poll() is None:
+            served.end()
 
 
 @pytest.fixture(scope="module")

@@ -365,9 +365,9 @@ def test_the_background_shipper_waits_for_a_long_pass_until_somebody_gives_up(
 ) -> None:
     shipped = threading.Event()
     monkeypatch.setattr(module, "sync", lambda *_, **__: shipped.wait(60))
-    background, request = shipper(root, params), iter([False] * 3 + [True] * 9)
+    background, answers = shipper(root, params), iter([False] * 3 + [True] * 9)
     background.start()
-    fault = background.finish(lambda: next(request))
+    fault = background.finish(lambda: next(answers))
     assert fault is not None
     assert "rlhf report --sync" in fault
     shipped.set()

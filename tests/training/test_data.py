@@ -318,12 +318,12 @@ def test_demonstrations_and_prompts_come_from_the_pairs_unless_they_have_a_sourc
     demonstrations = jsonl_file(
         tmp_path / "demonstrations.jsonl", [{"q": f"task {i}", "a": f"done {i}"} for i in range(40)]
     )
-    request = jsonl_file(tmp_path / "asked.jsonl", [f"what is {i} ?" for i in range(30)])
+    prompt_file = jsonl_file(tmp_path / "asked.jsonl", [f"what is {i} ?" for i in range(30)])
     metrics = run(
         tmp_path,
         pairs,
         sft_source=file_source(demonstrations, "instructions", prompt="q", completion="a"),
-        prompt_source=file_source(request, "prompts"),
+        prompt_source=file_source(prompt_file, "prompts"),
     )
     assert metrics["rows_read"] == 130
     assert metrics["sft_train_rows"] + metrics["sft_test_rows"] == 40

@@ -120,13 +120,13 @@ def test_the_first_loss_is_that_of_a_policy_that_is_its_own_reference(
 def test_loss_and_gradient_of_every_weight_are_those_of_trls_padded_batch(
     family: str, loss: str, same_prompt: bool, tmp_path: Path
 ) -> None:
-    request = [prompts(1)[0]] * 6 if same_prompt else prompts(6)
+    pair_prompts = [prompts(1)[0]] * 6 if same_prompt else prompts(6)
     replies = random_responses([3, 1, 7, 2, 9, 4, 1, 1, 5, 5, 2, 8])
     replies[4][:4] = replies[5][:4]
     rows = [
         {"prompt_ids": ids, "chosen_ids": [*chosen, 2], "rejected_ids": [*rejected, 2],
          "ref_chosen_logps": -3.0, "ref_rejected_logps": -4.0}
-        for ids, chosen, rejected in zip(request, replies[::2], replies[1::2], strict=True)
+        for ids, chosen, rejected in zip(pair_prompts, replies[::2], replies[1::2], strict=True)
     ]  # fmt: skip
     model = policy(family=family).train()
     trainer = BucketedDPOTrainer(
@@ -159,13 +159,13 @@ def test_loss_and_gradient_of_every_weight_are_those_of_trls_padded_batch(
 
 @pytest.mark.parametrize("budget_tokens", [1, 150, 100_000])
 def test_logps_of_pairs_are_those_of_each_sequence_alone(budget_tokens: int) -> None:
-    model, request = policy(), prompts(4)
+    model, pair_prompts = policy(), prompts(4)
     replies = random_responses([3, 1, 7, 2, 9, 4, 1, 1])
     pairs = [
         ([*ids, *first], [*ids, *second])
-        for ids, first, second in zip(request, replies[::2], replies[1::2], strict=True)
+        for ids, first, second in zip(pair_prompts, replies[::2], replies[1::2], strict=True)
     ]
-    lengths = [len(ids) for ids in request]
+    lengths = [len(ids) for ids in pair_prompts]
     alone = sequence_logprobs(
         model, [ids for pair in pairs for ids in pair], [n for n in lengths for _ in "12"], 1.0, 999
     )

@@ -154,15 +154,15 @@ def test_a_temperature_of_zero_is_greedy_and_draws_nothing(project: Project) -> 
 def test_the_kl_is_of_the_policies_that_were_sampled_from(
     temperature: float, of_the_kl: float, project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = []
+    pairs = []
 
     def logprobs(*given: Any) -> list[torch.Tensor]:
-        request.append(given[3])
+        pairs.append(given[3])
         return sequence_logprobs(*given)
 
     monkeypatch.setattr(evaluate, "sequence_logprobs", logprobs)
     work(project("evaluate", evaluate={"temperature": temperature}), "evaluate")
-    assert request == [of_the_kl] * 5  # both other models and sft, and twice sft as their reference
+    assert pairs == [of_the_kl] * 5  # both other models and sft, and twice sft as their reference
 
 
 def test_no_room_for_an_answer_is_a_mistake_of_the_user(project: Project) -> None:

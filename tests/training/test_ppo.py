@@ -118,7 +118,9 @@ def test_padding_is_inert_in_logprobs_values_and_gradients(finished: Path, proje
     together = roles.forward(SEQUENCES, PROMPT_LENGTHS)
     alone = [roles.forward([ids], [n]) for ids, n in zip(SEQUENCES, PROMPT_LENGTHS, strict=True)]
     for place in range(3):
-        torch.testing.assert_close(together[place], torch.cat([first[place] for first in alone]), atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            together[place], torch.cat([alone_part[place] for alone_part in alone]), atol=1e-5, rtol=0
+        )
     whole = gradients(roles, [list(range(6))], chosen)
     apart = gradients(roles, [[i] for i in (5, 3, 1, 0, 2, 4)], chosen)
     assert whole.keys() == apart.keys()

@@ -290,8 +290,8 @@ OBSERVED: dict[str, Callable[[Watched, Ppo], None]] = {
 def leaves() -> list[str]:
     """Every setting that there is."""
     nested = {"kl": Kl, "lora": Lora}
-    entries = [name for name in Ppo.model_fields if name != "kl"]
-    return entries + [f"{name}.{leaf}" for name, section in nested.items() for leaf in section.model_fields]
+    names = [name for name in Ppo.model_fields if name != "kl"]
+    return names + [f"{name}.{leaf}" for name, section in nested.items() for leaf in section.model_fields]
 
 
 PUT_BACK = {"lora.rank": 8, "lora.alpha": 16.0, "lora.modules": ["q", "v"], "checkpoint_every_updates": 1}

@@ -116,8 +116,8 @@ def test_the_data_stage_does_what_the_check_says(name: str, tmp_path: Path, monk
         tmp_path, result.source, test_fraction=0.3, max_quarantine_fraction=0.1, sft_source=None,
         prompt_source=None, vote_source=None, model={"context_length": 200},
     )  # fmt: skip
-    reference = {key: value for key, value in metrics.items() if key.startswith("quarantined_")}
-    assert reference == {f"quarantined_{reason}": count for reason, count in refused.items()}
+    quarantined = {key: value for key, value in metrics.items() if key.startswith("quarantined_")}
+    assert quarantined == {f"quarantined_{reason}": count for reason, count in refused.items()}
     result = [row for split in ("train", "test") for row in rows(tmp_path, "preference", split)]
     assert len(result) == pairs
     text = "indentation" if name == "indentation" else "kettle is here"

@@ -104,11 +104,11 @@ def test_scores_of_the_training_replies_have_mean_zero_and_deviation_one(finishe
 def test_loss_and_gradient_of_every_weight_are_those_of_trls_padded_batch(
     family: str, same_prompt: bool, tmp_path: Path
 ) -> None:
-    request = prompts(6) if not same_prompt else [prompts(1)[0]] * 6
+    pair_prompts = prompts(6) if not same_prompt else [prompts(1)[0]] * 6
     replies = random_responses([3, 1, 7, 2, 9, 4, 1, 1, 5, 5, 2, 8])
     rows = [
         {"chosen_ids": [*ids, *chosen, 2], "rejected_ids": [*ids, *rejected, 2]}
-        for ids, chosen, rejected in zip(request, replies[::2], replies[1::2], strict=True)
+        for ids, chosen, rejected in zip(pair_prompts, replies[::2], replies[1::2], strict=True)
     ]
     model = reward_model(family=family)
     trainer = RewardTrainer(

@@ -261,8 +261,10 @@ OBSERVED: dict[str, Callable[[Done, str], None]] = {
 
 def leaves() -> list[tuple[str, str]]:
     """Every setting that there is."""
-    entries = [(stage, name) for stage, section in SECTIONS.items() for name in section.model_fields]
-    return entries + [(stage, f"lora.{name}") for stage in SECTIONS for name in Lora.model_fields if name != "dropout"]
+    settings = [(stage, name) for stage, section in SECTIONS.items() for name in section.model_fields]
+    return settings + [
+        (stage, f"lora.{name}") for stage in SECTIONS for name in Lora.model_fields if name != "dropout"
+    ]
 
 
 def changed_back(stage: str, leaf: str) -> tuple[str, dict[str, Any]]:

@@ -143,10 +143,10 @@ def close(ours: Tensor, theirs: Tensor) -> None:
 def test_logprobs_of_policy_and_reference_are_those_of_trl(recording: Recording) -> None:
     sequences, prompt_lengths = joined(recording.prompts(), recording.responses())
     models = initial_roles(recording)
-    reference = models.ref_logprobs(sequences, prompt_lengths, 4096)
-    entries = models.forward(sequences, prompt_lengths).logprobs.detach()
-    close(torch.cat(reference), torch.cat(recording.per_token("ref_logprobs", recording.lengths())))
-    close(entries, torch.cat(recording.per_token("logprobs", recording.lengths())))
+    ref_logprobs = models.ref_logprobs(sequences, prompt_lengths, 4096)
+    policy_logprobs = models.forward(sequences, prompt_lengths).logprobs.detach()
+    close(torch.cat(ref_logprobs), torch.cat(recording.per_token("ref_logprobs", recording.lengths())))
+    close(policy_logprobs, torch.cat(recording.per_token("logprobs", recording.lengths())))
 
 
 def test_scores_are_those_of_trl(recording: Recording) -> None:

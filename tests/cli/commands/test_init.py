@@ -42,11 +42,11 @@ def test_a_recipe_is_written_for_data_and_a_device_and_never_replaced(project: P
     shutil.copytree(ROOT / "recipes", project / "recipes")
     rows = [{"question": f"where is {i}?", "chosen": f"it is {i} away.", "rejected": "no."} for i in range(60)]
     (project / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    request = ["init", "mine", "--data", "pairs.jsonl", "--hardware", "4090", "--usd-per-hour", "0.5"]
+    command = ["init", "mine", "--data", "pairs.jsonl", "--hardware", "4090", "--usd-per-hour", "0.5"]
     with pytest.raises(EnvironmentFault, match=r"this machine has .*Add --elsewhere if the run"):
-        CliRunner().invoke(app, request, catch_exceptions=False)
-    request.append("--elsewhere")
-    done = CliRunner().invoke(app, request, catch_exceptions=False)
+        CliRunner().invoke(app, command, catch_exceptions=False)
+    command.append("--elsewhere")
+    done = CliRunner().invoke(app, command, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     written = project / "recipes" / "mine.yaml"
     said = yaml.safe_load(written.read_text())
@@ -59,7 +59,7 @@ def test_a_recipe_is_written_for_data_and_a_device_and_never_replaced(project: P
     assert all(stage.fits for stage in planned.stages)
     before = written.read_bytes()
     with pytest.raises(Exception, match="already exists and is not replaced"):
-        CliRunner().invoke(app, request, catch_exceptions=False)
+        CliRunner().invoke(app, command, catch_exceptions=False)
     assert written.read_bytes() == before
 
 
@@ -137,18 +137,18 @@ def test_for_a_file_in_no_known_layout_a_reader_is_written_to_be_filled_in(proje
     shutil.copytree(ROOT / "recipes", project / "recipes")
     rows = [{"ask": f"How is {i}?", "left": f"Fine {i}.", "right": "No.", "winner": "left"} for i in range(60)]
     (project / "crowd.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    request = ["init", "mine", "--data", "crowd.jsonl"]
+    command = ["init", "mine", "--data", "crowd.jsonl"]
     with pytest.raises(DataError, match=r"readers/mine\.py has its first row: fill it in, then"):
-        CliRunner().invoke(app, request, catch_exceptions=False)
+        CliRunner().invoke(app, command, catch_exceptions=False)
     reader = project / "readers/mine.py"
     assert '"ask": "How is 0?"' in reader.read_text()
     with pytest.raises(DataError, match=r"readers/mine\.py exists and is not replaced"):
-        CliRunner().invoke(app, request, catch_exceptions=False)
+        CliRunner().invoke(app, command, catch_exceptions=False)
     filled = reader.read_text()
     for ours, theirs in (("prompt", "ask"), ("chosen", "left"), ("rejected", "right")):
         filled = filled.replace(f'"{ours}": row["..."]', f'"{ours}": row["{theirs}"]')
     reader.write_text(filled)
-    done = CliRunner().invoke(app, [*request, "--reader", "readers/mine.py:read"], catch_exceptions=False)
+    done = CliRunner().invoke(app, [*command, "--reader", "readers/mine.py:read"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     source = load(project / "recipes/mine.yaml").data.source
     assert source.model_dump() == {"kind": "python", "path": "readers/mine.py:read", "files": ["crowd.jsonl"]}

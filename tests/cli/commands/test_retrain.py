@@ -17,11 +17,11 @@ def rlhf(*arguments: str) -> None:
 
 
 def lineage(root: Path, *runs: str) -> None:
-    entries = tuple(
+    champions = tuple(
         Champion(run_id=run, method="ppo", model_digest="m", data_version="d", data_key="k") for run in runs
     )
     event = Event(time=1.0, event="promoted", champion=runs[-1], before=None, by="test", why="test")
-    write_record(root, ChampionRecord(lineage=entries, events=(event,)))
+    write_record(root, ChampionRecord(lineage=champions, events=(event,)))
 
 
 def test_a_run_that_is_not_there_is_named(project: Path) -> None:

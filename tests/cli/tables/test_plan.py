@@ -192,8 +192,8 @@ def test_plans_and_explanations_fit_80_columns_and_a_phase_60_lines(recipe: str)
         whole = explain_params(params, target, params.stages, stage.stage)
         assert_whole(plan_tables.explain_view(whole))
         for phase in stage.phases:
-            request = f"{stage.stage}.{phase.phase}"
-            result = explain_params(params, target, params.stages, request)
+            part = f"{stage.stage}.{phase.phase}"
+            result = explain_params(params, target, params.stages, part)
             assert len(assert_whole(plan_tables.explain_view(result))) <= 60
 
 

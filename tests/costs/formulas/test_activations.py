@@ -63,13 +63,13 @@ def saved_bytes(
 def _saved(model: Any, ids: Any, padding: int) -> float:
     import torch
 
-    entries = {p.untyped_storage().data_ptr() for p in [*model.parameters(), *model.buffers()]}
+    weights = {p.untyped_storage().data_ptr() for p in [*model.parameters(), *model.buffers()]}
     kept: dict[int, int] = {}
     alive = []
 
     def pack(tensor: Any) -> Any:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in entries:
+        if storage.data_ptr() not in weights:
             kept[storage.data_ptr()] = storage.nbytes()
         alive.append(tensor)  # a freed address would be counted for another tensor
         return tensor

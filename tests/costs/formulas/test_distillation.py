@@ -40,8 +40,8 @@ def test_phases_follow_who_samples_and_who_reads() -> None:
     assert mixed["teacher_rollout"] == pytest.approx(0.75 * offline["teacher_rollout"])
     assert mixed["teacher_logprobs"] == pytest.approx(0.5 / 0.8 * offline["teacher_logprobs"])
     assert mixed["student_rollout"] > 0
-    entries = seconds("distill.lmbda=1.0", "distill.sft_updates=0")
-    assert "teacher_rollout" not in entries
+    student_only = seconds("distill.lmbda=1.0", "distill.sft_updates=0")
+    assert "teacher_rollout" not in student_only
     supervised = seconds("distill.sft_updates=80")
     assert "teacher_logprobs" not in supervised
     assert supervised["update"] < offline["update"]

@@ -122,8 +122,8 @@ def test_rows_are_packed_to_the_budget_of_a_pass(gpus: int) -> None:
     # a score reads the last token of all seven; log-probs and values the said ones of six
     score = passed(setting, REWARD, micro, 7, 0, 1 / 7)
     same(result["score"], repeated("score", score, 5 * passes, setting))
-    reference = passed(setting, small(), micro, 6, 3 * micro, 3 / 6)
-    same(result["reference"], repeated("reference", reference, 5 * passes, setting))
+    expected = passed(setting, small(), micro, 6, 3 * micro, 3 / 6)
+    same(result["reference"], repeated("reference", expected, 5 * passes, setting))
     value = passed(setting, VALUE, micro, 6, 0, 3 / 6)
     same(result["value"], repeated("value", value, 5 * passes, setting))
     again, item = (3, 10 / 3) if gpus == 1 else (2, 2.5)
@@ -137,8 +137,8 @@ def test_without_packing_micro_batches_are_padded_to_one_size() -> None:
     same(rows(setting)["score"], repeated("score", score, 5 * 24 / 5, setting))
     few = loop(software="transformers", micro_batch=50)
     # other software makes logits at prompts too
-    reference = passed(few, small(), 24, 7, 7 * 24, 3 / 7)
-    same(rows(few)["reference"], repeated("reference", reference, 5, few))
+    expected = passed(few, small(), 24, 7, 7 * 24, 3 / 7)
+    same(rows(few)["reference"], repeated("reference", expected, 5, few))
 
 
 def test_a_sequence_longer_than_the_budget_is_a_pass_of_its_own() -> None:
@@ -166,8 +166,8 @@ def test_one_token_is_read_and_no_more_tokens_than_there_are() -> None:
 def test_responses_without_a_mean_are_as_long_as_they_may_be() -> None:
     setting = loop("ppo", {"mean_response_tokens": 0.0})
     micro = 24 / 7
-    reference = passed(setting, small(), micro, 6, 4 * micro, 4 / 6)
-    same(rows(setting)["reference"], repeated("reference", reference, 5 * 7, setting))
+    expected = passed(setting, small(), micro, 6, 4 * micro, 4 / 6)
+    same(rows(setting)["reference"], repeated("reference", expected, 5 * 7, setting))
     same(rows(setting)["update"], updated(setting, 4, 12 / 4, 6, 4 / 6))
 
 
@@ -375,11 +375,11 @@ def test_a_shared_base_holds_adapters_beside_one_model() -> None:
     assert held["policy"]["weights"] == 2 * 4700 + 4 * adapter
     assert held["reward"] == {"weights": 4 * adapter}
     assert held["value"] == {"weights": 4 * adapter, "optimizer": 2 * 4 * adapter}
-    entries = {
+    adapters = {
         "reward_levers": Levers(**(lora | {"lora_rank": 4})),
         "value_levers": Levers(**(lora | {"lora_rank": 6})),
     }
-    held = moments(loop(rlhf=shared | entries, **lora))["rollout"]
+    held = moments(loop(rlhf=shared | adapters, **lora))["rollout"]
     assert held["reward"] == {"weights": 2 * 4 * adapter}
     assert held["value"] == {"weights": 3 * 4 * adapter, "optimizer": 3 * 8 * adapter}
     assert set(moments(loop("grpo", rlhf=shared, **lora))["rollout"]) == {"policy", "reward"}

@@ -98,9 +98,9 @@ def test_stages_on_trainers_import_more(stage: str) -> None:
     beyond = (1 + HEAP_WASTE) * 1e6 - 1e6
     assert imports_bytes(setting) == TRAINER_IMPORTS_BYTES
     assert held == pytest.approx(TRAINER_IMPORTS_BYTES + TRAINER_RUNTIME_BYTES + beyond)
-    entries = replace(setting, stage="evaluate")
-    held = with_process(entries, MOMENTS)[0].roles["process"]["workspace"]
-    assert imports_bytes(entries) == IMPORTS_BYTES
+    evaluation = replace(setting, stage="evaluate")
+    held = with_process(evaluation, MOMENTS)[0].roles["process"]["workspace"]
+    assert imports_bytes(evaluation) == IMPORTS_BYTES
     assert held == pytest.approx(IMPORTS_BYTES + RUNTIME_BYTES + beyond)
 
 

@@ -73,13 +73,13 @@ def test_accumulated_gradients_are_there_from_the_start() -> None:
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_the_head_of_a_tied_table_waits_for_the_embedding(accumulation: int) -> None:
     setting = small_setting(model=small(tied=True), accumulation=accumulation)
-    entries = 2 * (ALL - TABLE)
+    layer_bytes = 2 * (ALL - TABLE)
     result = step(setting)
-    before, new = (entries, 2 * TABLE) if accumulation == 2 else (0, 0)
+    before, new = (layer_bytes, 2 * TABLE) if accumulation == 2 else (0, 0)
     assert result["loss"]["gradients"] == before + 2 * TABLE
     assert result["backward"]["gradients"] == before + 2 * TABLE
-    assert result["backward_end"]["gradients"] == entries + 2 * TABLE + new
-    assert result["step"]["gradients"] == entries
+    assert result["backward_end"]["gradients"] == layer_bytes + 2 * TABLE + new
+    assert result["step"]["gradients"] == layer_bytes
 
 
 def test_a_loss_that_is_whole_has_no_gradient_of_the_head_beside_it() -> None:

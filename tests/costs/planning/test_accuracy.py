@@ -131,9 +131,9 @@ def test_the_plan_command_tells_a_row_of_the_history_that_a_crash_cut(
 
 def test_a_plan_takes_the_runs_of_its_own_stage_and_device() -> None:
     plan = Plan((plan_stage(sft(), price("a100-80")),))
-    entries = [past(seconds=1.2), past(seconds=1.2), past(seconds=1.2)]
+    matching = [past(seconds=1.2), past(seconds=1.2), past(seconds=1.2)]
     others = [past(stage="ppo", seconds=9.0), past(hardware="h100", seconds=9.0), past(phase="train", seconds=9.0)] * 3
-    stage = with_errors(plan, entries + others).stages[0]
+    stage = with_errors(plan, matching + others).stages[0]
     assert stage.error.seconds is not None
     assert stage.error.seconds.expected == pytest.approx(1.2 * stage.seconds)
     assert stage.error.seconds.runs == 3

@@ -37,8 +37,8 @@ def test_totals_and_phases_are_the_plans(recipe: str) -> None:
     assert result.peak_bytes == planned.total["peak_bytes_per_gpu"]
     (sft,) = (stage for stage in planned.stages if stage.stage == "sft")
     for phase in sft.phases:
-        request = explain_params(params, target, params.stages, f"sft.{phase.phase}")
-        assert request.peak_bytes == phase.peak_bytes
+        explained = explain_params(params, target, params.stages, f"sft.{phase.phase}")
+        assert explained.peak_bytes == phase.peak_bytes
     assert [(phase.stage, phase.phase, phase.seconds, phase.usd) for phase in result.phases] == [
         (stage.stage, phase.phase, phase.seconds, phase.usd) for stage in planned.stages for phase in stage.phases
     ]

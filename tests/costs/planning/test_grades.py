@@ -57,10 +57,10 @@ def test_runs_of_this_machine_make_it_a() -> None:
             "planned_peak_bytes": 16.0, "measured_peak_bytes": 16.0,
         }
     )  # fmt: skip
-    reference = with_errors(result, [row, row, row]).stages
-    assert reference[1].time_interval.grade == reference[1].memory_interval.grade == "A"
-    assert reference[1].time_interval.high == pytest.approx(1.2 * sft.seconds)
-    assert reference[2].time_interval == result.stages[2].time_interval
+    stages = with_errors(result, [row, row, row]).stages
+    assert stages[1].time_interval.grade == stages[1].memory_interval.grade == "A"
+    assert stages[1].time_interval.high == pytest.approx(1.2 * sft.seconds)
+    assert stages[2].time_interval == result.stages[2].time_interval
 
 
 def test_the_run_has_the_sum_of_its_stages_intervals() -> None:

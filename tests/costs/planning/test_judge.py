@@ -25,10 +25,10 @@ def params(*judge: str) -> Params:
 
 
 def test_an_endpoint_is_paid_for_every_question_in_both_orders() -> None:
-    request = params(ENDPOINT % "null")
-    target = find_target(request, None, None, None, Path("nowhere"))
-    rows = count(request, target.root)
-    result = judge_plan(request, target, rows)
+    paid = params(ENDPOINT % "null")
+    target = find_target(paid, None, None, None, Path("nowhere"))
+    rows = count(paid, target.root)
+    result = judge_plan(paid, target, rows)
     assert result is not None
     pairs = 500 + 400  # of people, of the evaluation
     people = 500 * (rows.preference_tokens - rows.prompt_tokens)
@@ -37,19 +37,19 @@ def test_an_endpoint_is_paid_for_every_question_in_both_orders() -> None:
     assert result.usd == pytest.approx(2e-6 * tokens)
     assert result.seconds == pytest.approx(2 * pairs / 4)
     without = plan(params(), target, ("evaluate",)).stages[0]
-    whole = plan(request, target, ("evaluate",)).stages[0]
+    whole = plan(paid, target, ("evaluate",)).stages[0]
     assert whole.phases[-1].phase == "judge"
     assert whole.seconds == pytest.approx(without.seconds + result.seconds)
-    rented = result.seconds / 3600 * target.of(request, "evaluate").price.expected
+    rented = result.seconds / 3600 * target.of(paid, "evaluate").price.expected
     assert whole.usd.expected == pytest.approx(without.usd.expected + result.usd + rented)
     assert whole.usd.expected == pytest.approx(sum(phase.usd for phase in whole.phases))
     assert whole.time_interval.low < whole.seconds < whole.time_interval.high
 
 
 def test_a_cap_limits_what_is_planned() -> None:
-    request = params(ENDPOINT % "0.01")
-    target = find_target(request, None, None, None, Path("nowhere"))
-    result = judge_plan(request, target, count(request, target.root))
+    capped = params(ENDPOINT % "0.01")
+    target = find_target(capped, None, None, None, Path("nowhere"))
+    result = judge_plan(capped, target, count(capped, target.root))
     assert result is not None
     assert result.usd == 0.01
 
@@ -58,19 +58,19 @@ def test_a_cap_limits_what_is_planned() -> None:
     ("judge", "of_reward"), [("{kind: reward_model, path: null}", 0.25), ("{kind: embedding, path: x}", 0.0)]
 )
 def test_a_judge_that_learns_takes_the_time_of_its_pairs(judge: str, of_reward: float) -> None:
-    request = params(f"evaluate.judge={judge}")
-    target = find_target(request, None, None, None, Path("nowhere"))
-    reward, evaluation = plan(request, target, ("reward", "evaluate")).stages
+    learning = params(f"evaluate.judge={judge}")
+    target = find_target(learning, None, None, None, Path("nowhere"))
+    reward, evaluation = plan(learning, target, ("reward", "evaluate")).stages
     train = next(phase.seconds for phase in reward.phases if phase.phase == "train")
     judged = evaluation.phases[-1]
     assert judged.phase == "judge"
     assert judged.seconds > of_reward * train
-    fewer = request.model_copy(update={"data": request.data.model_copy(update={"judge_fraction": 0.05})})
+    fewer = learning.model_copy(update={"data": learning.data.model_copy(update={"judge_fraction": 0.05})})
     assert plan(fewer, target, ("evaluate",)).stages[0].phases[-1].seconds < judged.seconds
 
 
 def test_people_and_nobody_take_none_of_the_runs_time() -> None:
     people = params("evaluate.judge={kind: people, path: data/judge/votes.jsonl, fewest: 20}")
     target = find_target(people, None, None, None, Path("nowhere"))
-    for request in (people, params()):
-        assert judge_plan(request, target, count(request, target.root)) is None
+    for judged in (people, params()):
+        assert judge_plan(judged, target, count(judged, target.root)) is None

@@ -126,14 +126,14 @@ def test_reading_and_comparing_take_as_long_as_was_measured(tmp_path: Path) -> N
 
 
 def test_only_pairs_that_came_are_judged_and_no_more_than_it_looks_at(tmp_path: Path) -> None:
-    request = params("data.source.preference_rows=8000")
-    without = examination(request, tmp_path)
-    crown(tmp_path, request)
-    unknown = examination(request, tmp_path)
+    wanted = params("data.source.preference_rows=8000")
+    without = examination(wanted, tmp_path)
+    crown(tmp_path, wanted)
+    unknown = examination(wanted, tmp_path)
     judged = {}
-    for reference in (8000, 7000, 6000, 100):
-        know(tmp_path, reference)
-        judged[reference] = flops(examination(request, tmp_path), "score")
+    for judged_rows in (8000, 7000, 6000, 100):
+        know(tmp_path, judged_rows)
+        judged[judged_rows] = flops(examination(wanted, tmp_path), "score")
     assert judged[8000] == 0
     assert judged[6000] == pytest.approx(2 * judged[7000])
     assert flops(without, "score") == flops(unknown, "score") == judged[100]
@@ -153,10 +153,10 @@ def test_the_champions_model_judges_and_the_new_sources_are_read(tmp_path: Path)
 
 
 def test_a_cycle_is_a_run_between_its_two_processes(tmp_path: Path) -> None:
-    request = params()
-    target = find_target(request, None, None, None, tmp_path)
-    run = plan(request, target)
-    cycle, rest = plan_cycle(run, request, target), plan_cycle(run, request, target, examined=True)
+    wanted = params()
+    target = find_target(wanted, None, None, None, tmp_path)
+    run = plan(wanted, target)
+    cycle, rest = plan_cycle(run, wanted, target), plan_cycle(run, wanted, target, examined=True)
     assert [stage.stage for stage in cycle.stages] == [
         "examine", "data", "sft", "reward", "ppo", "evaluate", "contest",
     ]  # fmt: skip

@@ -20,13 +20,13 @@ def stand_in(address: str) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)  # until there is whom to pass them to
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(address)
-        request = {
+        message = {
             "cwd": os.path.abspath("."),  # noqa: PTH100 - pathlib takes as long as all else
             "environment": dict(os.environ),
             "module": MODULE,
             "arguments": sys.orig_argv[3:],
         }
-        content = json.dumps(request).encode()
+        content = json.dumps(message).encode()
         socket.send_fds(server, [len(content).to_bytes(8, "big")], [0, 1, 2])
         server.sendall(content)
         pid = int.from_bytes(server.recv(8), "big")

@@ -43,15 +43,15 @@ def test_a_short_run_has_the_steps_that_it_is_given_and_no_checkpoint() -> None:
 def test_the_stages_of_a_run_are_timed_and_planned_as_they_were(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request: list[int] = []  # other tests keep this machine busy
-    monkeypatch.setattr(other_load, "check_quiet", lambda others, cores, threads: request.append(threads))
+    asked_steps: list[int] = []  # other tests keep this machine busy
+    monkeypatch.setattr(other_load, "check_quiet", lambda others, cores, threads: asked_steps.append(threads))
     params: Params = load(TINY)
     (tmp_path / MACHINE_FILE).parent.mkdir()
     said: list[str] = []
     result = calibrate(tmp_path, params, said.append, StopRequest())
     content = yaml.safe_load((tmp_path / MACHINE_FILE).read_text())
     assert Machine.model_validate(content) == result
-    assert request == [result.threads]
+    assert asked_steps == [result.threads]
     assert [stage.stage for stage in result.stages] == list(params.stages)
     assert all(pace > 0 for stage in result.stages for pace in stage.paces.values())
     assert all(0.3 < stage.start_seconds < 60 for stage in result.stages)

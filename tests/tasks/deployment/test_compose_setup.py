@@ -56,6 +56,6 @@ def test_a_workspace_is_a_step_that_exists() -> None:
 
     for kind in ("fresh", "project"):
         [step, _] = pull_steps(kind, "s3://rlhf/dvc")
-        [(name, request)] = step.items()
+        [(name, arguments)] = step.items()
         assert callable(getattr(workspace, name.rpartition(".")[2]))
-        assert request == {"id": "workspace", "remote": "s3://rlhf/dvc"}
+        assert arguments == {"id": "workspace", "remote": "s3://rlhf/dvc"}

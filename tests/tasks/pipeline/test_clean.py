@@ -61,7 +61,7 @@ def attempt(root: Path, stage: str, fingerprint: str, run_id: str, event: str, p
 
 
 def names(found: list[Leftover]) -> dict[str, str]:
-    return {first.path.name: first.kept_because for first in found}
+    return {leftover.path.name: leftover.kept_because for leftover in found}
 
 
 def test_what_is_old_goes_and_what_is_young_stays(tmp_path: Path) -> None:
@@ -69,8 +69,8 @@ def test_what_is_old_goes_and_what_is_young_stays(tmp_path: Path) -> None:
     old, young = workspace(folder, "old", 20, "r1"), workspace(folder, "young", 2, "r2")
     gone, fresh = checkpoint(root, "sft", "aaaa", 20), checkpoint(root, "ppo", "bbbb", 2)
     judged = chosen(leftovers(root, folder), 14 * DAY, None)
-    assert {first.path for first in judged if first.goes} == {gone, old}
-    assert all(remove(first) for first in judged if first.goes)
+    assert {leftover.path for leftover in judged if leftover.goes} == {gone, old}
+    assert all(remove(leftover) for leftover in judged if leftover.goes)
     assert [path.exists() for path in (old, gone, young, fresh)] == [False, False, True, True]
 
 
@@ -79,7 +79,7 @@ def test_above_the_size_the_oldest_go_first(tmp_path: Path) -> None:
     for name, days in (("a", 3), ("b", 2), ("c", 1)):
         workspace(folder, name, days, f"r-{name}", size=1_000_000)
     judged = chosen(leftovers(tmp_path, folder), 14 * DAY, 2_500_000)
-    assert [(first.path.name, first.goes) for first in judged] == [("a", True), ("b", False), ("c", False)]
+    assert [(leftover.path.name, leftover.goes) for leftover in judged] == [("a", True), ("b", False), ("c", False)]
 
 
 def test_what_a_run_at_work_or_the_champion_has_never_goes(tmp_path: Path) -> None:
@@ -89,14 +89,14 @@ def test_what_a_run_at_work_or_the_champion_has_never_goes(tmp_path: Path) -> No
     running, best, _ = (
         workspace(folder, name, 99, run) for name, run in (("running", "r1"), ("best", "best"), ("other", "r2"))
     )
-    entries = workspace(folder, "own", 99, "r3")
-    champion(entries, "r3")
+    kept_workspace = workspace(folder, "own", 99, "r3")
+    champion(kept_workspace, "r3")
     workspace(folder, "paused", 6)
     for fingerprint in ("alive", "dead", "best"):
         checkpoint(root, "sft", fingerprint, 99)
     attempt(root, "sft", "best", "best", "end", 1)
     attempt(root, "sft", "alive", "manual", "start", os.getpid())
-    aged(entries, 99)
+    aged(kept_workspace, 99)
     with locked(running):
         result = leftovers(root, folder)
         assert names(result) == {
@@ -108,7 +108,7 @@ def test_what_a_run_at_work_or_the_champion_has_never_goes(tmp_path: Path) -> No
             "alive": f"sft is running (process {os.getpid()})",
             "dead": "",
         }
-        assert {first.path.name for first in chosen(result, 0.0, 0) if first.goes} == {"other", "dead"}
+        assert {leftover.path.name for leftover in chosen(result, 0.0, 0) if leftover.goes} == {"other", "dead"}
     with locked(root):
         assert {leftover.kept_because for leftover in leftovers(root, tmp_path / "nowhere")} == {RUN_AT_WORK}
     assert best.exists()

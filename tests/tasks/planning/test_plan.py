@@ -296,14 +296,14 @@ def test_a_cycle_is_planned_with_its_own_processes_and_approved_of_as_a_whole(pr
     examination, *stages, contest = cycle.plan.stages
     assert (examination.stage, tuple(stages), contest.stage) == ("examine", run.plan.stages, "contest")
     assert list(cycle.ahead) == ["examine", *run.ahead, "contest"]
-    entries = [examination.usd.expected, contest.usd.expected]
-    assert min(entries) > 0
-    whole = run.ahead_total.usd + sum(entries)
+    cycle_usd = [examination.usd.expected, contest.usd.expected]
+    assert min(cycle_usd) > 0
+    whole = run.ahead_total.usd + sum(cycle_usd)
     assert cycle.ahead_total.usd == pytest.approx(whole)
-    for by_own in entries:
-        request = params(project, f"budget.approval_usd={whole - by_own / 2}")
-        assert not needs_approval(prepare(project, request))
-        assert needs_approval(with_cycle(prepare(project, request)))
+    for by_own in cycle_usd:
+        above = params(project, f"budget.approval_usd={whole - by_own / 2}")
+        assert not needs_approval(prepare(project, above))
+        assert needs_approval(with_cycle(prepare(project, above)))
     assert all(f"| {name} |" in markdown(cycle) for name in ("examine", "contest"))
     assert all(name in summary(cycle)[0] for name in ("examine", "contest"))
 

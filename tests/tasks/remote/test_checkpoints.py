@@ -56,7 +56,7 @@ def with_params(*changes: str) -> Change:
 
 def with_output(stage: str, path: str) -> Change:
     return lambda root: write_lock(
-        root, LOCK | {stage: [(reference, "e" * 32 if reference == path else md5) for reference, md5 in LOCK[stage]]}
+        root, LOCK | {stage: [(output, "e" * 32 if output == path else md5) for output, md5 in LOCK[stage]]}
     )
 
 

@@ -229,19 +229,19 @@ def test_a_container_that_is_not_heard_of_is_waited_for_only_a_while(
 ) -> None:
     monkeypatch.setattr(recovery, "GONE_SECONDS", 2.5)
     exchange = leave(run, "sft", None, None)
-    began, sign, request = time.monotonic(), Heartbeat(exchange, CONTAINER, 0.0), []
+    began, sign, stops = time.monotonic(), Heartbeat(exchange, CONTAINER, 0.0), []
 
     def alive() -> None:
         while time.monotonic() - began < 3:
             sign.show()
-            request.append(exchange.read(STOP))
+            stops.append(exchange.read(STOP))
             time.sleep(0.2)
 
     thread = threading.Thread(target=alive)
     thread.start()
     assert recover_abandoned(run, "sft", StopRequest()) is None
     thread.join()
-    assert request[-1] == b"1"
+    assert stops[-1] == b"1"
     assert time.monotonic() - began > 5
     assert exchange.names() == []
 

@@ -14,8 +14,8 @@ def test_new_code_replaces_the_old_and_nothing_else(tmp_path: Path) -> None:
     root = tmp_path / PROJECT
     bring_code(root, REMOTE)
     assert code_digest(root) == code_digest(HOME)
-    entries = [root / name for name in ("champions/record.json", "data/labels/votes.jsonl", "dvc.lock")]
-    for path in entries:
+    kept_files = [root / name for name in ("champions/record.json", "data/labels/votes.jsonl", "dvc.lock")]
+    for path in kept_files:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(path.name)
     (root / "tasks" / "gone.py").write_text("OLD = 1\n")
@@ -23,7 +23,7 @@ def test_new_code_replaces_the_old_and_nothing_else(tmp_path: Path) -> None:
     bring_code(root, REMOTE)
     assert code_digest(root) == code_digest(HOME)
     assert not (root / "tasks" / "gone.py").exists()
-    assert [path.read_text() for path in entries] == [path.name for path in entries]
+    assert [path.read_text() for path in kept_files] == [path.name for path in kept_files]
     assert [path.name for path in tmp_path.iterdir()] == [PROJECT]
 
 
@@ -40,5 +40,5 @@ def test_clearing_up_never_takes_it(tmp_path: Path) -> None:
     for name in (PROJECT, "an-old-run"):
         (tmp_path / "workspaces" / name / "runs").mkdir(parents=True)
     result = leftovers(tmp_path, tmp_path / "workspaces", time.time() + 1e8)
-    kept = {first.path.name: bool(first.kept_because) for first in result}
+    kept = {leftover.path.name: bool(leftover.kept_because) for leftover in result}
     assert kept == {PROJECT: True, "an-old-run": False}

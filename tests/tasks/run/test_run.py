@@ -47,7 +47,7 @@ def test_what_a_run_that_failed_in_its_data_asked_for_does_not_stick(tmp_path: P
     (tmp_path / "params.yaml").write_bytes(text)
     failed = begin_run(tmp_path, "r1", PARAMS.model_copy(update={"seed": 7}), {})
     assert load(tmp_path / "params.yaml").seed == 7
-    assert [str(first) for first in put_params_back(failed, text)] == [f"seed {PARAMS.seed} -> 7"]
+    assert [str(change) for change in put_params_back(failed, text)] == [f"seed {PARAMS.seed} -> 7"]
     assert (tmp_path / "params.yaml").read_bytes() == text, "comments and all"
 
 

@@ -146,6 +146,6 @@ def test_what_does_not_pass_is_said_at_once_and_somebody_may_give_up(waits: list
 
 def test_giving_up_does_not_wait_for_the_end_of_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transient, "FIRST_WAIT_SECONDS", 3600.0)
-    request = iter([False, False, True, True, True])
+    answers = iter([False, False, True, True, True])
     with pytest.raises(TransientFault):
-        persist(failing(9, TransientFault("away")), lambda: next(request))
+        persist(failing(9, TransientFault("away")), lambda: next(answers))

@@ -185,11 +185,11 @@ def test_under_a_foreign_name_even_the_key_opens_nothing(up: list[Server], up_ro
 
 def test_mlflow_refuses_foreign_names_and_origins(up: list[Server]) -> None:
     mlflow = up[1]
-    request = {"max_results": 1}
+    body = {"max_results": 1}
     path = "/api/2.0/mlflow/experiments/search"
-    assert ask(mlflow, path, request) == 200
-    assert ask(mlflow, path, request, Host=f"example.org:{mlflow.port}") == 403
-    assert ask(mlflow, path, request, Origin="http://example.org") == 403
+    assert ask(mlflow, path, body) == 200
+    assert ask(mlflow, path, body, Host=f"example.org:{mlflow.port}") == 403
+    assert ask(mlflow, path, body, Origin="http://example.org") == 403
 
 
 @pytest.mark.slow
@@ -257,16 +257,16 @@ def test_with_a_login_mlflow_answers_who_can_read_the_projects_key(
     (tmp_path / ".rlhf" / "mlflow.key").stat()
     try:
         (server,) = start(tmp_path, [plan])
-        path, request = "/api/2.0/mlflow/experiments/search", {"max_results": 1}
+        path, body = "/api/2.0/mlflow/experiments/search", {"max_results": 1}
         login = {"Authorization": basic(f"rlhf:{mlflow_password(tmp_path, server.url)}")}
-        assert (ask(server, path, request), ask(server, "/"), ask(server, "/health")) == (401, 401, 200)
-        assert (ask(server, path, request, **login), ask(server, "/", **login)) == (200, 200)
-        assert ask(server, path, request, **login, Host=f"example.org:{server.port}") == 403
-        assert ask(server, path, request, **login, Origin="http://example.org") == 403
+        assert (ask(server, path, body), ask(server, "/"), ask(server, "/health")) == (401, 401, 200)
+        assert (ask(server, path, body, **login), ask(server, "/", **login)) == (200, 200)
+        assert ask(server, path, body, **login, Host=f"example.org:{server.port}") == 403
+        assert ask(server, path, body, **login, Origin="http://example.org") == 403
         assert asks_for_login(tmp_path, server)
-        entries = TRACKING.model_copy(update={"uri": server.url})
-        connection = client.connect(tmp_path, entries)
-        assert connection.client.get_experiment(connection.experiment_id).name == entries.experiment
+        tracking = TRACKING.model_copy(update={"uri": server.url})
+        connection = client.connect(tmp_path, tracking)
+        assert connection.client.get_experiment(connection.experiment_id).name == tracking.experiment
         client.log_in(tmp_path, f"http://tracking.example:{server.port}")
         assert client.PASSWORD_VARIABLE not in os.environ, "for our own server alone"
         killed = (tmp_path / SERVERS).read_text()

@@ -18,14 +18,14 @@ def test_a_student_of_one_layer_has_fewer_weights_besides_embeddings_and_head() 
 
 
 def test_vocabularies_are_compared_by_token_and_number(tmp_path) -> None:
-    entries = tokenizer()
-    entries.save_pretrained(tmp_path)
+    teacher_tokenizer = tokenizer()
+    teacher_tokenizer.save_pretrained(tmp_path)
     stored = stored_vocabulary(tmp_path)
     assert stored is not None
-    assert vocabulary_digest(stored) == vocabulary_digest(entries.get_vocab())
-    require_same_vocabulary(stored, entries.get_vocab(), "distill.student.path=x")
+    assert vocabulary_digest(stored) == vocabulary_digest(teacher_tokenizer.get_vocab())
+    require_same_vocabulary(stored, teacher_tokenizer.get_vocab(), "distill.student.path=x")
     first, second = list(stored)[10:12]
     swapped = stored | {first: stored[second], second: stored[first]}
     with pytest.raises(ModelError, match=r"distill\.student\.path=x .* 2 tokens differ"):
-        require_same_vocabulary(swapped, entries.get_vocab(), "distill.student.path=x")
+        require_same_vocabulary(swapped, teacher_tokenizer.get_vocab(), "distill.student.path=x")
     assert stored_vocabulary(tmp_path / "nowhere") is None

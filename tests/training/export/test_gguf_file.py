@@ -30,11 +30,11 @@ def by_transformers(model: PreTrainedModel, ids: list[int]) -> list[int]:
 @pytest.mark.integration
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_llama_cpp_replies_token_for_token_as_transformers_does(tmp_path: Path, family: str) -> None:
-    model, request = policy(seed=3, family=family), prompts(40)
+    model, held_out = policy(seed=3, family=family), prompts(40)
     write_gguf(model, tokenizer(), "f32", tmp_path / "model.gguf")
     with serving(tmp_path / "model.gguf", CONTEXT) as address:
-        result = greedy_replies(address, request, NEW_TOKENS, tokenizer().eos_token_id)
-    assert result == [by_transformers(model, ids) for ids in request]
+        result = greedy_replies(address, held_out, NEW_TOKENS, tokenizer().eos_token_id)
+    assert result == [by_transformers(model, ids) for ids in held_out]
     assert len({tuple(reply) for reply in result}) > 5, "the replies tell the prompts apart"
 
 

@@ -59,8 +59,8 @@ def test_sampling_repeats_with_its_seed(folder: Path) -> None:
 
 def test_a_conversation_remembers_its_turns_where_models_were_trained_on_some() -> None:
     talked, single = Conversation(True), Conversation(False)
-    for first in (talked, single):
-        first.add("a", "b")
+    for conversation in (talked, single):
+        conversation.add("a", "b")
     assert talked.prompt("c") == [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b"},

@@ -36,6 +36,6 @@ def test_all_layers_are_the_model_itself(family: str) -> None:
 def test_a_model_of_one_layer_has_the_first_with_all_around_it(family: str) -> None:
     larger = policy(family=family)
     smaller = with_layers(larger, 1, "reward.layers")
-    entries = smaller.state_dict()
-    assert 0 < len(entries) < len(larger.state_dict())
-    assert all(torch.equal(tensor, larger.state_dict()[name]) for name, tensor in entries.items())
+    state = smaller.state_dict()
+    assert 0 < len(state) < len(larger.state_dict())
+    assert all(torch.equal(tensor, larger.state_dict()[name]) for name, tensor in state.items())

@@ -112,8 +112,8 @@ PUBLISHED: dict[str, tuple[list[Any], list[tuple[Any, str, str]]]] = {
     ),
     "OpenAssistant, a message a row": (
         [
-            {"message_id": entries, "parent_id": parent, "text": said, "role": role, "rank": rank}
-            for entries, parent, said, role, rank in (
+            {"message_id": identifier, "parent_id": parent, "text": said, "role": role, "rank": rank}
+            for identifier, parent, said, role, rank in (
                 ("1", None, "Hello?", "prompter", None),
                 ("2", "1", "What.", "assistant", 1.0),
                 ("3", "1", "Hi there.", "assistant", 0.0),

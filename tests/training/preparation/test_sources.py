@@ -315,14 +315,14 @@ def test_the_address_of_a_clouds_credentials_is_not_asked(host: str) -> None:
 
 
 def test_a_name_that_resolves_to_such_an_address_is_not_asked(monkeypatch: pytest.MonkeyPatch, site: str) -> None:
-    real, request = socket.getaddrinfo, []
+    real, looked_up = socket.getaddrinfo, []
 
     def resolve(host: str, *arguments: Any, **options: Any) -> Any:
-        request.append(host)
+        looked_up.append(host)
         # as a name server of an attacker: another answer when it is asked again
         named = {
             "rows.example": "169.254.169.254",
-            "twice.example": "127.0.0.1" if request.count(host) == 1 else "169.254.169.254",
+            "twice.example": "127.0.0.1" if looked_up.count(host) == 1 else "169.254.169.254",
         }
         return real(named.get(host, host), *arguments, **options)
 

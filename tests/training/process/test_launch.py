@@ -209,7 +209,9 @@ def test_a_stage_that_is_one_process_sees_one_gpu(
     monkeypatch.setattr(os, "execve", lambda program, command, environment: became.append(environment))
     monkeypatch.setattr(launch, "supervise", lambda *_: 0)
     main(["sft", "--processes", "1"])
-    assert [(first["CUDA_VISIBLE_DEVICES"], "LOCAL_RANK" in first) for first in became] == [("0", False)]
+    assert [(environment["CUDA_VISIBLE_DEVICES"], "LOCAL_RANK" in environment) for environment in became] == [
+        ("0", False)
+    ]
 
 
 def test_a_number_of_processes_below_one_is_refused(

@@ -88,8 +88,8 @@ def test_a_stage_started_by_hand_does_not_work_beside_a_run(
         assert run_main(root, "ppo") == 2
         other.kill()
     assert f"process {other.pid} is already running the pipeline in" in said(capsys, "ppo")
-    entries = entry("ppo")
-    stage = Stage("ppo", entries.sections, entries.inputs, root)
+    ppo_entry = entry("ppo")
+    stage = Stage("ppo", ppo_entry.sections, ppo_entry.inputs, root)
     stage.begin()
     assert is_held(root / RUN_LOCK)
     stage.held.close()

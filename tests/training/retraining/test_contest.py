@@ -97,14 +97,14 @@ def test_prompts_of_another_world_are_judged_by_the_champions_reward_model(finis
 
 
 def test_prompts_that_either_model_was_trained_on_are_not_asked(finished: Path, other: Path) -> None:
-    request = [row["prompt"] for row in jsonl.plain(other / "data/prepared/prompts/test.jsonl")]
+    held_out_prompts = [row["prompt"] for row in jsonl.plain(other / "data/prepared/prompts/test.jsonl")]
     with (other / "data/prepared/sft/train.jsonl").open("a") as file:
-        file.writelines(json.dumps({"prompt": prompt, "completion": "x"}) + "\n" for prompt in request[:3])
+        file.writelines(json.dumps({"prompt": prompt, "completion": "x"}) + "\n" for prompt in held_out_prompts[:3])
     for champion, challenger in ((finished, other), (other, finished)):
         prompts, left_out = held_out(params(), TrainedModels(champion), TrainedModels(challenger))
         assert left_out == 3
         assert not {same_prompt_key(prompt) for prompt in prompts} & {
-            same_prompt_key(prompt) for prompt in request[:3]
+            same_prompt_key(prompt) for prompt in held_out_prompts[:3]
         }
         assert len(prompts) == 16
 

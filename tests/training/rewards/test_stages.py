@@ -228,9 +228,9 @@ def test_settings_that_need_a_reward_model_are_refused(sections: dict, told: str
 )
 def test_a_function_that_is_not_there_is_known_before_the_run(path: str, code: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(code)
-    request = params(**SECTIONS | {"reward": FUNCTION | {"path": path}})
+    wanted = params(**SECTIONS | {"reward": FUNCTION | {"path": path}})
     with pytest.raises(ParamsError, match=told) as raised:
-        require_reward_function(tmp_path, request)
+        require_reward_function(tmp_path, wanted)
     assert "\n" not in str(raised.value)
 
 

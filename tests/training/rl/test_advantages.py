@@ -244,10 +244,10 @@ def theirs(trainer: Any, is_moved: bool) -> tuple[Tensor, Tensor]:
 
 def same_gradients(one: PreTrainedModel, other: PreTrainedModel, factor: float = 1.0) -> None:
     """`one`'s gradient of every weight is `factor` times the other's."""
-    reference = dict(other.named_parameters())
+    parameters = dict(other.named_parameters())
     for name, parameter in one.named_parameters():
         assert parameter.grad is not None
-        expected = reference[name].grad
+        expected = parameters[name].grad
         assert expected is not None
         torch.testing.assert_close(
             parameter.grad, factor * expected, rtol=2e-3, atol=2e-5 * float(expected.abs().max()) + 1e-7, msg=name

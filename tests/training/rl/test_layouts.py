@@ -179,7 +179,9 @@ def test_padding_is_inert_with_adapters(lora_project: Project, layout: str) -> N
     together = roles.forward(SEQUENCES, PROMPT_LENGTHS)
     alone = [roles.forward([ids], [n]) for ids, n in zip(SEQUENCES, PROMPT_LENGTHS, strict=True)]
     for place in range(3):
-        torch.testing.assert_close(together[place], torch.cat([first[place] for first in alone]), atol=2e-5, rtol=0)
+        torch.testing.assert_close(
+            together[place], torch.cat([alone_part[place] for alone_part in alone]), atol=2e-5, rtol=0
+        )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -174,9 +174,9 @@ def test_the_value_model_begins_as_value_init_says_with_one_adapter(
     assert isinstance(view, AdapterView)
     assert view.adapter is not None
     stored = load_file(root / "models" / value_init / "adapter_model.safetensors")
-    entries = adapter_parameters(view.model, view.adapter)
-    assert len(entries) == 12
-    for name, parameter in entries.items():
+    adapter = adapter_parameters(view.model, view.adapter)
+    assert len(adapter) == 12
+    for name, parameter in adapter.items():
         kept = stored[f"base_model.model.{name.replace(f'.{view.adapter}.', '.')}"]
         assert torch.equal(parameter, kept), name
 

@@ -64,9 +64,9 @@ def test_the_gap_is_the_distance_of_the_engines_logprobs_from_the_trainers(recom
     chosen = params(ppo={"recompute_logprobs": recompute}).ppo
     starts = [4] * 40
     sequences = [[5, 6, 7, 8, *response] for response in random_responses([3] * 40)]
-    entries = roles().logprobs(sequences, starts, 4096)
-    off = [row + 0.25 for row in entries]
-    off[0] = entries[0] - torch.tensor([0.25, 0.25, 0.5])
+    trainer_logprobs = roles().logprobs(sequences, starts, 4096)
+    off = [row + 0.25 for row in trainer_logprobs]
+    off[0] = trainer_logprobs[0] - torch.tensor([0.25, 0.25, 0.5])
     counted = Work()
     learnt_from, weights, gap = own_logprobs(
         pieces_of(4096),
@@ -81,7 +81,7 @@ def test_the_gap_is_the_distance_of_the_engines_logprobs_from_the_trainers(recom
     assert (counted.tokens, counted.sequences) == (7 * compared, compared)
     assert gap["rollout_logprob_gap"] == pytest.approx(0.25 + 0.25 / (3 * compared), abs=1e-5)
     assert gap["rollout_logprob_gap_max"] == pytest.approx(0.5, abs=1e-5)
-    for row, same in zip(learnt_from, entries if recompute else off, strict=True):
+    for row, same in zip(learnt_from, trainer_logprobs if recompute else off, strict=True):
         torch.testing.assert_close(row, same, atol=1e-5, rtol=0)
 
 
@@ -157,7 +157,7 @@ def test_tokens_that_vllm_sampled_weigh_what_they_are_likelier_to_the_policy(
 ) -> None:
     batch, responses = prompts(6), random_responses([3, 5, 4, 6, 2, 5])
     sequences = [[*prompt, *response] for prompt, response in zip(batch, responses, strict=True)]
-    entries = roles().logprobs(sequences, [len(prompt) for prompt in batch], 4096)
+    trainer_logprobs = roles().logprobs(sequences, [len(prompt) for prompt in batch], 4096)
     gradients = {}
     for engine in ("static", "vllm"):
         rloo = {"rollout_engine": engine, "recompute_logprobs": True, "responses_per_prompt": 2}
@@ -166,7 +166,7 @@ def test_tokens_that_vllm_sampled_weigh_what_they_are_likelier_to_the_policy(
         trained = Roles(models, chosen)
         step_of_the_loop(
             monkeypatch, trained, chosen, advantages("rloo"), batch, responses,
-            [row - math.log(likelier) for row in entries], torch.arange(6.0), range(6),
+            [row - math.log(likelier) for row in trainer_logprobs], torch.arange(6.0), range(6),
         )  # fmt: skip
         gradients[engine] = {name: parameter.grad for name, parameter in trained.trainable().items()}
     for name, plain in gradients["static"].items():

@@ -275,12 +275,12 @@ class _Models:
         result = {}
         for part, model in (("policy", self.policy), ("value", self._value)):
             if model is not None:
-                entries = {
+                trained = {
                     name: p
                     for name, p in model.named_parameters()
                     if p.requires_grad and not name.startswith(("score.", "lm_head."))
                 }
-                result |= {f"{part}.{name.replace('.default.', f'.{part}.')}": p for name, p in entries.items()}
+                result |= {f"{part}.{name.replace('.default.', f'.{part}.')}": p for name, p in trained.items()}
         prefix = "value." if self._value is None else "value.score."
         return result | {f"{prefix}{name}": p for name, p in self._head.named_parameters()}
 

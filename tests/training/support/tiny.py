@@ -166,12 +166,12 @@ DISTILL: dict[str, Any] = {
 
 def open_stage(root: Path, name: str) -> tuple[Stage, Callable[[Stage], None]]:
     """The stage begun in `root`, and its work: what the process does, without the process."""
-    entries = entry(name)
-    stage = Stage(name, entries.sections, entries.inputs, root)
+    stage_entry = entry(name)
+    stage = Stage(name, stage_entry.sections, stage_entry.inputs, root)
     stage.begin()
     stage.held.close()  # several are opened in one process
     torch.manual_seed(stage.params.seed)
-    return stage, entries.work
+    return stage, stage_entry.work
 
 
 def work(root: Path, name: str) -> Stage:
