@@ -175,6 +175,8 @@ class Shipment:
         """The outputs that a stage contributed, and its inputs."""
         state = "unchanged" if row.cached else "made"
         made_by = f"{state}, attempt {row.attempt}" if row.attempt is not None else state
+        if origin := row.detail.get("made_by"):
+            made_by += f", by run {origin['run_id']}"
         parent = self._parent(row.run_id, row.time)
         log(self._connection, parent, tags={f"stage.{row.stage}": made_by})
         origin = self._origin(row.run_id)

@@ -90,6 +90,8 @@ class StageCost:
     peak_bytes: int
     phases: tuple[PhaseCost, ...]
     by_attempt: tuple[AttemptCost, ...] = ()
+    made_by: str = ""
+    """The run that made the outputs of a cached stage, where that is recorded."""
     useful_phases: tuple[PhaseCost, ...] = ()
     """The work that made the outputs, without repetitions and waste, of this run and of those it continues. Empty
     without outputs.
@@ -221,6 +223,7 @@ def _stage_of_run(
         return None
     makers = _makers(row.attempt, attempts) if row.cached and row.attempt is not None else []
     useful = [usage for attempt, later in makers for usage in split_usage(attempt, later)[0]]
+    made_by = row.detail.get("made_by", {})
     return StageCost(
         stage=name,
         cached=row.cached,
@@ -240,10 +243,12 @@ def _stage_of_run(
         waste_seconds=0.0,
         waste_usd=0.0,
         memory_retries=0,
-        saved_seconds=_seconds(useful),
-        saved_usd=price.usd_of_rows(useful),
+        # the rows of a run elsewhere are not here: what it wrote of its cost is
+        saved_seconds=_seconds(useful) if makers else made_by.get("seconds", 0.0),
+        saved_usd=price.usd_of_rows(useful) if makers else made_by.get("usd", 0.0),
         peak_bytes=0,
         phases=(),
+        made_by=made_by.get("run_id", ""),
         useful_phases=_phases(useful, price),
     )
 

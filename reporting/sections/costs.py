@@ -82,6 +82,8 @@ def _stage_table(findings: Findings) -> Markup:
 def _remark(stage: StageCost) -> Markup | None:
     """Details that the state alone does not give."""
     remarks = []
+    if stage.made_by:
+        remarks.append(f"made by run {stage.made_by}")
     if stage.cached and stage.saved_usd:
         remarks.append(f"saved {usd(stage.saved_usd)} and {duration(stage.saved_seconds)}")
     if stage.attempts > 1:

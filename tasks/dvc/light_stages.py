@@ -11,6 +11,7 @@ from config.schema import Params
 from config.student import write_no_student
 from reporting.key_metrics import write_key_metrics
 from tasks.dvc import inputs_stage
+from tasks.dvc.lock_digests import dvc_stages, is_copy, locked_digest, outs_by_path
 from tasks.dvc.recording import write_entry
 from tasks.dvc.status import repo_about, status_of
 
@@ -33,18 +34,33 @@ def do_light_stages(root: Path, params: Params) -> None:
 
 
 def record_no_student(root: Path) -> None:
-    """Have the outputs of `distill` in a run that makes no student: `evaluate` depends on them. Where another process
-    holds DVC's files they stay unrecorded.
+    """Have the outputs of `distill` in a run that makes no student: `evaluate` depends on them. They replace those of
+    an earlier student that DVC's cache has. Where another process holds DVC's files they stay unrecorded.
+
+    What the stage depends on may be in the remote alone: its digests are those of dvc.lock.
     """
-    write_no_student(root)
-    with suppress(EnvironmentFault):
-        _record(root, Path("dvc.yaml"), "distill", cached=True)
+    with suppress(EnvironmentFault), repo_about(root, "distill") as repo:
+        from dvc_data.hashfile.hash_info import HashInfo
+
+        stages = dvc_stages(repo, root)
+        if (item := stages.get("distill")) is None:
+            return
+        outs = outs_by_path(stages.values())
+        for out in item.outs:
+            if out.exists and not out.changed_checksum() and not out.changed_cache():
+                out.remove()
+        write_no_student(root)
+        item.save(allow_missing=True)
+        for dep in item.deps:
+            if is_copy(outs, dep):
+                dep.hash_info = HashInfo("md5", locked_digest(outs, dep.fs_path))
+        for out in item.outs:
+            out.commit()
+        write_entry(root / "dvc.lock", item)
 
 
-def _record(root: Path, file: Path, name: str, cached: bool = False) -> None:
-    """Write what DVC finds of the stage's inputs, params and outputs into its lock file; `cached` outputs go to its
-    cache, from which another machine gets them.
-    """
+def _record(root: Path, file: Path, name: str) -> None:
+    """Write what DVC finds of the stage's inputs, params and outputs into its lock file."""
     with repo_about(root, name) as repo:
         from dvc.dvcfile import load_file
         from dvc.repo import lock_repo
@@ -54,6 +70,4 @@ def _record(root: Path, file: Path, name: str, cached: bool = False) -> None:
             stage = load_file(repo, str((root / file).resolve())).stages[name]
             if status_of(stage):
                 stage.save()
-                for out in stage.outs if cached else ():
-                    out.commit()
                 write_entry((root / file).with_name("dvc.lock"), stage)

@@ -4,53 +4,41 @@ If stages run on other machines, only dvc.lock tells what a stage has made; file
 """
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from config.differences import value_at
 from config.dvc_stages import dvc_name
 from config.methods.registry import METHODS
 
 OUTSIDE = "inputs"
 """The stage whose outputs are digests of what is outside of the project; they travel with the request."""
-OF_COPIES = ("deleted", "not in cache", "modified")
-"""DVC's words for a copy that is missing or differs from dvc.lock."""
 
 
-def changes_by_lock(repo: Any, root: Path, stage: str, status: list[Any]) -> list[Any]:
-    """Changes that DVC reports for `stage`, except its copies of outputs, and inputs whose digest in dvc.lock differs
-    from when the stage was done, even if DVC could not see that.
-    """
-    outs, entry = outs_by_path(repo), dvc_stage(repo, root, stage)
-    ours = {_name(root, out) for out in entry.outs if out.hash_info}
-    theirs = {_name(root, dep): dep for dep in entry.deps if is_copy(outs, dep)}
-    counted = [change for change in (_without(change, ours | set(theirs)) for change in status) if change]
-    other = [name for name, dep in theirs.items() if _reads_another(repo, outs, dep)]
-    return counted + ([{"changed deps": dict.fromkeys(other, "modified")}] if other else [])
+def lock_content(root: Path) -> dict[str, Any]:
+    """The content of dvc.lock as DVC reads it: it knows numbers like 1e-05, which PyYAML takes for text."""
+    from dvc.utils.serialize import load_yaml
+
+    path = root / "dvc.lock"
+    content = plain(load_yaml(str(path))) if path.exists() else {}
+    return content if isinstance(content, dict) else {}
 
 
-def _reads_another(repo: Any, outs: dict[str, Any], dep: Any) -> bool:
-    """Whether dvc.lock has an input with other content than when the stage was done: of single values of a file, other
-    values. A stage that was never done has read nothing.
-    """
-    from dvc.dependency.param import ParamsDependency
-
-    if not isinstance(dep, ParamsDependency):
-        return locked_digest(outs, dep.fs_path) != _digest(dep)
-    if not dep.hash_info:
-        return True
-    values = _locked_values(repo, outs[dep.fs_path])
-    return any(value_at(values, key) != value for key, value in dep.hash_info.value.items())
+def plain(value: Any) -> Any:
+    """Convert DVC's ordered mappings to plain ones."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list) else value
 
 
-def _locked_values(repo: Any, out: Any) -> Any:
-    """The content of a JSON file by its digest in dvc.lock, brought from the remote if need be; nothing if dvc.lock
-    has none, or the file is missing.
+def json_by_digest(repo: Any, out: Any) -> Any:
+    """The content of a JSON file by its digest, brought from the remote if need be; nothing without a digest, or if
+    the file is missing.
     """
     if not out.hash_info:
         return {}
     cached = Path(out.cache.oid_to_path(out.hash_info.value))
-    if not cached.exists():
+    if not cached.exists() and repo.config["core"].get("remote"):
         repo.cloud.pull([out.hash_info])
     return json.loads(cached.read_text(encoding="utf-8")) if cached.exists() else {}
 
@@ -61,7 +49,7 @@ def is_locked_content(repo: Any, path: str) -> bool:
 
     if not Path(path).exists():
         return False
-    outs = outs_by_path(repo)
+    outs = outs_by_path(repo.index.stages)
     out = owner_of(outs, path)
     if out is None or not out.hash_info:
         return False
@@ -87,9 +75,9 @@ def locked_digest(outs: dict[str, Any], path: str) -> str | None:
     return str(tree.hash_info.value) if tree is not None else None
 
 
-def outs_by_path(repo: Any) -> dict[str, Any]:
-    """Path -> output of any stage."""
-    return {out.fs_path: out for stage in repo.index.stages for out in stage.outs}
+def outs_by_path(stages: Iterable[Any]) -> dict[str, Any]:
+    """Path -> output of any of the stages."""
+    return {out.fs_path: out for stage in stages for out in stage.outs}
 
 
 def owner_of(outs: dict[str, Any], path: str) -> Any:
@@ -103,36 +91,17 @@ def is_copy(outs: dict[str, Any], dep: Any) -> bool:
     return out is not None and out.stage.name != OUTSIDE
 
 
-def dvc_stage(repo: Any, root: Path, stage: str) -> Any:
-    """DVC's own object of a stage; of an alignment method also where params.yaml names another one for now."""
+def dvc_stages(repo: Any, root: Path, method: str | None = None) -> dict[str, Any]:
+    """DVC's own objects of the stages in dvc.yaml, by their names there; with a method, as if params.yaml named it."""
     from dvc.dvcfile import load_file
     from dvc.parsing.context import Context
 
     stages = load_file(repo, str(root.resolve() / "dvc.yaml")).stages
-    if stage in METHODS:
-        stages.resolver.context.merge_update(Context({"align": {"method": stage}}), overwrite=True)
-    return stages[dvc_name(stage)]
+    if method is not None:
+        stages.resolver.context.merge_update(Context({"align": {"method": method}}), overwrite=True)
+    return {name: stages[name] for name in stages}
 
 
-def _digest(dep: Any) -> str | None:
-    """Digest of an input when its stage ran."""
-    return dep.hash_info.value if dep.hash_info else None
-
-
-def _without(change: Any, names: set[str]) -> Any:
-    """A change without its entries about copies at `names` or single values in them; empty if there are no others."""
-    if not isinstance(change, dict):
-        return change
-    remaining = {
-        kind: {
-            name: state
-            for name, state in items.items()
-            if name not in names or not (isinstance(state, dict) or state in OF_COPIES)
-        }
-        for kind, items in change.items()
-    }
-    return {kind: items for kind, items in remaining.items() if items}
-
-
-def _name(root: Path, item: Any) -> str:
-    return Path(item.fs_path).relative_to(root.resolve()).as_posix()
+def dvc_stage(repo: Any, root: Path, stage: str) -> Any:
+    """DVC's own object of a stage; of an alignment method also where params.yaml names another one for now."""
+    return dvc_stages(repo, root, stage if stage in METHODS else None)[dvc_name(stage)]

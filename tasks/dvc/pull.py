@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from config.errors import EnvironmentFault
-from tasks.dvc.lock_digests import changes_by_lock, dvc_stage, is_copy, outs_by_path
-from tasks.dvc.status import changes, repo_about
+from tasks.dvc.lock_digests import dvc_stage, is_copy, outs_by_path
 from tasks.dvc.transfers import default_remote
 
 LARGE = ("data/", "models/")
@@ -56,7 +55,7 @@ def inputs_of(root: Path, stage: str) -> list[str]:
     from dvc.repo import Repo
 
     with Repo(str(root)) as repo:
-        outs = outs_by_path(repo)
+        outs = outs_by_path(repo.index.stages)
         return [_place(root, dep) for dep in dvc_stage(repo, root, stage).deps if is_copy(outs, dep)]
 
 
@@ -66,14 +65,6 @@ def small_outputs(root: Path, stage: str) -> list[str]:
 
     with Repo(str(root)) as repo:
         return [path for out in dvc_stage(repo, root, stage).outs if not (path := _place(root, out)).startswith(LARGE)]
-
-
-def is_unchanged_elsewhere(root: Path, stage: str) -> bool:
-    """Like `tasks.dvc.status.is_unchanged` if outputs may be in the remote alone: dvc.lock decides, for the stage and
-    its readers.
-    """
-    with repo_about(root, stage) as repo:
-        return not changes_by_lock(repo, root, stage, changes(repo, root, stage))
 
 
 def _place(root: Path, item: Any) -> str:

@@ -1,6 +1,5 @@
 """Having DVC record what a stage made: the same as `dvc repro` does after the stage's command."""
 
-import logging
 from contextlib import chdir  # where DVC looks for dvc.yaml when it uses its run cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from config.atomic_file import write_atomically
 from config.differences import differences, in_a_line, sections_of
 from config.errors import EnvironmentFault, ParamsError
 from config.schema import Params
-from tasks.dvc.lock_digests import dvc_stage
+from tasks.dvc.lock_digests import dvc_stage, plain
 from tasks.dvc.status import repo_about, yaml_of
 
 PARAMS = "params.yaml"
@@ -31,8 +30,6 @@ def record_outputs(root: Path, stage: str, params: Params) -> None:
         try:
             entry.save(run_cache=False)
             _require_params(entry, stage, params)
-            if all(out.use_cache or out.is_metric or out.is_plot for out in entry.outs):
-                repo.stage_cache.save(entry)
             for out in entry.outs:
                 out.commit()
         except DvcException as error:
@@ -64,40 +61,18 @@ def write_entry(lock: Path, entry: Any) -> None:
     from dvc.stage.serialize import to_lockfile
 
     content = yaml_of(lock) or {"schema": "2.0"}
-    content["stages"] = {**content.get("stages", {}), **_plain(to_lockfile(entry))}
+    content["stages"] = {**content.get("stages", {}), **plain(to_lockfile(entry))}
     write_atomically(lock, yaml.safe_dump(content, sort_keys=False))
 
 
-def _plain(value: Any) -> Any:
-    """Convert DVC's ordered mappings to plain ones."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
-
-
-def restore_outputs(root: Path, stage: str) -> bool:
-    """Take the outputs of `stage` from DVC's run cache, if it has them for these inputs, params and command; returns
-    whether it has. They are still to be recorded. Outputs that are not persistent are removed before.
-
-    Raises EnvironmentFault if an input is missing.
-    """
-    from dvc.repo import lock_repo
-    from dvc.stage.cache import RunCacheNotFoundError
-
-    logging.getLogger("dvc").setLevel(logging.ERROR)  # it logs each file that it writes
-    with chdir(root), repo_about(root, stage) as repo, lock_repo(repo):
-        entry = dvc_stage(repo, root, stage)
-        if missing := [dep.def_path for dep in entry.deps if not dep.exists]:
+def require_inputs(root: Path, stage: str) -> None:
+    """Raise EnvironmentFault if an input of `stage` is missing."""
+    with repo_about(root, stage) as repo:
+        if missing := [dep.def_path for dep in dvc_stage(repo, root, stage).deps if not dep.exists]:
             raise EnvironmentFault(
-                f"{stage} needs {missing[0]}, which does not exist. Run the stage that makes it: "
-                "rlhf run does all of them in order."
+                f"{stage} needs {missing[0]}, which does not exist. Run the stage that makes it: rlhf run does all of "
+                "them in order."
             )
-        entry.remove_outs(ignore_remove=False, force=False)
-        try:
-            repo.stage_cache.restore(entry)
-        except RunCacheNotFoundError:
-            return False
-    return True
 
 
 def command_of(root: Path, stage: str) -> str:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,15 +10,10 @@ from typing import Any, NamedTuple
 import yaml
 
 from config.atomic_file import write_atomically
-from config.differences import value_at
-from config.dvc_stages import defined, dvc_name, locked
+from config.dvc_stages import dvc_name, locked
 from config.errors import EnvironmentFault
-from config.inputs import outdated_digests
-from config.records import STAGES
-from config.schema import Params
-from config.sections.where import LOCAL
 from config.yaml_text import yaml_content
-from tasks.dvc.lock_digests import changes_by_lock, dvc_stage
+from tasks.dvc.lock_digests import dvc_stage
 
 
 class StageAtWork(EnvironmentFault):
@@ -32,17 +27,10 @@ def is_unchanged(root: Path, stage: str) -> bool:
     tell.
     """
     with repo_about(root, stage) as repo:
-        return not changes(repo, root, stage)
+        from dvc.repo import lock_repo
 
-
-def changes(repo: Any, root: Path, stage: str) -> list[Any]:
-    """DVC's account of what changed, as in [{'changed outs': {'models/sft': 'deleted'}}, 'changed command']; empty if
-    nothing did.
-    """
-    from dvc.repo import lock_repo
-
-    with lock_repo(repo):
-        return status_of(dvc_stage(repo, root, stage))
+        with lock_repo(repo):
+            return not status_of(dvc_stage(repo, root, stage))
 
 
 def status_of(entry: Any) -> list[Any]:
@@ -82,60 +70,6 @@ def repo_about(root: Path, stage: str) -> Iterator[Any]:
         raise EnvironmentFault(
             f"DVC cannot check {stage}: {one_line(error)} See dvc status {dvc_name(stage)}."
         ) from None
-
-
-def stale_stages(root: Path, params: Params, stages: Sequence[str]) -> list[str]:
-    """Which of `stages`, in their order, a run with `params` would do again; nothing is written, not even params.yaml.
-
-    A stage counts as stale if it reads outputs of a stale one, which may turn out the same. So does one that a killed
-    run left running. Raises EnvironmentFault if DVC cannot tell.
-    """
-    pipeline, lock = defined(root), yaml_of(root / "dvc.lock")
-    wanted = params.model_dump(mode="json")
-    changing = {str(path) for path in outdated_digests(root, params)}
-    stale = []
-    elsewhere = any(params.where.of(stage).pool != LOCAL for stage in STAGES)
-    for stage in stages:
-        if stage not in pipeline:
-            continue
-        entry = locked(lock, stage)
-        recorded = entry.get("params", {}).get("params.yaml", {})
-        reads = {item["path"] for item in entry.get("deps", [])}
-        named = [key for key in pipeline[stage].get("params", []) if isinstance(key, str)]
-        same = (
-            bool(entry)
-            and set(named) == set(recorded)
-            and all(value_at(wanted, key) == value for key, value in recorded.items())
-        )
-        if not same or reads & changing or _changed_files(root, stage, by_lock=elsewhere):
-            stale.append(stage)
-            changing |= {
-                str(out if isinstance(out, str) else next(iter(out)))
-                for kind in ("outs", "metrics", "plots")
-                for out in pipeline[stage].get(kind, [])
-            }
-    return stale
-
-
-def _changed_files(root: Path, stage: str, by_lock: bool = False) -> bool:
-    """Whether DVC finds anything changed but parameters; `by_lock`: outputs are what dvc.lock says, wherever they
-    lie.
-    """
-    try:
-        with repo_about(root, stage) as repo:
-            file_changes = changes(repo, root, stage)
-            counted = changes_by_lock(repo, root, stage, file_changes) if by_lock else file_changes
-    except StageAtWork:
-        return True
-    files = [
-        path
-        for change in counted
-        if isinstance(change, dict)
-        for kind in change.values()
-        for path in kind
-        if path != "params.yaml"
-    ]
-    return bool(files) or any(isinstance(change, str) for change in counted)
 
 
 def remove_from_lock(root: Path, stage: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from config.dvc_stages import dvc_name
 from config.errors import EnvironmentFault
 from tasks.dvc.lock_digests import is_locked_content
+from tasks.dvc.made import exchange_records
 from tasks.dvc.status import one_line
 from tasks.run.run import STATE_FOLDER
 from tasks.run.transient import fault, kind_of
@@ -29,7 +30,7 @@ def transfer(root: Path, action: Callable[[Any], object]) -> list[Exception]:
     """
     from dvc.repo import Repo
 
-    with chdir(root), _logged() as errors:  # DVC takes targets from the working directory
+    with chdir(root), quiet() as errors:  # DVC takes targets from the working directory
         try:
             with Repo(str(root)) as repo:
                 action(repo)
@@ -40,7 +41,7 @@ def transfer(root: Path, action: Callable[[Any], object]) -> list[Exception]:
 
 
 @contextmanager
-def _logged() -> Iterator[list[Exception]]:
+def quiet() -> Iterator[list[Exception]]:
     """The exceptions that DVC logs meanwhile; nothing of it is printed."""
     errors: list[Exception] = []
 
@@ -70,6 +71,22 @@ def reason(errors: Sequence[Exception]) -> str:
     if isinstance(first, CheckoutError):
         return f"the remote does not have {', '.join(map(str, first.target_infos))}."
     return one_line(first)
+
+
+def check_out(root: Path, stages: Sequence[str] | None = None) -> list[Exception]:
+    """Put the outputs of dvc.lock in place, from DVC's cache or else its remote; returns what stopped that.
+
+    stages  DVC's names; None takes all. Outputs of named stages are replaced whatever they hold.
+    """
+
+    def checkout() -> list[Exception]:
+        return transfer(root, lambda repo: repo.checkout(stages, force=stages is not None))
+
+    errors = checkout()
+    if errors and default_remote(root) is not None:
+        fetching = transfer(root, lambda repo: repo.fetch(stages))
+        errors = [*fetching, *errors] if (errors := checkout()) else []
+    return errors
 
 
 def is_absent(errors: Sequence[Exception]) -> bool:
@@ -109,6 +126,8 @@ def send_outputs(root: Path, stage: str | None = None) -> None:
             "outputs to the remote.",
         )
     if stage is None:
+        if errors := transfer(root, lambda repo: exchange_records(repo, root, send=True)):
+            raise fault(kind_of(*errors), f"the remote did not take what this run has made: {reason(errors)}")
         note_pushed(root)
 
 

@@ -31,7 +31,7 @@ from tasks.remote.client import fetch_aligned
 from tasks.run.month import PURPOSE
 from tasks.run.run import STUDY, Run, begin_run, end_left_open, keep_copies, keep_edits, new_run_id, put_params_back
 from tasks.run.stop import OVER_BUDGET, STOPPED, StopRequest, on_signals
-from tasks.run.workspace import Unfinished, is_own, keep_lock, keep_unfinished
+from tasks.run.workspace import Unfinished, is_own, keep_unfinished
 from tasks.servers.lost_server import hang_up, is_gone
 from tasks.servers.processes import servers
 from tasks.stage.paid import charge_killed
@@ -227,7 +227,7 @@ def _send(pipeline: Pipeline) -> None:
 
 
 def _leave_for_next(run: Run) -> str | None:
-    """dvc.lock, and what is spent on results that are not complete, where each run has a workspace of its own.
+    """What is spent on results that are not complete, where each run has a workspace of its own.
 
     Returns in one line why it could not.
     """
@@ -237,7 +237,6 @@ def _leave_for_next(run: Run) -> str | None:
     rows = pipeline_rows(run.root)
     completed = any((row.run_id, row.event, row.state) == (run.run_id, "end", "completed") for row in rows)
     try:
-        keep_lock(run.root, remote)
         spent = None if completed else Unfinished(run.run_id, spent_by_runs(run.root, run.params, rows, run.run_id))
         keep_unfinished(remote, results_key(run.params), spent)
     except EnvironmentFault as fault:

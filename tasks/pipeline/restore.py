@@ -17,7 +17,7 @@ from config.workspace.at_work import locked
 from config.workspace.kept import completed_stages, kept_params
 from config.yaml_text import yaml_content
 from tasks.dvc.light_stages import do_light_stages
-from tasks.dvc.transfers import default_remote, reason, transfer
+from tasks.dvc.transfers import check_out, reason
 
 LOCK, PARAMS = "dvc.lock", "params.yaml"
 UNSAVED = "unsaved files"
@@ -55,7 +55,7 @@ def restore(root: Path, run_id: str) -> Restored:
                 _put_back(root / name, content)
             if backup is not None:
                 backup.unlink()
-            transfer(root, lambda repo: repo.checkout())
+            check_out(root)
             raise
         write_digests(root, params)
         do_light_stages(root, params)
@@ -89,11 +89,7 @@ def _lock(root: Path, run_id: str, stages: tuple[str, ...]) -> dict[str, Any]:
 
 def _check_out(root: Path, run_id: str) -> None:
     """Put the outputs of dvc.lock in place. Raises EnvironmentFault."""
-    errors, fetching = transfer(root, lambda repo: repo.checkout()), []
-    if errors and default_remote(root) is not None:
-        fetching = transfer(root, lambda repo: repo.fetch())
-        errors = transfer(root, lambda repo: repo.checkout())
-    if not errors:
+    if not (errors := check_out(root)):
         return
     if UNSAVED in str(errors[-1]):
         raise EnvironmentFault(
@@ -102,7 +98,7 @@ def _check_out(root: Path, run_id: str) -> None:
         )
     raise EnvironmentFault(
         f"run {run_id} cannot be brought back, its outputs cannot be fetched: "
-        f"{reason(fetching or errors)} Nothing was changed. With the same parameters, "
+        f"{reason(errors)} Nothing was changed. With the same parameters, "
         "rlhf run makes them again."
     )
 

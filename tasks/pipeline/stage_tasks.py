@@ -79,8 +79,9 @@ def _run_stage(pipeline: Pipeline, stage: str, observer: "_Observer") -> Outcome
 
 
 def _message(stage: str, outcome: Outcome) -> str:
-    made_by = f"attempt {outcome.attempt}" if outcome.attempt is not None else "an attempt that is not recorded here"
-    return f"{stage} is unchanged: outputs of {made_by} reused" if outcome.cached else f"{stage} done by {made_by}"
+    if outcome.cached:
+        return f"{stage} is unchanged: outputs of {outcome.made_by or 'a run without a record'} reused"
+    return f"{stage} done by attempt {outcome.attempt}"
 
 
 class _Observer:
@@ -104,7 +105,8 @@ class _Observer:
 
     def last_line(self, stage: str, outcome: Outcome) -> str:
         if outcome.cached or self.progress is None:
-            return f"{stage:<9} unchanged"
+            made_by = f", made by run {outcome.made_by}" if outcome.made_by else ""
+            return f"{stage:<9} unchanged{made_by}"
         done = f"{stage:<9} done in {duration(self.progress.seconds)} for {usd(self.progress.usd)}"
         if self.progress.fraction is not None:
             self._pipeline.progress_artifacts.show(stage, 1.0, done)

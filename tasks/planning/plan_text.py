@@ -3,6 +3,7 @@
 from config.records import CONTINUE, STAGES
 from costs.ledger.budget import Cost, all_limits, total
 from reporting.numbers import duration, usd
+from tasks.dvc.made import Made
 from tasks.planning.prepared import Planned, Unplannable
 from tasks.run.changed_code import policy
 
@@ -11,12 +12,18 @@ def summary(prepared: Planned | Unplannable) -> list[str]:
     """The plan in a line or two."""
     if isinstance(prepared, Unplannable):
         return [f"No plan: {prepared.fault}"]
+    makers = dict.fromkeys(made.run_id for made in prepared.made.values() if made.run_id)
+    reused = [
+        f"Reused at no cost: {', '.join(stage for stage, made in prepared.made.items() if made.run_id == run_id)}, "
+        f"made by run {run_id}."
+        for run_id in makers
+    ]
     if not prepared.ahead:
-        return ["Planned: nothing to do, every stage is unchanged."]
+        return ["Planned: nothing to do, every stage is unchanged.", *reused]
     cost = prepared.ahead_total
     command = "rlhf plan" if prepared.ahead.keys() <= set(STAGES) else "rlhf plan --retrain"
     stages = ", ".join(f"{name} {duration(part.seconds)}" for name, part in prepared.ahead.items())
-    lines = [f"Planned: {usd(cost.usd)} and {duration(cost.seconds)} ({stages}). Details: {command}"]
+    lines = [f"Planned: {usd(cost.usd)} and {duration(cost.seconds)} ({stages}). Details: {command}", *reused]
     before = total(prepared.spent)
     if prepared.continues and before.seconds:
         lines.append(
@@ -42,7 +49,7 @@ def markdown(prepared: Planned | Unplannable) -> str:
     rows = [
         (
             stage.stage,
-            *_cells(prepared.ahead.get(stage.stage)),
+            *_cells(prepared.ahead.get(stage.stage), prepared.made.get(stage.stage)),
             f"{stage.peak_bytes_per_gpu / 2**30:.2f} GiB" if stage.peak_bytes_per_gpu else "",
         )
         for stage in prepared.plan.stages
@@ -63,5 +70,7 @@ def markdown(prepared: Planned | Unplannable) -> str:
     )
 
 
-def _cells(cost: Cost | None) -> tuple[str, str]:
-    return (duration(cost.seconds), usd(cost.usd)) if cost else ("unchanged", "0")
+def _cells(cost: Cost | None, made: Made | None) -> tuple[str, str]:
+    if cost:
+        return duration(cost.seconds), usd(cost.usd)
+    return f"unchanged, made by run {made.run_id}" if made and made.run_id else "unchanged", "0"

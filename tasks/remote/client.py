@@ -13,7 +13,8 @@ from config import jsonl
 from config.errors import EnvironmentFault, StageStopped, UserError
 from config.records import AttemptRow
 from config.sections.where import LOCAL
-from tasks.dvc.pull import inputs_of, is_unchanged_elsewhere, remote_of, small_outputs
+from tasks.dvc.pull import inputs_of, remote_of, small_outputs
+from tasks.dvc.reuse import reuse
 from tasks.dvc.transfers import fetch, send_outputs
 from tasks.planning.placement_check import on_volumes
 from tasks.remote import heartbeat
@@ -27,7 +28,7 @@ from tasks.run.stop import StopRequest
 from tasks.run.transient import kind_of, persist
 from tasks.stage.budget_watcher import BudgetWatch
 from tasks.stage.outcome import Outcome, StageCrashed
-from tasks.stage.progress import Watch
+from tasks.stage.progress import Display, Watch
 from tasks.stage.runner import Observer, record, require_same_params, run_stage
 
 logger = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ def run_remote(run: Run, stage: str, pool: str, stop: StopRequest, observe: Obse
         raise StageStopped(
             f"Stopped before {stage}, as asked. Everything before it is kept: run again to resume there."
         )
-    if is_unchanged_elsewhere(run.root, stage):
+    if reuse(run.root, run.params, stage, Display().say, placed=True):
         outcome = Outcome(cached=True, attempt=None)
     else:
         outcome = _in_containers(run, stage, pool, stop, observe)
@@ -86,7 +87,7 @@ def run_locally(run: Run, stage: str, stop: StopRequest, observe: Observer) -> O
         logger.warning("whether an earlier run has left %s running cannot be seen: %s", stage, fault)
     if not remote_stages(run):
         return run_stage(run, stage, stop, observe)
-    if not stop.requested and is_unchanged_elsewhere(run.root, stage):
+    if not stop.requested and reuse(run.root, run.params, stage, Display().say, placed=True):
         _patiently(lambda: fetch(run.root, small_outputs(run.root, stage)), stop)
         return record(run, stage, Outcome(cached=True, attempt=None))
     _patiently(lambda: fetch(run.root, inputs_of(run.root, stage)), stop)

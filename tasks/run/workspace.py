@@ -16,10 +16,8 @@ from costs.ledger.budget import Cost
 from tasks.run.code_version import FILES, HOME, PACKAGES, code_digest
 from tasks.run.exchange import Exchange
 
-NEWEST_LOCK = "locks/{name}/dvc.lock"
-"""Below the DVC remote: what the newest run left, so that a new workspace knows which outputs are good."""
 UNFINISHED = "locks/{name}/unfinished/{key}.json"
-"""Beside it: what runs that asked for the same results, and did not complete them, have spent."""
+"""Below the DVC remote: what runs that asked for the same results, and did not complete them, have spent."""
 DEPLOYED = "rlhf"
 """Runs from the deployment share their locks under this name."""
 STUDIES = Path(".rlhf/studies")
@@ -65,9 +63,9 @@ def _dvc_config(remote: dict[str, str], shared: Path | None) -> str:
 
 
 def fresh(remote: str) -> dict[str, Any]:
-    """A pull step of a deployment: a new workspace for the run, with the newest dvc.lock of the store at `remote`.
+    """A pull step of a deployment: a new workspace for the run, with the store at `remote`.
 
-    Runs side by side then never touch each other; what one has made, the next finds unchanged. Raises
+    Runs side by side then never touch each other; what one has made, the next finds there. Raises
     EnvironmentFault, which the run then shows as the reason why it failed.
     """
     from prefect.runtime import flow_run  # asks the server, which a stage's container need not
@@ -76,13 +74,9 @@ def fresh(remote: str) -> dict[str, Any]:
     shutil.rmtree(root, ignore_errors=True)
     try:
         lay_out(root, {"name": "store", "url": remote})
-        store = Exchange(remote)
-        store.require()
-        lock = store.read(NEWEST_LOCK.format(name=DEPLOYED))
+        Exchange(remote).require()
     except (EnvironmentFault, OSError) as error:
         raise _failed(str(flow_run.id), f"no workspace could be made at {root}: {error}") from None
-    if lock:
-        (root / "dvc.lock").write_bytes(lock)
     return {"directory": str(root)}
 
 
@@ -98,10 +92,7 @@ def project(remote: str) -> dict[str, Any]:
     try:
         with lock_file(workspaces() / f".{PROJECT}.lock", lambda _: True):
             bring_code(root, {"name": "store", "url": remote})
-        store = Exchange(remote)
-        store.require()
-        if not (root / "dvc.lock").exists() and (lock := store.read(NEWEST_LOCK.format(name=DEPLOYED))):
-            (root / "dvc.lock").write_bytes(lock)
+        Exchange(remote).require()
     except (EnvironmentFault, OSError) as error:
         raise _failed(str(flow_run.id), f"the workspace {root} could not be made ready: {error}") from None
     return {"directory": str(root)}
@@ -158,13 +149,6 @@ def _failed(flow_run: str, message: str) -> EnvironmentFault:
 def is_own(root: Path) -> bool:
     """Whether `root` is a workspace that `fresh` made."""
     return root.resolve().parent == workspaces().resolve()
-
-
-def keep_lock(root: Path, remote: str) -> None:
-    """Leave the dvc.lock of a run for the next one. Raises EnvironmentFault if the store cannot be reached."""
-    lock = root / "dvc.lock"
-    if lock.exists():
-        Exchange(remote).write(NEWEST_LOCK.format(name=DEPLOYED), lock.read_bytes())
 
 
 class Unfinished(NamedTuple):

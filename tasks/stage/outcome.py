@@ -24,9 +24,11 @@ class Outcome:
     """A stage with valid outputs."""
 
     cached: bool
-    """No process was started: DVC found the outputs unchanged, or had them in its cache."""
+    """No process was started: DVC found the outputs unchanged, or an earlier run had made them."""
     attempt: int | None
-    """The attempt that made the outputs, if that is known."""
+    """The attempt that made the outputs, if it is one of this workspace."""
+    made_by: str = ""
+    """The run that made the outputs of a cached stage, if that is known."""
 
 
 def judge(stage: str, before: int, rows: Sequence[AttemptRow], ended: Ended) -> int | None:

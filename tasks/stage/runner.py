@@ -6,13 +6,18 @@ import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from config.differences import Watched, in_a_line
-from config.dvc_stages import defined
+from config.dvc_stages import defined, locked
 from config.errors import ParamsError, StageStopped
 from config.records import CHANGED_CODE_VARIABLE, RUN_ID_VARIABLE
 from config.workspace.rows import pipeline_rows
-from tasks.dvc.recording import command_of, record_outputs, restore_outputs
+from costs.ledger.ledger import read_ledger
+from tasks.dvc.lock_digests import lock_content
+from tasks.dvc.made import maker, remember_made
+from tasks.dvc.recording import command_of, record_outputs, require_inputs
+from tasks.dvc.reuse import reuse
 from tasks.dvc.status import digests, is_unchanged
 from tasks.run.changed_code import policy
 from tasks.run.run import Run
@@ -21,7 +26,7 @@ from tasks.stage.budget_watcher import BudgetWatch
 from tasks.stage.outcome import Outcome, judge
 from tasks.stage.paid import Lifetime
 from tasks.stage.process import Ended, run_process
-from tasks.stage.progress import Progress, Watch, attempts
+from tasks.stage.progress import Display, Progress, Watch, attempts
 
 logger = logging.getLogger(__name__)
 
@@ -38,14 +43,14 @@ def run_stage(run: Run, stage: str, stop: StopRequest, observe: Observer) -> Out
         raise StageStopped(
             f"Stopped before {stage}, as asked. Everything before it is kept: run again to resume there."
         )
-    if is_unchanged(run.root, stage):
+    if is_unchanged(run.root, stage) or reuse(run.root, run.params, stage, Display().say):
         return record(run, stage, Outcome(cached=True, attempt=None))
-    restored = restore_outputs(run.root, stage)
-    attempt = None if restored else _run(run, stage, stop, observe)
+    require_inputs(run.root, stage)
+    attempt = _run(run, stage, stop, observe)
     record_outputs(run.root, stage, run.params)
     # DVC has recorded the outputs: a forced rerun shall compute, not find them done
     (run.root / "checkpoints" / stage / "done.json").unlink(missing_ok=True)
-    return record(run, stage, Outcome(cached=restored, attempt=attempt))
+    return record(run, stage, Outcome(cached=False, attempt=attempt))
 
 
 def require_same_params(run: Run, stage: str) -> None:
@@ -62,26 +67,20 @@ def require_same_params(run: Run, stage: str) -> None:
 
 
 def record(run: Run, stage: str, outcome: Outcome) -> Outcome:
-    """Record which attempt's outputs the run uses: for a cached stage, the one that made these very bytes."""
+    """Record which attempt's outputs the run uses: for a cached stage, the one that made these very bytes, and the run
+    that paid for it.
+    """
     current = digests(run.root, stage)
-    if outcome.cached:
-        outcome = Outcome(cached=True, attempt=maker(run.root, stage, current.outs))
-    run.record(
-        "stage",
-        stage=stage,
-        cached=outcome.cached,
-        attempt=outcome.attempt,
-        state="completed",
-        detail=current._asdict(),
-    )
+    detail: dict[str, Any] = current._asdict()
+    if outcome.cached and (made := maker(run.root, stage, locked(lock_content(run.root), stage))):
+        is_here = any(row.run_id == made.run_id for row in pipeline_rows(run.root))
+        outcome = Outcome(cached=True, attempt=made.attempt if is_here else None, made_by=made.run_id)
+        detail["made_by"] = {"run_id": made.run_id, "seconds": made.seconds, "usd": made.usd}
+    run.record("stage", stage=stage, cached=outcome.cached, attempt=outcome.attempt, state="completed", detail=detail)
+    if not outcome.cached and (cost := read_ledger(run.root, run.params, run.run_id).stage(stage)):
+        seconds, usd = (sum(getattr(phase, unit) for phase in cost.useful_phases) for unit in ("seconds", "usd"))
+        remember_made(run.root, stage, run.run_id, outcome.attempt, seconds, usd)
     return outcome
-
-
-def maker(root: Path, stage: str, outs: dict[str, str]) -> int | None:
-    """The newest attempt whose outputs had these digests in an earlier pipeline run, None if none is recorded."""
-    rows = pipeline_rows(root)
-    makers = [row for row in rows if row.stage == stage and row.attempt is not None and row.detail.get("outs") == outs]
-    return makers[-1].attempt if makers else None
 
 
 def log_path(root: Path, stage: str) -> Path:

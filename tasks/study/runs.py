@@ -10,17 +10,11 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import yaml
-
-from config.atomic_file import write_atomically
-from config.differences import value_at
-from config.dvc_stages import dvc_name, locked
 from config.errors import OverBudget, ParamsError
 from config.load import load
 from config.locks import lock_file
-from config.records import kept_folder
 from config.schema import Params
 from config.workspace.kept import kept_params
 from config.workspace.login import MLFLOW_KEY, SERVERS
@@ -31,8 +25,6 @@ from costs.ledger.budget import results_key
 from costs.ledger.ledger import read_ledger
 from reporting.comparison.runs import Comparison, Variant, compare, read_run
 from reporting.numbers import duration, usd
-from tasks.dvc.status import yaml_of
-from tasks.dvc.transfers import transfer
 from tasks.planning.prepared import Planned, Unplannable, prepare
 from tasks.run.code_version import HOME
 from tasks.run.workspace import STUDIES, bring_code, link, link_inputs
@@ -75,7 +67,7 @@ class Study:
                 continue
             so_far = spent(self.place)
             params = within(work.params, self.content.max_usd, so_far)
-            make_ready(self.root, self.place, params)
+            link_inputs(self.root, self.place, params)
             prepared = prepare(self.place, params)
             planned = (
                 f"planned {usd(prepared.ahead_total.usd)} and {duration(prepared.ahead_total.seconds)}, "
@@ -179,38 +171,6 @@ def within(params: Params, max_usd: float | None, so_far: float) -> Params:
     limit = params.budget.max_usd
     max_usd_left = max_usd - so_far if limit is None else min(limit, max_usd - so_far)
     return params.model_copy(update={"budget": params.budget.model_copy(update={"max_usd": max_usd_left})})
-
-
-def make_ready(root: Path, place: Path, params: Params) -> None:
-    """Link the files that the params name, and put in place what earlier runs made with the same parameters: of each
-    stage the newest that starts from the outputs chosen before it. DVC then decides, by digests, what is unchanged.
-    """
-    link_inputs(root, place, params)
-    locks = [
-        yaml_of(kept_folder(place, run_id) / "dvc.lock")
-        for run_id in reversed(dict.fromkeys(row.run_id for row in pipeline_rows(place)))
-    ]
-    wanted = params.model_dump(mode="json")
-    entries, outputs = dict[str, Any](), dict[str, str]()
-    for stage in params.stages:
-        for lock in locks:
-            entry = locked(lock, stage)
-            named = entry.get("params", {}).get("params.yaml", {})
-            reads = {item["path"]: item.get("md5") for item in entry.get("deps", [])}
-            if (
-                entry
-                and all(value_at(wanted, key) == value for key, value in named.items())
-                and all(outputs[path] == digest for path, digest in reads.items() if path in outputs)
-            ):
-                entries[dvc_name(stage)] = entry
-                outputs |= {item["path"]: item["md5"] for item in entry.get("outs", [])}
-                break
-    if entries:
-        before = yaml_of(place / "dvc.lock")
-        stages = before.get("stages", {}) | entries
-        content = {"schema": "2.0", **before, "stages": stages}
-        write_atomically(place / "dvc.lock", yaml.safe_dump(content, sort_keys=False))
-        transfer(place, lambda repo: repo.checkout())  # what it cannot bring back is made again
 
 
 def completed(place: Path) -> dict[str, str]:

@@ -39,9 +39,13 @@ class Pool:
     def submit(self, pool: str, request: str, name: str) -> SimpleNamespace:
         if self.is_full:
             return SimpleNamespace(id=uuid4())
+        node = self._folder / f"node-{uuid4().hex}"  # it sees what others made through the store alone
+        (node / "home").mkdir(parents=True)
         variables = {
-            "RLHF_WORKSPACES": str(self._folder / "workspaces"),
-            "RLHF_CACHE": str(self._folder / "cache"),
+            "HOME": str(node / "home"),
+            "DVC_SITE_CACHE_DIR": str(node / "dvc-site"),
+            "RLHF_WORKSPACES": str(node / "workspaces"),
+            "RLHF_CACHE": str(node / "cache"),
             "PYTHONPATH": os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)]),
         }
         with (self._folder / "container.log").open("ab") as log:

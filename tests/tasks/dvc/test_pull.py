@@ -14,8 +14,9 @@ import yaml
 from config.errors import EnvironmentFault
 from config.load import load
 from tasks.dvc import transfers
-from tasks.dvc.pull import inputs_of, is_unchanged_elsewhere, remote_of, small_outputs
-from tasks.dvc.status import environment, is_unchanged, remove_from_lock, stale_stages
+from tasks.dvc.pull import inputs_of, remote_of, small_outputs
+from tasks.dvc.reuse import reusable, stale_stages
+from tasks.dvc.status import environment, is_unchanged, remove_from_lock
 from tasks.dvc.transfers import fetch, public, push, transfer
 from tests.conftest import ROOT
 from tests.support.stage_project import copy_of, make_project
@@ -75,6 +76,10 @@ def repro(root: Path, *stages: str) -> None:
             check=True,
             capture_output=True,
         )
+
+
+def is_unchanged_elsewhere(root: Path, stage: str) -> bool:
+    return stage in reusable(root, load(root / "params.yaml"), [stage])
 
 
 def leave_only_the_lock(root: Path) -> None:

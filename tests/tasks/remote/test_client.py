@@ -102,7 +102,7 @@ def test_a_stage_elsewhere_is_killed_goes_on_is_preempted_and_is_then_unchanged(
 
     containers = len(pool.containers)
     again = new_run(*LONG)
-    assert bring_up(again, "sft") == Outcome(cached=True, attempt=outcome.attempt)
+    assert bring_up(again, "sft") == Outcome(cached=True, attempt=outcome.attempt, made_by="run-0")
     assert len(pool.containers) == containers
 
 

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,9 @@ from config.errors import EnvironmentFault, ParamsError, StageStopped, UserError
 from config.load import load
 from config.workspace.at_work import locked
 from config.workspace.rows import pipeline_rows
-from tasks.dvc.status import digests, environment, is_unchanged, remove_from_lock, stale_stages
+from costs.ledger.ledger import read_ledger
+from tasks.dvc.reuse import fetch_records, stale_stages
+from tasks.dvc.status import digests, environment, is_unchanged, remove_from_lock
 from tasks.dvc.transfers import push
 from tasks.remote.client import run_locally
 from tasks.run.run import Run, begin_run
@@ -33,6 +36,7 @@ from tests.support.stage_project import make_project
 
 pytestmark = pytest.mark.integration
 NewRun = Callable[..., Run]
+STAGES = ("sft", "reward")
 
 
 def bring_up(
@@ -48,7 +52,7 @@ def test_a_stage_runs_once_and_is_then_unchanged(project: Path, new_run: NewRun)
     assert seen[-1].step > 0
     assert seen[-1].usd == pytest.approx(seen[-1].seconds * 0.10 / 3600)
     again: list[Progress] = []
-    assert bring_up(new_run(), seen=again) == Outcome(cached=True, attempt=1)
+    assert bring_up(new_run(), seen=again) == Outcome(cached=True, attempt=1, made_by="run-0")
     assert again == [], "an unchanged stage starts no process, not even that of dvc"
     assert len([row for row in attempts(project, "sft") if row.event == "start"]) == 1
     rows = [row for row in pipeline_rows(project) if row.event == "stage"]
@@ -65,17 +69,89 @@ def test_a_changed_parameter_reruns_its_stage_and_leaves_one_that_reads_the_same
     run = new_run("sft.epochs=9.0")
     assert not is_unchanged(project, "sft")
     assert bring_up(run) == Outcome(cached=False, attempt=2)
-    assert bring_up(run, "reward") == Outcome(cached=True, attempt=1)
+    assert bring_up(run, "reward") == Outcome(cached=True, attempt=1, made_by="run-1")
 
 
-def test_a_forgotten_stage_is_run_again_and_what_reads_the_same_output_is_not(project: Path, new_run: NewRun) -> None:
+def test_a_forgotten_stage_without_a_record_is_run_again_and_what_reads_the_same_output_is_not(
+    project: Path, new_run: NewRun
+) -> None:
     for stage in ("sft", "reward"):
         bring_up(new_run(), stage)
     run = new_run()
-    assert bring_up(run) == Outcome(cached=True, attempt=1)
     remove_from_lock(project, "sft")
+    assert bring_up(run) == Outcome(cached=True, attempt=1, made_by="run-0")
+    remove_from_lock(project, "sft")
+    shutil.rmtree(project / ".dvc/cache/made/sft")
     assert bring_up(run) == Outcome(cached=False, attempt=2)
-    assert bring_up(run, "reward") == Outcome(cached=True, attempt=1)
+    assert bring_up(run, "reward") == Outcome(cached=True, attempt=1, made_by="run-1")
+
+
+def makers(project: Path, new_run: NewRun, *overrides: str) -> list[str]:
+    """The runs that made what a run of both stages uses; empty where a process did."""
+    run = new_run(*overrides)
+    return [bring_up(run, stage).made_by for stage in ("sft", "reward")]
+
+
+def test_going_back_to_a_recipe_starts_no_process_and_names_the_run_that_was_paid(
+    project: Path, new_run: NewRun, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert makers(project, new_run) == ["", ""]
+    assert makers(project, new_run, "sft.epochs=9.0", "reward.epochs=9.0") == ["", ""]
+    started = len(attempts(project, "sft"))
+    assert stale_stages(project, load(project / "params.yaml", ["sft.epochs=1.0", "reward.epochs=1.0"]), STAGES) == []
+    assert makers(project, new_run, "sft.epochs=1.0", "reward.epochs=1.0") == ["run-0", "run-0"]
+    assert len(attempts(project, "sft")) == started
+    assert is_unchanged(project, "sft")
+    ledger = read_ledger(project, load(project / "params.yaml"), "run-2")
+    before = read_ledger(project, load(project / "params.yaml"), "run-0")
+    assert [stage.made_by for stage in ledger.stages] == ["run-0", "run-0"]
+    assert ledger.saved_usd == pytest.approx(before.total_usd)
+    assert ledger.total_usd == 0
+    assert makers(project, new_run, "sft.epochs=9.0", "reward.epochs=9.0", "prices.usd_per_device_hour=7") == [
+        "run-1",
+        "run-1",
+    ]
+
+
+def test_a_damaged_or_lost_output_of_an_earlier_run_is_noticed_and_made_again(
+    project: Path, new_run: NewRun, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first = ("sft.epochs=1.0",)
+    for overrides in (first, ("sft.epochs=9.0",)):
+        bring_up(new_run(*overrides))
+    (project / "sft.out").write_text("of another recipe")
+    entry = json.loads((project / ".dvc/cache/made/sft/run-0.json").read_text())["entry"]
+    digest = entry["outs"][0]["md5"]
+    cached = project / ".dvc/cache/files/md5" / digest[:2] / digest[2:]
+    cached.chmod(0o644)
+    cached.write_bytes(b"damaged")
+    cached.chmod(0o444)  # DVC trusts what is write-protected
+    bring_up(new_run(*first))
+    assert "sft was made by run run-0, but its outputs are damaged" in capfd.readouterr().err
+    assert is_unchanged(project, "sft")
+    assert "damaged" not in (project / "sft.out").read_text()
+
+
+def test_what_one_checkout_made_another_one_takes_from_the_remote(
+    project: Path, new_run: NewRun, tmp_path: Path
+) -> None:
+    assert makers(project, new_run) == ["", ""]
+    assert push(project) is None
+    assert makers(project, new_run, "sft.epochs=9.0") == ["", "run-0"]
+    assert push(project) is None
+    other = make_project(tmp_path / "other", tmp_path / "remote", ["sft", "reward"])
+    params = load(other / "params.yaml")
+    assert stale_stages(other, params, STAGES) == ["sft", "reward"]
+    fetch_records(other)
+    assert stale_stages(other, params, STAGES) == []
+    run = begin_run(other, "elsewhere", params, {})
+    assert [bring_up(run, stage) for stage in ("sft", "reward")] == [Outcome(True, None, "run-0")] * 2
+    ledger = read_ledger(other, params, "elsewhere")
+    before = read_ledger(project, params, "run-0")
+    assert ledger.saved_usd == pytest.approx(before.total_usd)
+    shutil.rmtree(tmp_path / "remote" / "files")
+    shutil.rmtree(other / ".dvc/cache/files")
+    assert stale_stages(other, params, STAGES) == ["sft", "reward"], "lost outputs are planned"
 
 
 @pytest.fixture
@@ -137,7 +213,11 @@ def test_going_back_to_a_method_trains_nothing_and_takes_its_evaluation_from_the
             f"plots/{method}.csv",
             f"metrics/{method}.json",
         }
-    assert said == {0: (Outcome(False, 1), "ppo"), 1: (Outcome(False, 2), "dpo"), 2: (Outcome(True, 1), "ppo")}
+    assert said == {
+        0: (Outcome(False, 1), "ppo"),
+        1: (Outcome(False, 2), "dpo"),
+        2: (Outcome(True, 1, "run-0"), "ppo"),
+    }
     assert trained(methods) == ["ppo", "dpo"]
 
 
@@ -417,7 +497,7 @@ def test_outputs_are_pushed_once(project: Path, new_run: NewRun, tmp_path: Path)
     bring_up(new_run())
     (project / ".rlhf").mkdir()
     assert push(project) is None
-    pushed = [path for path in (tmp_path / "remote").rglob("*") if path.is_file()]
+    pushed = [path for path in (tmp_path / "remote" / "files").rglob("*") if path.is_file()]
     assert [path.read_text() for path in pushed] == ["one"]
     pushed[0].unlink()
     assert push(project) is None
@@ -429,7 +509,7 @@ def test_what_one_remote_has_is_pushed_to_another_one_too(project: Path, new_run
     for name in ("remote", "second"):
         point_remote(project, tmp_path / name)
         assert push(project) is None
-        assert [path.read_text() for path in (tmp_path / name).rglob("*") if path.is_file()] == ["one"]
+        assert [path.read_text() for path in (tmp_path / name / "files").rglob("*") if path.is_file()] == ["one"]
 
 
 def test_an_unreachable_remote_is_a_line_and_not_a_failure(project: Path, new_run: NewRun, tmp_path: Path) -> None:

@@ -1,0 +1,93 @@
+"""What the runs of a project have made: one record per stage and run, beside DVC's cache, which studies share, and
+below its remote, where other checkouts find it.
+
+.dvc/cache/made/<stage>/<run_id>.json    the stage's entry in dvc.lock, the run that paid for it, and how much
+
+A record outlives the workspace of its run. It names outputs by digest: whether they still exist is another question.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from config.atomic_file import write_atomically
+from config.dvc_stages import locked
+from tasks.dvc.lock_digests import lock_content
+
+FOLDER = "made"
+
+
+class Made(NamedTuple):
+    """A stage that a run made."""
+
+    run_id: str
+    """Empty if no record names it."""
+    attempt: int | None
+    """In the workspace of that run."""
+    seconds: float
+    usd: float
+    """What the outputs cost, without waste, at that run's prices."""
+    entry: dict[str, Any]
+    """Of the stage in dvc.lock."""
+
+    def words(self) -> str:
+        return f"made by run {self.run_id}" if self.run_id else "made by a run without a record"
+
+
+def unknown(entry: dict[str, Any]) -> Made:
+    """An entry whose maker is not recorded."""
+    return Made("", None, 0.0, 0.0, entry)
+
+
+def remember_made(root: Path, stage: str, run_id: str, attempt: int | None, seconds: float, usd: float) -> None:
+    """Record that the run made what dvc.lock has of `stage`."""
+    folder = made_folder(root) / stage
+    folder.mkdir(parents=True, exist_ok=True)
+    made = Made(run_id, attempt, seconds, usd, locked(lock_content(root), stage))
+    write_atomically(folder / f"{run_id}.json", json.dumps(made._asdict()))
+
+
+def made_before(root: Path, stage: str) -> Iterator[Made]:
+    """The records of a stage, newest run first. Files that are not records are skipped."""
+    for path in sorted((made_folder(root) / stage).glob("*.json"), reverse=True):
+        try:
+            yield Made(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, TypeError, ValueError):
+            continue
+
+
+def maker(root: Path, stage: str, entry: dict[str, Any]) -> Made | None:
+    """Who made what this entry of dvc.lock says, None without a record."""
+    return next((made for made in made_before(root, stage) if made.entry == entry), None)
+
+
+def made_folder(root: Path) -> Path:
+    """The folder of the records: beside the objects of DVC's cache."""
+    from dvc.config import Config
+
+    cache = Config(str(root / ".dvc"))["cache"].get("dir")
+    return (root / ".dvc" / str(cache) if cache else root / ".dvc" / "cache") / FOLDER
+
+
+def exchange_records(repo: Any, root: Path, *, send: bool = False) -> None:
+    """Copy the records of DVC's default remote that are missing here; `send`: those of here to the remote as well.
+
+    Raises what the file system of the remote raises.
+    """
+    from dvc_objects.fs.generic import copy
+    from dvc_objects.fs.local import LocalFileSystem
+
+    remote, local, here = repo.cloud.get_remote(), LocalFileSystem(), made_folder(root)
+    there = remote.fs.join(remote.path, FOLDER)
+    ours = {path.relative_to(here).as_posix() for path in here.glob("*/*.json")}
+    theirs = {
+        "/".join(remote.fs.parts(path)[-2:])
+        for path in (remote.fs.find(there) if remote.fs.exists(there) else ())
+        if path.endswith(".json")
+    }
+    for name in sorted(theirs - ours):
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        copy(remote.fs, remote.fs.join(there, name), local, str(here / name))
+    for name in sorted(ours - theirs) if send else ():
+        copy(local, str(here / name), remote.fs, remote.fs.join(there, name))
