@@ -12,8 +12,11 @@ FILES = (".dvcignore", ".gitignore", "constraints.txt", "dvc.yaml", "params.yaml
 
 
 def clone(folder: Path) -> Path:
-    """A git clone of this checkout: the committed code."""
+    """A git clone of this checkout: the committed code, with a DVC remote of its own, so that it starts from
+    nothing.
+    """
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
+    point_remote(folder, folder / ".rlhf" / "store")
     return folder
 
 

@@ -50,11 +50,13 @@ def record_no_student(root: Path) -> None:
             if out.exists and not out.changed_checksum() and not out.changed_cache():
                 out.remove()
         write_no_student(root)
-        item.save(allow_missing=True)
         for dep in item.deps:
             if is_copy(outs, dep):
                 dep.hash_info = HashInfo("md5", locked_digest(outs, dep.fs_path))
+            else:
+                dep.save()
         for out in item.outs:
+            out.save()
             out.commit()
         write_entry(root / "dvc.lock", item)
 

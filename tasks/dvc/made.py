@@ -1,13 +1,14 @@
 """What the runs of a project have made: one record per stage and run, beside DVC's cache, which studies share, and
 below its remote, where other checkouts find it.
 
-.dvc/cache/made/<stage>/<run_id>.json    the stage's entry in dvc.lock, the run that paid for it, and how much
+.dvc/cache/made/<run_id>/<stage>.json    the stage's entry in dvc.lock, the run that paid for it, and how much
 
 A record outlives the workspace of its run. It names outputs by digest: whether they still exist is another question.
 """
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,19 +43,40 @@ def unknown(entry: dict[str, Any]) -> Made:
 
 def remember_made(root: Path, stage: str, run_id: str, attempt: int | None, seconds: float, usd: float) -> None:
     """Record that the run made what dvc.lock has of `stage`."""
-    folder = made_folder(root) / stage
+    folder = made_folder(root) / run_id
     folder.mkdir(parents=True, exist_ok=True)
     made = Made(run_id, attempt, seconds, usd, locked(lock_content(root), stage))
-    write_atomically(folder / f"{run_id}.json", json.dumps(made._asdict()))
+    write_atomically(folder / f"{stage}.json", json.dumps(made._asdict()))
 
 
 def made_before(root: Path, stage: str) -> Iterator[Made]:
     """The records of a stage, newest run first. Files that are not records are skipped."""
-    for path in sorted((made_folder(root) / stage).glob("*.json"), reverse=True):
-        try:
-            yield Made(**json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, TypeError, ValueError):
-            continue
+    for path in sorted(made_folder(root).glob(f"*/{stage}.json"), reverse=True):
+        if (made := read_made(path)) is not None:
+            yield made
+
+
+def read_made(path: Path) -> Made | None:
+    """A record, None if the file is not one."""
+    try:
+        return Made(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, TypeError, ValueError):
+        return None
+
+
+def cached_files(root: Path, entry: dict[str, Any]) -> Iterator[Path]:
+    """The files in DVC's cache that hold the outputs of an entry of dvc.lock, those that are there."""
+    objects = made_folder(root).parent / "files" / "md5"
+    for out in entry.get("outs", []):
+        digests = [str(out.get("md5", ""))]
+        with suppress(OSError, ValueError):
+            if digests[0].endswith(".dir"):
+                digests += [item["md5"] for item in json.loads(_object(objects, digests[0]).read_text("utf-8"))]
+        yield from (path for digest in digests if (path := _object(objects, digest)).is_file())
+
+
+def _object(objects: Path, digest: str) -> Path:
+    return objects / digest[:2] / digest[2:]
 
 
 def maker(root: Path, stage: str, entry: dict[str, Any]) -> Made | None:

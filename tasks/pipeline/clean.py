@@ -1,7 +1,7 @@
-"""Removes leftovers by age and size: workspaces of runs and stages, checkpoints, and studies.
+"""Removes leftovers by age and size: workspaces of runs and stages, checkpoints, studies, and what runs have made.
 
-The champion's and those of a running run are kept. A run's rows, reports and kept copies stay; DVC's cache is `dvc
-gc`'s.
+The champion's and those of a running run are kept. A run's rows, reports and kept copies stay. Outputs in DVC's cache
+are counted with the newest run that made them; those that dvc.lock names stay.
 """
 
 import os
@@ -19,6 +19,8 @@ from config.records import STAGES
 from config.workspace.at_work import APPROVAL_PATIENCE_SECONDS, RUN_LOCK
 from config.workspace.champions import read_record
 from config.workspace.rows import pipeline_rows
+from tasks.dvc.made import cached_files, made_folder, read_made
+from tasks.dvc.status import yaml_of
 from tasks.run.workspace import PROJECT, STUDIES
 from tasks.stage.progress import attempts
 
@@ -32,10 +34,10 @@ RUN_AT_WORK, CHAMPIONS_OWN, MAY_WAIT, REMEMBERS = (
 
 @dataclass(frozen=True)
 class Leftover:
-    """A workspace, the checkpoints of one attempt of a stage, or the workspace of a study."""
+    """A workspace, the checkpoints of one attempt of a stage, the workspace of a study, or what a run made."""
 
     kind: str
-    """workspace, checkpoints or study."""
+    """workspace, checkpoints, study or outputs."""
     path: Path
     workspace: Path
     """Lock that a running run holds."""
@@ -45,6 +47,8 @@ class Leftover:
     kept_because: str
     """Why it must stay; empty if it may go."""
     goes: bool = False
+    cached: tuple[Path, ...] = ()
+    """Files in DVC's cache that nothing that stays can reach."""
 
 
 def leftovers(root: Path, workspaces: Path, now: float | None = None) -> list[Leftover]:
@@ -65,7 +69,33 @@ def leftovers(root: Path, workspaces: Path, now: float | None = None) -> list[Le
     for path in _folders(root / STUDIES):
         why = RUN_AT_WORK if is_held(path / RUN_LOCK) else ""
         candidates.append(_leftover("study", path, path, now, why))
-    return candidates
+    return [*candidates, *_outputs(root, champions, now)]
+
+
+def _outputs(root: Path, champions: set[str], now: float) -> list[Leftover]:
+    """What each run made that a later run could reuse."""
+    running = is_held(root / RUN_LOCK)
+    reached = {
+        path for entry in yaml_of(root / "dvc.lock").get("stages", {}).values() for path in cached_files(root, entry)
+    }
+    records = {
+        folder: {
+            path
+            for record in folder.glob("*.json")
+            if (made := read_made(record))
+            for path in cached_files(root, made.entry)
+        }
+        for folder in reversed(_folders(made_folder(root)))
+    }
+    reached |= {path for folder, files in records.items() if folder.name in champions for path in files}
+    leftovers = []
+    for folder, files in records.items():
+        why = RUN_AT_WORK if running else CHAMPIONS_OWN if folder.name in champions else ""
+        leftover, own = _leftover("outputs", folder, root, now, why), tuple(sorted(files - reached))
+        size = leftover.size_bytes + sum(path.stat().st_size for path in own)
+        leftovers.append(replace(leftover, size_bytes=size, cached=own))
+        reached |= files
+    return leftovers
 
 
 def chosen(candidates: Sequence[Leftover], older_than_seconds: float, max_bytes: int | None) -> list[Leftover]:
@@ -90,6 +120,8 @@ def remove(leftover: Leftover) -> bool:
             return False
         try:
             shutil.rmtree(leftover.path)
+            for path in leftover.cached:
+                path.unlink(missing_ok=True)
         except OSError as error:
             raise EnvironmentFault(
                 f"{leftover.path} cannot be removed ({error.strerror}). Remove it as the user who made "

@@ -224,6 +224,25 @@ def test_an_unchanged_rerun_starts_no_process_and_costs_nothing(checkout: Checko
     assert all(stage["cached"] for stage in result["stages"])
 
 
+@pytest.mark.usefixtures("quick_stages")
+def test_going_back_to_a_recipe_a_method_or_a_price_pays_for_nothing(checkout: Checkout) -> None:
+    makers = []
+    for changes in ([], ["seed=2"], ["seed=2", "align.method=dpo"], ["prices.usd_per_device_hour=7"]):
+        before = checkout.starts()
+        arguments = [argument for change in changes for argument in ("--set", change)]
+        done = checkout.run("run", "--recipe", str(TINY), "--json", *arguments)
+        assert done.returncode == 0, done.stderr
+        result = json.loads(done.stdout)
+        makers.append({stage["stage"]: stage["made_by"] for stage in result["stages"] if stage["cached"]})
+    assert makers[1] == {}, "every stage is made anew for another seed"
+    second = [row.run_id for row in checkout.rows() if row.event == "start"][-3]
+    assert makers[2] == dict.fromkeys(("data", "sft", "reward"), second)
+    assert (makers[3], checkout.starts()) == (makers[0], before), "no process, and the runs that were paid"
+    assert list(makers[0]) == list(STAGES)
+    assert "Reused at no cost: data" in done.stderr
+    assert dvc(checkout, "status", "--json") == {}
+
+
 def test_dvc_has_nothing_to_say_after_a_run(checkout: Checkout) -> None:
     assert dvc(checkout, "status", "--json") == {}
     shown = dvc(checkout, "metrics", "show", "--json")[""]["data"]
@@ -333,16 +352,25 @@ print(wrong.name, "|", wrong.message)
     assert "nobody" in second
 
 
-def test_a_second_checkout_pulls_the_same_bytes(checkout: Checkout, tmp_path: Path) -> None:
-    git(checkout.root, "add", "dvc.lock")
-    git(checkout.root, "commit", "--quiet", "--message=run")
-    clone = tmp_path / "clone"
-    git(tmp_path, "clone", "--quiet", str(checkout.root), str(clone))
-    point_remote(clone, Path(remote_of(checkout.root)))
-    pull = [sys.executable, "-m", "dvc", "pull", "--quiet"]
-    subprocess.run(pull, cwd=clone, check=True, capture_output=True, timeout=STEP_SECONDS)
+def test_another_checkout_takes_the_same_bytes_from_the_remote(checkout: Checkout, tmp_path: Path) -> None:
+    clone = Checkout(tmp_path / "clone")
+    git(tmp_path, "clone", "--quiet", str(checkout.root), str(clone.root))
+    point_remote(clone.root, Path(remote_of(checkout.root)))
+    done = clone.run("run", "--recipe", str(checkout.root / "params.yaml"), "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (clone.starts(), result["total_usd"]) == (0, 0)
+    assert result["saved_usd"] > 0
+    assert {stage["made_by"] for stage in result["stages"]} <= {row.run_id for row in checkout.rows()}
     for name in ("data/prepared", "models/ppo", "metrics/evaluate.json", "evaluation/samples.jsonl"):
-        assert content(clone / name) == content(checkout.root / name)
+        assert content(clone.root / name) == content(checkout.root / name)
+    assert not status_of_git(clone.root)
+
+
+def status_of_git(root: Path) -> str:
+    """What a run leaves in a clone, but for the files that hold the params of the run."""
+    command = ["git", "status", "--porcelain", "--", ".", ":!params.yaml", ":!inputs/dvc.yaml"]
+    return subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
 
 
 @pytest.mark.usefixtures("quick_stages")

@@ -13,7 +13,9 @@ import yaml
 
 from config.errors import EnvironmentFault
 from config.load import load
+from config.student import OUTS
 from tasks.dvc import transfers
+from tasks.dvc.light_stages import record_no_student
 from tasks.dvc.pull import inputs_of, remote_of, small_outputs
 from tasks.dvc.reuse import reusable, stale_stages
 from tasks.dvc.status import environment, is_unchanged, remove_from_lock
@@ -109,6 +111,24 @@ def test_a_metric_that_a_stage_reads_counts_by_its_value_wherever_it_is(project:
     (project / "metrics").mkdir(exist_ok=True)
     (project / "metrics" / "sft.json").write_text('{"rows": 7, "rate": 1e-05}')
     assert is_unchanged_elsewhere(project, "reward"), "a copy here is no metric of the stage"
+
+
+def test_that_there_is_no_student_is_recorded_and_pushed_where_outputs_are_in_the_remote_alone(project: Path) -> None:
+    lock = (project / "dvc.lock").read_text()
+    pipeline = {**PIPELINE, "distill": {
+        "cmd": "echo", "deps": ["models/sft", "data/prepared/sft/sft.txt", "sft.txt"], "params": ["distill"],
+        "outs": [{out: {"persist": True}} for out in OUTS],
+    }}  # fmt: skip
+    (project / "dvc.yaml").write_text(yaml.safe_dump({"stages": pipeline}))
+    leave_only_the_lock(project)
+    record_no_student(project)
+    assert (project / "dvc.lock").read_text().startswith(lock[:20])
+    assert push(project) is None
+    shutil.rmtree(project / "models")
+    leave_only_the_lock(project)
+    fetch(project, ["models/distill"])
+    assert (project / "models/distill/none.json").is_file()
+    assert is_unchanged_elsewhere(project, "distill")
 
 
 def test_a_stage_that_was_never_done_is_to_be_done_whatever_it_reads(project: Path) -> None:

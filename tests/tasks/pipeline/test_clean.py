@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 import time
@@ -11,6 +12,7 @@ from config import jsonl
 from config.records import AttemptRow, PipelineRow
 from config.workspace.at_work import locked
 from config.workspace.champions import Champion, ChampionRecord, Event, write_record
+from tasks.dvc.made import Made
 from tasks.pipeline.clean import CHAMPIONS_OWN, MAY_WAIT, RUN_AT_WORK, Leftover, chosen, leftovers, remove
 
 DAY = 24 * 3600.0
@@ -161,3 +163,39 @@ def test_the_command_shows_first_and_removes_when_confirmed(tmp_path: Path, monk
     assert not (folder / "old").exists()
     assert elsewhere.exists()
     assert rlhf("--older-than", "0")["items"] == []
+
+
+def made(root: Path, run_id: str, days: float, *contents: str) -> list[Path]:
+    """A record of a run whose stage put out these contents, and their files in DVC's cache."""
+    cache, outs, files = root / ".dvc" / "cache", [], []
+    for content in contents:
+        digest = hashlib.md5(content.encode(), usedforsecurity=False).hexdigest()
+        files.append(cache / "files" / "md5" / digest[:2] / digest[2:])
+        files[-1].parent.mkdir(parents=True, exist_ok=True)
+        files[-1].write_text(content)
+        outs.append({"path": f"models/{content}", "md5": digest})
+    record = cache / "made" / run_id / "sft.json"
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps(Made(run_id, 1, 1.0, 1.0, {"outs": outs})._asdict()))
+    aged(record.parent, days)
+    return files
+
+
+def test_outputs_go_with_the_newest_run_that_made_them_unless_something_that_stays_reaches_them(
+    tmp_path: Path,
+) -> None:
+    champion(tmp_path, "1-champion")
+    kept, shared, old, old_too, young = (
+        *made(tmp_path, "1-champion", 90, "best"),
+        *made(tmp_path, "2-old", 60, "best", "both", "alone")[1:],
+        *made(tmp_path, "3-old", 50, "both", "locked")[1:],
+        *made(tmp_path, "4-young", 1, "new"),
+    )
+    digest = "".join(old_too.parts[-2:])
+    (tmp_path / "dvc.lock").write_text(json.dumps({"stages": {"sft": {"outs": [{"path": "a", "md5": digest}]}}}))
+    judged = chosen(leftovers(tmp_path, tmp_path / "none"), 30 * DAY, None)
+    goes = {leftover.path.name: leftover.goes for leftover in judged}
+    assert goes == {"1-champion": False, "2-old": True, "3-old": True, "4-young": False}
+    assert all(remove(leftover) for leftover in judged if leftover.goes)
+    assert [path.exists() for path in (kept, shared, old, old_too, young)] == [True, False, False, True, True]
+    assert {path.name for path in (tmp_path / ".dvc/cache/made").iterdir()} == {"1-champion", "4-young"}
