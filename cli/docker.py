@@ -154,7 +154,6 @@ def _awaited(gpu: bool, serve: bool) -> list[str]:
         "prefect",
         "mlflow",
         "cpu-worker",
-        "retrain-worker",
         "docker-worker",
         *(["gpu-worker"] if gpu else []),
         *(["serve"] if serve else []),

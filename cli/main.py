@@ -228,7 +228,7 @@ def clean(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove it; else it is only shown.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove old workspaces, checkpoints and studies. The champion's and those of a running run are kept."""
+    """Remove old checkpoints, studies and outputs of runs. The champion's and those of a running run are kept."""
     from cli.commands.clean import clean as remove_old
 
     remove_old(older_than, max_gib, yes, as_json)

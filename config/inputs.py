@@ -37,11 +37,6 @@ def write_digests(root: Path, params: Params) -> None:
             write_atomically(root / target, text)
 
 
-def outdated_digests(root: Path, params: Params) -> list[Path]:
-    """Which of the files are out of date for `params`; nothing is written."""
-    return [target for target, text in digest_files(root, params).items() if not _says(root / target, text)]
-
-
 def named_paths(root: Path, params: Params) -> list[str]:
     """The files and folders outside the project that params name, as they name them; they may be missing, and a model
     that is not a local folder comes from a hub.

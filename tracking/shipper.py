@@ -2,7 +2,6 @@
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,11 +17,7 @@ class Shipper:
     EVERY_SECONDS = 3.0
     RETRY_SECONDS = 15.0
 
-    def __init__(self, root: Path, params: Params, run_id: str, persist_seconds: float = 0.0) -> None:
-        """`persist_seconds`: how long to retry an unreachable MLflow at the end, for runs whose rows that cannot be
-        shipped later.
-        """
-        self._persist_seconds = persist_seconds
+    def __init__(self, root: Path, params: Params, run_id: str) -> None:
         self._root, self._params, self._run_id = root, params, run_id
         self._finish = threading.Event()
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
@@ -58,11 +53,9 @@ class Shipper:
     def _work(self) -> None:
         from tracking.sync import sync  # MLflow takes over a second to import: here, while the data stage runs
 
-        ended_at: float | None = None
-        while True:
+        last = False
+        while not last:
             last = self._finish.is_set()
-            if last and ended_at is None:
-                ended_at = time.monotonic()
             try:
                 sync(self._root, self._params, at_work=None if last else self._run_id)
                 self.fault, self.done = None, last
@@ -70,9 +63,5 @@ class Shipper:
                 if self.fault is None:
                     logger.warning("%s", error)
                 self.fault = str(error)
-            if ended_at is None:
+            if not last:
                 self._finish.wait(self.RETRY_SECONDS if self.fault else self.EVERY_SECONDS)
-            elif self.done or time.monotonic() - ended_at >= self._persist_seconds:
-                return
-            else:
-                time.sleep(self.RETRY_SECONDS)

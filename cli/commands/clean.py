@@ -9,21 +9,18 @@ from rich.table import Table
 from cli.project import project_root, this_command
 from config.errors import UserError
 from tasks.pipeline.clean import Leftover, chosen, leftovers, remove
-from tasks.run.workspace import workspaces
 
 DAY_SECONDS = 24 * 3600.0
 GIB = 2**30
 
 
 def clean(older_than_days: float, max_gib: float | None, yes: bool, as_json: bool) -> None:
-    """Show old workspaces and checkpoints, and remove them if `yes`. Raises UserError, EnvironmentFault."""
+    """Show old checkpoints, studies and outputs, and remove them if `yes`. Raises UserError, EnvironmentFault."""
     for name, value in (("--older-than", older_than_days), ("--max-gib", max_gib)):
         if value is not None and not value >= 0:
             raise UserError(f"{name}={value:g} must be 0 or more.")
     root = project_root()
-    judged = chosen(
-        leftovers(root, workspaces()), older_than_days * DAY_SECONDS, None if max_gib is None else int(max_gib * GIB)
-    )
+    judged = chosen(leftovers(root), older_than_days * DAY_SECONDS, None if max_gib is None else int(max_gib * GIB))
     going = [leftover for leftover in judged if leftover.goes]
     removed = [leftover for leftover in going if yes and remove(leftover)]
     if as_json:

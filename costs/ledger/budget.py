@@ -134,12 +134,6 @@ def _results(params: Params) -> dict[str, Any]:
     return params.model_dump(mode="json", exclude={*FREE_SECTIONS, *params.unused})
 
 
-def added(first: Mapping[str, Cost], second: Mapping[str, Cost]) -> dict[str, Cost]:
-    """Stage -> the sum of two costs."""
-    stages = dict.fromkeys([*first, *second])
-    return {stage: first.get(stage, NOTHING).plus(second.get(stage, NOTHING)) for stage in stages}
-
-
 def chain(rows: Sequence[PipelineRow], run_id: str | None) -> list[str]:
     """The run and those it continues, newest first."""
     before = {row.run_id: row.detail.get("continues") for row in rows if row.event == "start"}

@@ -13,7 +13,7 @@ from prefect.events.schemas.automations import AutomationCore, EventTrigger, Pos
 from prefect.events.schemas.events import ResourceSpecification
 from prefect.exceptions import ObjectNotFound
 
-from tasks.servers.plans import POOL, PROJECT_POOL
+from tasks.servers.plans import POOL
 from tasks.servers.prefect_settings import HEARTBEAT_SECONDS
 from tasks.ui.events import PREFIX
 
@@ -112,10 +112,7 @@ def unstarted_automation() -> AutomationCore:
     longer, to pull an image.
     """
     trigger = _silence({"prefect.flow-run.Pending"}, {"prefect.flow-run.Running"})
-    pool: dict[str, str | list[str]] = {
-        "prefect.resource.role": "work-pool",
-        "prefect.resource.name": [POOL, PROJECT_POOL],
-    }
+    pool: dict[str, str | list[str]] = {"prefect.resource.role": "work-pool", "prefect.resource.name": [POOL]}
     return AutomationCore(
         name="rlhf: runs that never started",
         description=f"Ends a run that no worker of processes started for {SILENCE_SECONDS} s, so "

@@ -28,12 +28,10 @@ from tasks.deployment.automations import follow_lives
 from tasks.deployment.deployments import keep_schedule_switches, prefect_file
 from tasks.run.code_version import HOME
 from tasks.run.exchange import StoreFaults
-from tasks.servers.plans import POOL, PROJECT_POOL
+from tasks.servers.plans import POOL
 
 logger = logging.getLogger(__name__)
 
-PIPELINE = "rlhf"
-"""The deployment whose runs get their own workspaces; all others share the project's."""
 CONTAINERS, GPU_CONTAINERS = "docker", "docker-gpu"
 """Pools of stages."""
 COMMAND = "python -m prefect.engine"
@@ -50,8 +48,7 @@ def set_up(environment: Mapping[str, str]) -> None:
     for name in ("RLHF_REMOTE", "MLFLOW_ARTIFACTS_DESTINATION"):  # a role each, a bucket each
         _make_bucket(environment[name])
     with get_client(sync_client=True) as client:
-        for pool in (POOL, PROJECT_POOL):
-            _pool(client, pool, "process", pipeline_template())
+        _pool(client, POOL, "process", pipeline_template())
         _pool(client, CONTAINERS, "docker", container_template(environment, gpus=False))
         _pool(client, GPU_CONTAINERS, "docker", container_template(environment, gpus=True))
         _deploy(client, environment)
@@ -164,13 +161,12 @@ def _deploy(client: SyncPrefectClient, environment: Mapping[str, str]) -> None:
     deployments = {deployment.name: deployment for deployment in client.read_deployments()}
     for described in prefect_file(HOME)["deployments"]:
         name = str(described["name"])
-        remembers = name != PIPELINE
         options = deployment(described, params, environment)
         client.create_deployment(
             client.create_flow_from_name(name),
             **options,
-            work_pool_name=PROJECT_POOL if remembers else POOL,
-            pull_steps=pull_steps("project" if remembers else "fresh", environment["RLHF_REMOTE"]),
+            work_pool_name=POOL,
+            pull_steps=pull_steps(environment["RLHF_REMOTE"]),
         )
         keep_schedule_switches(client, deployments.get(name))
 
@@ -179,8 +175,7 @@ def deployment(described: Mapping[str, Any], params: Params, environment: Mappin
     """Fields of an entry of prefect.yaml for Prefect, beside pool and workspace."""
     uri = environment["MLFLOW_TRACKING_URI"]
     # the project's own votes and files are where its worker is, and in no container of a stage
-    here = ("data",) if described["name"] != PIPELINE else ()
-    forms = {"{{ project.params }}": placed(params, CONTAINERS, uri, here)}
+    forms = {"{{ project.params }}": placed(params, CONTAINERS, uri, ("data",))}
     parameters = {name: forms.get(str(value), value) for name, value in described["parameters"].items()}
     limit = described.get("concurrency_limit")
     fields: dict[str, Any] = {
@@ -212,10 +207,10 @@ def schedule(described: Mapping[str, Any]) -> DeploymentScheduleCreate:
     )
 
 
-def pull_steps(workspace: str, remote: str) -> list[dict[str, Any]]:
-    """Workspace of a run: `fresh` is new for each run, `project` is kept."""
+def pull_steps(remote: str) -> list[dict[str, Any]]:
+    """Runs work in the project's workspace, one at a time."""
     return [
-        {f"tasks.run.workspace.{workspace}": {"id": "workspace", "remote": remote}},
+        {"tasks.run.workspace.project": {"id": "workspace", "remote": remote}},
         {"prefect.deployments.steps.set_working_directory": {"directory": "{{ workspace.directory }}"}},
     ]
 

@@ -60,8 +60,13 @@ def write_entry(lock: Path, entry: Any) -> None:
     """
     from dvc.stage.serialize import to_lockfile
 
+    put_entry(lock, plain(to_lockfile(entry)))
+
+
+def put_entry(lock: Path, entries: dict[str, Any]) -> None:
+    """Put entries, by DVC's names of the stages, into a lock file."""
     content = yaml_of(lock) or {"schema": "2.0"}
-    content["stages"] = {**content.get("stages", {}), **plain(to_lockfile(entry))}
+    content["stages"] = {**content.get("stages", {}), **entries}
     write_atomically(lock, yaml.safe_dump(content, sort_keys=False))
 
 

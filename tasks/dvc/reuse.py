@@ -6,15 +6,11 @@ stage, just before it would start its process, and takes the outputs from DVC's 
 """
 
 import hashlib
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from config.atomic_file import write_atomically
 from config.differences import value_at
 from config.dvc_stages import defined, dvc_name, locked
 from config.inputs import digest_files
@@ -22,32 +18,25 @@ from config.schema import Params
 from config.student import NO_STUDENT
 from config.workspace.kept import file_digest
 from tasks.dvc.lock_digests import dvc_stages, is_copy, json_by_digest, lock_content, locked_digest, outs_by_path
-from tasks.dvc.made import Made, exchange_records, made_before, maker, unknown
-from tasks.dvc.status import is_unchanged, repo_about
+from tasks.dvc.made import Made, cached_files, exchange_records, made_before, maker, unknown
+from tasks.dvc.recording import put_entry
+from tasks.dvc.status import is_unchanged, remove_from_lock, repo_about
 from tasks.dvc.transfers import check_out, default_remote, quiet
-
-logger = logging.getLogger(__name__)
 
 Say = Callable[[str], object]
 
 
-def reusable(root: Path, params: Params, stages: Sequence[str], say: Say = logger.debug) -> dict[str, Made]:
+def reusable(root: Path, params: Params, stages: Sequence[str], say: Say = lambda _: None) -> dict[str, Made]:
     """Which of `stages`, in their order, need no process for `params`, and who made each; nothing is written.
 
     A stage that reads outputs of one that has to run has to run itself, though they may turn out the same. `say` gets
     a line for outputs that are lost. Raises EnvironmentFault if DVC cannot tell.
     """
-    outcome = dict[str, Made]()
     definitions = defined(root)
-    stages = [stage for stage in stages if stage in definitions]
-    if not stages:
-        return outcome
-    with repo_about(root, stages[0]) as repo, quiet():
+    with repo_about(root, ", ".join(stages)) as repo, quiet():
         search = _Search(repo, root, params, definitions)
-        for stage in stages:
-            if (made := search.take(stage, say)) is not None:
-                outcome[stage] = made
-    return outcome
+        taken = {stage: search.take(stage, say) for stage in stages if stage in definitions}
+    return {stage: made for stage, made in taken.items() if made is not None}
 
 
 def stale_stages(root: Path, params: Params, stages: Sequence[str]) -> list[str]:
@@ -65,22 +54,14 @@ def reuse(root: Path, params: Params, stage: str, say: Say, *, placed: bool = Fa
     made = reusable(root, params, [stage], say).get(stage)
     if made is None:
         return False
-    path = root / "dvc.lock"
-    before = path.read_bytes() if path.exists() else None
-    content = lock_content(root)
-    if locked(content, stage) != made.entry:
-        stages = {**content.get("stages", {}), dvc_name(stage): made.entry}
-        write_atomically(path, yaml.safe_dump({"schema": "2.0", **content, "stages": stages}, sort_keys=False))
+    put_entry(root / "dvc.lock", {dvc_name(stage): made.entry})
     if placed:
         return True
-    _remove_damaged(root, params, stage)
+    _remove_damaged(root, made)
     if not check_out(root, [dvc_name(stage)]) and is_unchanged(root, stage):
         return True
     say(_lost(stage, made))
-    if before is None:
-        path.unlink()
-    else:
-        write_atomically(path, before)
+    remove_from_lock(root, stage)
     return False
 
 
@@ -163,15 +144,11 @@ class _Search:
         )
 
     def _inputs(self, item: Any) -> dict[str, str | None]:
-        """Path of each input -> its digest, None if it is not known before a stage has run. Without a student nothing
-        reads the outputs of `distill`: they are what they are.
-        """
+        """Path of each input -> its digest, None if it is not known before a stage has run."""
         from dvc.dependency.param import ParamsDependency
 
         digests = dict[str, str | None]()
-        for dep in item.deps:
-            if isinstance(dep, ParamsDependency):
-                continue
+        for dep in (dep for dep in item.deps if not isinstance(dep, ParamsDependency)):
             path = Path(dep.fs_path).relative_to(self._root.resolve()).as_posix()
             if path in self._outside:
                 digests[path] = self._outside[path]
@@ -183,13 +160,12 @@ class _Search:
 
     def _figures(self, stage: str) -> dict[str, Any]:
         """Values that the stage reads of other stages' metrics, by file."""
-        files = {file: keys for named in self._definitions[stage].get("params", []) if isinstance(named, dict)
-                 for file, keys in named.items()}  # fmt: skip
         figures = dict[str, Any]()
-        for file, keys in files.items():
-            out = self._outs.get(str(self._root.resolve() / file))
-            content = json_by_digest(self._repo, out) if out is not None else {}
-            figures[file] = {key: value_at(content, key) for key in keys}
+        for named in self._definitions[stage].get("params", []):
+            for file, keys in named.items() if isinstance(named, dict) else ():
+                out = self._outs.get(str(self._root.resolve() / file))
+                content = json_by_digest(self._repo, out) if out is not None else {}
+                figures[file] = {key: value_at(content, key) for key in keys}
         return figures
 
     def _has_outputs(self, item: Any) -> bool:
@@ -213,24 +189,8 @@ def _lost(stage: str, made: Made) -> str:
     return f"{stage} was {made.words()}, but its outputs are damaged or in no cache and no remote: it is made again."
 
 
-def _remove_damaged(root: Path, params: Params, stage: str) -> None:
-    """Remove objects of the stage's outputs from DVC's cache whose content is not what their name says: DVC trusts
-    files that are write-protected.
-    """
-    with repo_about(root, stage) as repo:
-        for out in dvc_stages(repo, root, params.align.method)[dvc_name(stage)].outs:
-            for digest in _objects(out):
-                path = Path(out.cache.oid_to_path(digest))
-                if path.exists() and file_digest(path) != digest.removesuffix(".dir"):
-                    logger.warning("%s in DVC's cache is damaged: removed", path)
-                    path.unlink()
-
-
-def _objects(out: Any) -> Iterator[str]:
-    """Digests of an output, and of the files in it if it is a folder whose list is readable."""
-    if not out.hash_info:
-        return
-    if out.is_dir_checksum:
-        with suppress(ValueError, TypeError):
-            yield from (info.value for _, _, info in out.get_obj() or ())
-    yield out.hash_info.value
+def _remove_damaged(root: Path, made: Made) -> None:
+    """Remove files from DVC's cache whose content is not what their name says: DVC trusts what is write-protected."""
+    for path in list(cached_files(root, made.entry)):
+        if file_digest(path) != f"{path.parent.name}{path.name}".removesuffix(".dir"):
+            path.unlink()

@@ -1,4 +1,4 @@
-"""Removes leftovers by age and size: workspaces of runs and stages, checkpoints, studies, and what runs have made.
+"""Removes leftovers by age and size: checkpoints, studies, and what runs have made.
 
 The champion's and those of a running run are kept. A run's rows, reports and kept copies stay. Outputs in DVC's cache
 are counted with the newest run that made them; those that dvc.lock names stay.
@@ -16,28 +16,22 @@ import psutil
 from config.errors import EnvironmentFault
 from config.locks import is_held, lock_file
 from config.records import STAGES
-from config.workspace.at_work import APPROVAL_PATIENCE_SECONDS, RUN_LOCK
+from config.workspace.at_work import RUN_LOCK
 from config.workspace.champions import read_record
-from config.workspace.rows import pipeline_rows
 from tasks.dvc.made import cached_files, made_folder, read_made
 from tasks.dvc.status import yaml_of
-from tasks.run.workspace import PROJECT, STUDIES
+from tasks.run.workspace import STUDIES
 from tasks.stage.progress import attempts
 
-RUN_AT_WORK, CHAMPIONS_OWN, MAY_WAIT, REMEMBERS = (
-    "a run is running in it",
-    "it is the champion's",
-    "its run may wait for approval",
-    "it has the votes and the champions",
-)
+RUN_AT_WORK, CHAMPIONS_OWN = "a run is running in it", "it is the champion's"
 
 
 @dataclass(frozen=True)
 class Leftover:
-    """A workspace, the checkpoints of one attempt of a stage, the workspace of a study, or what a run made."""
+    """The checkpoints of one attempt of a stage, the workspace of a study, or what a run made."""
 
     kind: str
-    """workspace, checkpoints, study or outputs."""
+    """checkpoints, study or outputs."""
     path: Path
     workspace: Path
     """Lock that a running run holds."""
@@ -51,16 +45,11 @@ class Leftover:
     """Files in DVC's cache that nothing that stays can reach."""
 
 
-def leftovers(root: Path, workspaces: Path, now: float | None = None) -> list[Leftover]:
-    """All there are: below the folder of the workspaces, and the checkpoints of the project at `root`. Nothing is
-    changed.
-    """
+def leftovers(root: Path, now: float | None = None) -> list[Leftover]:
+    """All that the project at `root` has. Nothing is changed."""
     now = time.time() if now is None else now
     champions = {entry.run_id for entry in read_record(root).lineage}
-    folders = [path for path in _folders(workspaces) if path.resolve() != root.resolve()]
-    candidates = [
-        _leftover("workspace", path, path, now, _why_workspace_stays(path, champions, now)) for path in folders
-    ]
+    candidates = []
     for stage in STAGES:
         in_use = _fingerprints_in_use(root, stage, champions)
         for path in _folders(root / "checkpoints" / stage):
@@ -135,19 +124,6 @@ def _folders(parent: Path) -> list[Path]:
     return (
         sorted(path for path in parent.iterdir() if path.is_dir() and not path.is_symlink()) if parent.is_dir() else []
     )
-
-
-def _why_workspace_stays(folder: Path, champions: set[str], now: float) -> str:
-    if is_held(folder / RUN_LOCK):
-        return RUN_AT_WORK
-    rows = pipeline_rows(folder)
-    if folder.name == PROJECT:
-        return REMEMBERS
-    if read_record(folder).lineage or champions & {row.run_id for row in rows}:
-        return CHAMPIONS_OWN
-    if not rows and now - folder.stat().st_mtime < APPROVAL_PATIENCE_SECONDS:
-        return MAY_WAIT
-    return ""
 
 
 def _fingerprints_in_use(root: Path, stage: str, champions: set[str]) -> dict[str, str]:

@@ -18,20 +18,17 @@ from prefect.states import Cancelled, Completed
 from config.differences import in_a_line
 from config.errors import EnvironmentFault, OverBudget, RlhfError, StageStopped
 from config.workspace.at_work import locked
-from config.workspace.rows import pipeline_rows
-from costs.ledger.budget import results_key
 from costs.ledger.history import remember
 from costs.ledger.ledger import read_ledger
 from costs.ledger.reconcile import read_plan, reconcile
 from reporting.build import build_report, build_summary
 from tasks.dvc.transfers import default_remote, public, push
 from tasks.pipeline.run_progress import RunProgress
-from tasks.planning.prepared import ELSEWHERE, Planned, Prepared, keep, spent_by_runs
+from tasks.planning.prepared import Planned, Prepared, keep
 from tasks.remote.client import fetch_aligned
 from tasks.run.month import PURPOSE
 from tasks.run.run import STUDY, Run, begin_run, end_left_open, keep_copies, keep_edits, new_run_id, put_params_back
 from tasks.run.stop import OVER_BUDGET, STOPPED, StopRequest, on_signals
-from tasks.run.workspace import Unfinished, is_own, keep_unfinished
 from tasks.servers.lost_server import hang_up, is_gone
 from tasks.servers.processes import servers
 from tasks.stage.paid import charge_killed
@@ -44,10 +41,6 @@ from tracking.shipper import Shipper
 
 logger = logging.getLogger(__name__)
 
-SHIPPING_PERSISTENCE_SECONDS = 1800.0
-"""How long an MLflow that is away at the end of a run is tried again, where the run's workspace is not looked at
-later.
-"""
 ARTIFACT_PATIENCE_SECONDS = 5.0
 """Seconds to show the last progress."""
 
@@ -89,12 +82,12 @@ def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
         end_left_open(root)
         charge_killed(root)
         before = (root / "params.yaml").read_bytes() if (root / "params.yaml").exists() else None
-        edited = None if is_own(root) else keep_edits(root, params)
+        edited = keep_edits(root, params)
         if edited is not None:
             Display().say(f"params.yaml held other values, which no run has kept: they are in {edited.name}.")
         run = begin_run(root, new_run_id(flow_run.name), params, _detail(root, prepared))
         keep(run.folder, prepared)
-        shipper = Shipper(root, params, run.run_id, SHIPPING_PERSISTENCE_SECONDS if is_own(root) else 0.0)
+        shipper = Shipper(root, params, run.run_id)
         shipper.start()
         ahead = tuple(prepared.ahead) if isinstance(prepared, Planned) else params.stages
         pipeline = Pipeline(run, stop, shipper, RunProgress(prepared, params.stages), ahead)
@@ -220,28 +213,10 @@ def _send(pipeline: Pipeline) -> None:
         return pipeline.stop.requests > requests
 
     pipeline.shipper.end()
-    for fault in (push(pipeline.run.root), _leave_for_next(pipeline.run), pipeline.shipper.finish(give_up)):
+    for fault in (push(pipeline.run.root), pipeline.shipper.finish(give_up)):
         if fault:
             logger.warning("%s", fault)
             pipeline.display.say(f"warning: {fault}")
-
-
-def _leave_for_next(run: Run) -> str | None:
-    """What is spent on results that are not complete, where each run has a workspace of its own.
-
-    Returns in one line why it could not.
-    """
-    remote = default_remote(run.root)
-    if remote is None or not is_own(run.root):
-        return None
-    rows = pipeline_rows(run.root)
-    completed = any((row.run_id, row.event, row.state) == (run.run_id, "end", "completed") for row in rows)
-    try:
-        spent = None if completed else Unfinished(run.run_id, spent_by_runs(run.root, run.params, rows, run.run_id))
-        keep_unfinished(remote, results_key(run.params), spent)
-    except EnvironmentFault as fault:
-        return str(fault)
-    return None
 
 
 def _detail(root: Path, prepared: Prepared) -> dict[str, Any]:
@@ -251,7 +226,6 @@ def _detail(root: Path, prepared: Prepared) -> dict[str, Any]:
         "dvc.remote": public(default_remote(root)),
         "git.commit": _git(root, "rev-parse", "HEAD"),
         "prefect.flow_run_id": flow_run.id,
-        ELSEWHERE: dict(prepared.spent_elsewhere),
         PURPOSE: flow_run.parent_flow_run_id if PURPOSE in (flow_run.tags or []) else None,
         "study": next((tag.removeprefix(STUDY) for tag in flow_run.tags or [] if tag.startswith(STUDY)), None),
     }

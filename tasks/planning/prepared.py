@@ -18,7 +18,7 @@ from config.vocabulary import require_students_vocabulary
 from config.workspace.kept import kept_params
 from config.workspace.rows import pipeline_rows
 from costs.ledger.attempts import read_attempts
-from costs.ledger.budget import Cost, added, all_limits, chain, predecessor, results_key, spent, total
+from costs.ledger.budget import Cost, all_limits, chain, predecessor, spent, total
 from costs.ledger.reconcile import PLAN_FILE
 from costs.planning.planner import plan as make_plan
 from costs.planning.plans import Plan, StagePlan
@@ -26,14 +26,9 @@ from costs.planning.target import Target, find_target
 from costs.tables.price import stage_price
 from tasks.dvc.made import Made
 from tasks.dvc.reuse import fetch_records, reusable
-from tasks.dvc.transfers import default_remote
 from tasks.planning.placement_check import require_reachable
 from tasks.planning.steps import planned_steps
 from tasks.run.changed_code import ChangedCode, changed_since_checkpoint, newest_checkpoint, policy
-from tasks.run.workspace import Unfinished, is_own, read_unfinished
-
-ELSEWHERE = "spent_elsewhere"
-"""Key of a run's first row: stage -> what earlier workspaces spent for the same results."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +40,6 @@ class Prepared:
     """The unfinished run that this one continues."""
     spent: Mapping[str, Cost]
     """Stage -> what that run, and those before it, spent."""
-    spent_elsewhere: Mapping[str, Cost]
-    """The part of that which no row of this workspace tells of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,12 +101,7 @@ def prepare(
     rows = pipeline_rows(root)
     before = predecessor(rows, params, lambda run_id: _kept_params(root, run_id))
     so_far = spent_by_stage(root, params, chain(rows, before))
-    elsewhere = _unfinished(root, params) if before is None else None
-    if elsewhere is not None:
-        before, so_far = elsewhere.run_id, added(so_far, elsewhere.spent)
-    facts = Prepared(
-        params=params, continues=before, spent=so_far, spent_elsewhere=elsewhere.spent if elsewhere is not None else {}
-    )
+    facts = Prepared(params=params, continues=before, spent=so_far)
     try:
         target = find_target(params, None, None, None, root)
         plan = make_plan(params, target)
@@ -144,12 +132,6 @@ def prepare(
     )
 
 
-def _unfinished(root: Path, params: Params) -> Unfinished | None:
-    """Unfinished work of a run in an earlier workspace, if each run has its own."""
-    remote = default_remote(root) if is_own(root) else None
-    return read_unfinished(remote, results_key(params)) if remote else None
-
-
 def _kept_params(root: Path, run_id: str) -> Params | None:
     """The params of a run, if it kept them and they are of today's schema."""
     try:
@@ -166,13 +148,8 @@ def spent_by_stage(root: Path, params: Params, run_ids: list[str]) -> dict[str, 
 
 
 def spent_by_runs(root: Path, params: Params, rows: list[PipelineRow], run_id: str) -> dict[str, Cost]:
-    """What each stage cost in a run and those that it goes on from, in earlier workspaces too."""
-    runs = chain(rows, run_id)
-    here = spent_by_stage(root, params, runs)
-    for row in rows:
-        if row.event == "start" and row.run_id in runs:
-            here = added(here, {stage: Cost(*cost) for stage, cost in row.detail.get(ELSEWHERE, {}).items()})
-    return here
+    """What each stage cost in a run and those that it goes on from."""
+    return spent_by_stage(root, params, chain(rows, run_id))
 
 
 def done_share(root: Path, params: Params, stage: str) -> float:

@@ -1,29 +1,22 @@
 """A separate workspace for a run or a remote stage: the code and a DVC remote, nothing else."""
 
-import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 from config.errors import EnvironmentFault
 from config.inputs import named_paths
 from config.locks import lock_file
-from config.names import inner_name
 from config.schema import Params
-from costs.ledger.budget import Cost
 from tasks.run.code_version import FILES, HOME, PACKAGES, code_digest
 from tasks.run.exchange import Exchange
 
-UNFINISHED = "locks/{name}/unfinished/{key}.json"
-"""Below the DVC remote: what runs that asked for the same results, and did not complete them, have spent."""
-DEPLOYED = "rlhf"
-"""Runs from the deployment share their locks under this name."""
 STUDIES = Path(".rlhf/studies")
 """Below the project: the workspaces of its studies."""
 PROJECT = "project"
-"""Workspace of the deployments that remember: champions, votes, what the month has cost."""
+"""Workspace of the deployed runs: champions, votes, rows, what the month has cost."""
 
 
 def workspaces() -> Path:
@@ -62,27 +55,9 @@ def _dvc_config(remote: dict[str, str], shared: Path | None) -> str:
 {options}"""
 
 
-def fresh(remote: str) -> dict[str, Any]:
-    """A pull step of a deployment: a new workspace for the run, with the store at `remote`.
-
-    Runs side by side then never touch each other; what one has made, the next finds there. Raises
-    EnvironmentFault, which the run then shows as the reason why it failed.
-    """
-    from prefect.runtime import flow_run  # asks the server, which a stage's container need not
-
-    root = workspaces() / inner_name(str(flow_run.id), "flow run")
-    shutil.rmtree(root, ignore_errors=True)
-    try:
-        lay_out(root, {"name": "store", "url": remote})
-        Exchange(remote).require()
-    except (EnvironmentFault, OSError) as error:
-        raise _failed(str(flow_run.id), f"no workspace could be made at {root}: {error}") from None
-    return {"directory": str(root)}
-
-
 def project(remote: str) -> dict[str, Any]:
-    """A pull step of a deployment: the one workspace in which champions, votes and the rows of retraining stay from
-    run to run. Its code follows the image's; the rest is never touched.
+    """A pull step of a deployment: the one workspace in which champions, votes and rows stay from run to run; it is
+    held by one run at a time. Its code follows the image's; the rest is never touched.
 
     Raises EnvironmentFault, which the run then shows as the reason why it failed.
     """
@@ -144,36 +119,3 @@ def _failed(flow_run: str, message: str) -> EnvironmentFault:
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(UUID(flow_run), Failed(message=message), force=True)
     return EnvironmentFault(message)
-
-
-def is_own(root: Path) -> bool:
-    """Whether `root` is a workspace that `fresh` made."""
-    return root.resolve().parent == workspaces().resolve()
-
-
-class Unfinished(NamedTuple):
-    """Record of the unfinished run that a new workspace continues."""
-
-    run_id: str
-    spent: dict[str, Cost]
-    """Stage -> what that run, and those before it, spent."""
-
-
-def read_unfinished(remote: str, key: str) -> Unfinished | None:
-    """Read what `keep_unfinished` wrote. Raises EnvironmentFault if the store cannot be reached."""
-    content = Exchange(remote).read(UNFINISHED.format(name=DEPLOYED, key=key))
-    if content is None:
-        return None
-    unfinished = json.loads(content)
-    return Unfinished(unfinished["run_id"], {stage: Cost(*cost) for stage, cost in unfinished["spent"].items()})
-
-
-def keep_unfinished(remote: str, key: str, unfinished: Unfinished | None) -> None:
-    """Record unfinished work for the next run with the same results `key`; None once they are complete. Raises
-    EnvironmentFault as well.
-    """
-    store, place = Exchange(remote), UNFINISHED.format(name=DEPLOYED, key=key)
-    if unfinished is None:
-        store.remove(place)
-    else:
-        store.write(place, json.dumps(unfinished._asdict()).encode())

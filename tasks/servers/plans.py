@@ -14,8 +14,8 @@ from tasks.servers.prefect_settings import api_key, home, own_server, settings, 
 
 POLL_SECONDS = 2
 """Seconds between the worker's polls for runs."""
-POOL, PROJECT_POOL = "cpu", "project"
-"""Work pools of processes: of pipelines, and in the stack of containers of what needs the project's own folder."""
+POOL = "cpu"
+"""Work pool of the flows: processes in the project's workspace."""
 WORKER, SERVE = "worker", "serve"
 OWN_TRACKING_URI = "sqlite:///mlflow.db"
 """Where MLflow's server keeps what runs tell it whose tracking.uri is that server."""

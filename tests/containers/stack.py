@@ -217,7 +217,7 @@ class Stack:
 
     def logs(self) -> str:
         """The newest lines of the workers."""
-        return self.compose("logs", "--tail", "60", "cpu-worker", "retrain-worker", "docker-worker", check=False)
+        return self.compose("logs", "--tail", "60", "cpu-worker", "docker-worker", check=False)
 
     def store(self) -> Any:
         """A client of the store."""
@@ -238,4 +238,4 @@ class Stack:
         return docker("ps", "--quiet", "--filter", f"name=^/{stage}-").split()[::-1]
 
 
-SERVICES = ("postgres", "s3", "prefect", "mlflow", "cpu-worker", "retrain-worker", "docker-worker")
+SERVICES = ("postgres", "s3", "prefect", "mlflow", "cpu-worker", "docker-worker")

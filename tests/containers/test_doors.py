@@ -88,7 +88,7 @@ def test_a_stage_reaches_the_store_and_prefects_api_and_no_other_door(images: di
     result = addresses(stack)
     ports = {
         "engine-proxy": (2375,), "docker-worker": (8080,), "cpu-worker": (8080,),
-        "retrain-worker": (8080,), "postgres": (5432,), "mlflow": (5000,),
+        "postgres": (5432,), "mlflow": (5000,),
         "prefect": (4200,), "s3": (9000, 8888, 18888, 9333, 19333, 8080, 18080, 8333, 8111),
     }  # fmt: skip
     doors = [
@@ -235,7 +235,7 @@ def test_what_runs_in_an_image_cannot_change_its_code(images: dict[str, str], im
 
 
 def test_no_service_has_rights_of_linux_or_can_gain_any(stack: Stack) -> None:
-    for service in ("prefect", "mlflow", "cpu-worker", "retrain-worker", "docker-worker", "engine-proxy", "s3"):
+    for service in ("prefect", "mlflow", "cpu-worker", "docker-worker", "engine-proxy", "s3"):
         said = stack.compose("exec", "-T", service, "cat", "/proc/1/status")
         state = dict(line.split(":\t", 1) for line in said.splitlines() if ":\t" in line)
         assert int(state["CapEff"], 16) == int(state["CapBnd"], 16) == 0, service

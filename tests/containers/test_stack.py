@@ -64,11 +64,11 @@ def tiny(*changes: str) -> dict[str, Any]:
 
 
 def kill_at_work(stack: Stack, stage: str, flow_runs: list[str]) -> str:
-    """Kill the first container of a stage once those of all runs can be gone on from."""
+    """Kill the first container of a stage once it can be gone on from."""
     deadline = time.monotonic() + RUN_SECONDS
     while time.monotonic() < deadline:
         result = stack.stage_containers(stage)
-        if result and len(stack.objects(f"dvc/checkpoints/{stage}/by-inputs/")) == len(flow_runs):
+        if result and stack.objects(f"dvc/checkpoints/{stage}/by-inputs/"):
             docker("kill", "--signal", "KILL", result[0])
             return result[0]
         states = {flow_run: stack.state(flow_run) for flow_run in flow_runs}
@@ -248,7 +248,7 @@ def test_votes_are_imported_once_into_the_workspace_that_remembers(stack: Stack,
     export = tmp_path / "export.json"
     export.write_text(json.dumps(EXPORT))
     export.chmod(0o644)
-    stack.compose("cp", str(export), "retrain-worker:/workspaces/export.json")
+    stack.compose("cp", str(export), "cpu-worker:/workspaces/export.json")
     parameters = {"file": "/workspaces/export.json", "form": "label-studio", "columns": {}}
     for _ in range(2):
         state = stack.await_end(stack.start("label-import/label-import", parameters), 600)
@@ -294,7 +294,7 @@ def test_the_champion_is_served_in_the_stack(stack: Stack) -> None:
 
 def in_project(stack: Stack, command: str) -> str:
     """What a command prints in the workspace that remembers."""
-    return stack.compose("exec", "-T", "-w", "/workspaces/project", "retrain-worker", "sh", "-c", command)
+    return stack.compose("exec", "-T", "-w", "/workspaces/project", "cpu-worker", "sh", "-c", command)
 
 
 def test_a_run_whose_worker_was_killed_does_not_run_for_ever(stack: Stack) -> None:

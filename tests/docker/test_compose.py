@@ -65,7 +65,6 @@ def test_every_service_has_the_secrets_it_needs_and_no_other(stack: dict[str, An
         "mlflow": {"POSTGRES_PASSWORD", "MLFLOW_PASSWORD"} | MLFLOW_KEYS,
         "setup": {"PREFECT_KEY"} | ROOT_OF_STORE | STAGE_KEYS,
         "cpu-worker": {"PREFECT_KEY", "MLFLOW_PASSWORD"},
-        "retrain-worker": {"PREFECT_KEY", "MLFLOW_PASSWORD"},
         "engine-proxy": set(),
         "docker-worker": {"PREFECT_KEY"},
         "gpu-worker": {"PREFECT_KEY"},
@@ -92,7 +91,7 @@ def test_prefect_asks_for_a_key_and_knows_its_addresses(stack: dict[str, Any]) -
 
 
 def test_links_name_addresses_that_people_reach(stack: dict[str, Any]) -> None:
-    for name in ("setup", "cpu-worker", "retrain-worker", "docker-worker", "gpu-worker"):
+    for name in ("setup", "cpu-worker", "docker-worker", "gpu-worker"):
         page = stack["services"][name]["environment"]["PREFECT_UI_URL"]
         assert page.startswith("http://127.0.0.1:"), name
     template = container_template({**ENVIRONMENT, "PREFECT_UI_URL": "http://127.0.0.1:1"}, False)

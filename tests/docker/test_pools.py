@@ -12,7 +12,7 @@ from prefect_docker.worker import DockerWorkerJobConfiguration
 from config.load import load
 from config.records import STAGES
 from config.sections.where import Where
-from tasks.deployment.compose_setup import PROJECT_POOL, container_template, placed
+from tasks.deployment.compose_setup import POOL, container_template, placed
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -141,7 +141,7 @@ def test_the_cluster_serves_retraining_in_a_workspace_that_stays() -> None:
     [retrain] = [m for m in manifests if m["metadata"]["name"] == "rlhf-retrain"]
     pod = retrain["spec"]["template"]["spec"]
     [container] = pod["containers"]
-    assert container["args"][container["args"].index("--pool") + 1] == PROJECT_POOL
+    assert container["args"][container["args"].index("--pool") + 1] == POOL
     mounted = {item["mountPath"]: item["name"] for item in container["volumeMounts"]}
     claims = {
         item["name"]: item["persistentVolumeClaim"]["claimName"]

@@ -374,26 +374,6 @@ def test_the_background_shipper_waits_for_a_long_pass_until_somebody_gives_up(
     assert background.finish(lambda: False) is None
 
 
-@pytest.mark.parametrize("persist_seconds", [0.0, 60.0])
-def test_an_mlflow_that_is_away_at_the_end_is_tried_again_where_nobody_can_later(
-    root: Path, params: Params, monkeypatch: pytest.MonkeyPatch, persist_seconds: float
-) -> None:
-    def sync_later(*arguments: Any, **named: Any) -> int:
-        if next(away, None) is not None:
-            raise EnvironmentFault("MLflow is away")
-        return sync(*arguments, **named)
-
-    Story(root, params).whole()
-    away = iter(range(3))
-    monkeypatch.setattr(module, "sync", sync_later)
-    background = Shipper(root, params, "r1", persist_seconds)
-    background.RETRY_SECONDS = 0.1
-    background.end()
-    background.start()
-    assert background.finish(lambda: False) == (None if persist_seconds else "MLflow is away")
-    assert ("r1" in runs(root)) is (persist_seconds > 0)
-
-
 class SlowStore(http.server.BaseHTTPRequestHandler):
     """Takes an artifact, and answers only when it is where it is kept."""
 

@@ -47,15 +47,14 @@ def test_forms_place_stages_in_containers_and_data_where_the_votes_are(served: d
         params = Params.model_validate(served[name]["parameters"]["params"])
         assert params.tracking.uri == URI
         pools = {stage: params.where.of(stage).pool for stage in STAGES}
-        assert pools.pop("data") == ("docker" if name == "rlhf" else "local")
+        assert pools.pop("data") == "local"
         assert set(pools.values()) == {"docker"}
 
 
 def test_a_workspace_is_a_step_that_exists() -> None:
     from tasks.run import workspace
 
-    for kind in ("fresh", "project"):
-        [step, _] = pull_steps(kind, "s3://rlhf/dvc")
-        [(name, arguments)] = step.items()
-        assert callable(getattr(workspace, name.rpartition(".")[2]))
-        assert arguments == {"id": "workspace", "remote": "s3://rlhf/dvc"}
+    [step, _] = pull_steps("s3://rlhf/dvc")
+    [(name, arguments)] = step.items()
+    assert callable(getattr(workspace, name.rpartition(".")[2]))
+    assert arguments == {"id": "workspace", "remote": "s3://rlhf/dvc"}

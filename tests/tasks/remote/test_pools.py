@@ -177,7 +177,7 @@ def test_a_run_whose_store_is_not_there_says_so_and_not_only_in_which_step_it_en
         path=".",
         parameter_openapi_schema=PARAMETERS,
         parameters={"request": "/x"},
-        pull_steps=[{"tasks.run.workspace.fresh": {"id": "fresh", "remote": "s3://nowhere/dvc"}}],
+        pull_steps=[{"tasks.run.workspace.project": {"id": "project", "remote": "s3://nowhere/dvc"}}],
     )
     flow_run = client.create_flow_run_from_deployment(deployment, state=Pending())
     variables = {

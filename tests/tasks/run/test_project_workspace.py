@@ -1,9 +1,7 @@
 """The workspace that remembers: its code follows the image, what it holds stays."""
 
-import time
 from pathlib import Path
 
-from tasks.pipeline.clean import leftovers
 from tasks.run.code_version import HOME, code_digest
 from tasks.run.workspace import PROJECT, bring_code
 
@@ -34,11 +32,3 @@ def test_the_same_code_is_left_alone_and_the_store_may_move(tmp_path: Path) -> N
     bring_code(root, {**REMOTE, "url": "s3://elsewhere/dvc"})
     assert (root / "tasks").stat().st_ino == before
     assert "s3://elsewhere/dvc" in (root / ".dvc" / "config.local").read_text()
-
-
-def test_clearing_up_never_takes_it(tmp_path: Path) -> None:
-    for name in (PROJECT, "an-old-run"):
-        (tmp_path / "workspaces" / name / "runs").mkdir(parents=True)
-    result = leftovers(tmp_path, tmp_path / "workspaces", time.time() + 1e8)
-    kept = {leftover.path.name: bool(leftover.kept_because) for leftover in result}
-    assert kept == {PROJECT: True, "an-old-run": False}
