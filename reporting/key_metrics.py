@@ -1,4 +1,4 @@
-"""The few numbers of each stage that `dvc metrics show` and `dvc exp show` print.
+"""The few numbers of each stage that `dvc metrics show` prints.
 
 metrics/<stage>.json has up to fifty numbers, too many for a table. `python -m reporting.key_metrics` is the DVC stage
 `key_metrics`.

@@ -1,5 +1,5 @@
-"""Whether a stage has to run: dvc.lock and the records of earlier runs (tasks/dvc/made.py) are asked for an entry with
-the same command, parameters, inputs and code. All of it is compared by digest, wherever the files are.
+"""Whether a stage has to run: dvc.lock and the records of earlier runs (tasks/dvc/origins.py) are asked for an entry
+with the same command, parameters, inputs and code. All of it is compared by digest, wherever the files are.
 
 The plan asks for every stage ahead, from what the chosen entries say the stages before it make; a run asks for one
 stage, just before it would start its process, and takes the outputs from DVC's cache or remote.
@@ -18,7 +18,7 @@ from config.schema import Params
 from config.student import NO_STUDENT
 from config.workspace.kept import file_digest
 from tasks.dvc.lock_digests import dvc_stages, is_copy, json_by_digest, lock_content, locked_digest, outs_by_path
-from tasks.dvc.made import Made, cached_files, exchange_records, made_before, maker, unknown
+from tasks.dvc.origins import Origin, cached_files, exchange_records, find_origin, origins_of, unknown
 from tasks.dvc.recording import put_entry
 from tasks.dvc.status import is_unchanged, remove_from_lock, repo_about
 from tasks.dvc.transfers import check_out, default_remote, quiet
@@ -26,7 +26,7 @@ from tasks.dvc.transfers import check_out, default_remote, quiet
 Say = Callable[[str], object]
 
 
-def reusable(root: Path, params: Params, stages: Sequence[str], say: Say = lambda _: None) -> dict[str, Made]:
+def reusable(root: Path, params: Params, stages: Sequence[str], say: Say = lambda _: None) -> dict[str, Origin]:
     """Which of `stages`, in their order, need no process for `params`, and who made each; nothing is written.
 
     A stage that reads outputs of one that has to run has to run itself, though they may turn out the same. `say` gets
@@ -35,8 +35,8 @@ def reusable(root: Path, params: Params, stages: Sequence[str], say: Say = lambd
     definitions = defined(root)
     with repo_about(root, ", ".join(stages)) as repo, quiet():
         search = _Search(repo, root, params, definitions)
-        taken = {stage: search.take(stage, say) for stage in stages if stage in definitions}
-    return {stage: made for stage, made in taken.items() if made is not None}
+        outcomes = {stage: search.take(stage, say) for stage in stages if stage in definitions}
+    return {stage: origin for stage, origin in outcomes.items() if origin is not None}
 
 
 def stale_stages(root: Path, params: Params, stages: Sequence[str]) -> list[str]:
@@ -51,16 +51,16 @@ def reuse(root: Path, params: Params, stage: str, say: Say, *, placed: bool = Fa
 
     Raises EnvironmentFault if DVC cannot tell.
     """
-    made = reusable(root, params, [stage], say).get(stage)
-    if made is None:
+    origin = reusable(root, params, [stage], say).get(stage)
+    if origin is None:
         return False
-    put_entry(root / "dvc.lock", {dvc_name(stage): made.entry})
+    put_entry(root / "dvc.lock", {dvc_name(stage): origin.entry})
     if placed:
         return True
-    _remove_damaged(root, made)
+    _remove_damaged(root, origin)
     if not check_out(root, [dvc_name(stage)]) and is_unchanged(root, stage):
         return True
-    say(_lost(stage, made))
+    say(_lost(stage, origin))
     remove_from_lock(root, stage)
     return False
 
@@ -99,7 +99,7 @@ class _Search:
                 out.obj.digest()
                 out.hash_info = out.obj.hash_info
 
-    def take(self, stage: str, say: Say) -> Made | None:
+    def take(self, stage: str, say: Say) -> Origin | None:
         """The newest entry that is valid and has its outputs; what the stage makes is known from then on."""
         from dvc.stage.loader import StageLoader
         from dvc_data.hashfile.hash_info import HashInfo
@@ -107,28 +107,28 @@ class _Search:
         item = self._stages[dvc_name(stage)]
         inputs, figures = self._inputs(item), self._figures(stage)
         lost = None
-        for made in self._candidates(stage):
-            if self._is_valid(stage, made.entry, inputs, figures):
-                StageLoader.fill_from_lock(item, made.entry)
+        for origin in self._candidates(stage):
+            if self._is_valid(stage, origin.entry, inputs, figures):
+                StageLoader.fill_from_lock(item, origin.entry)
                 for out in item.outs:
                     out.obj = None
                 if self._has_outputs(item):
-                    return made
-                lost = lost or made
+                    return origin
+                lost = lost or origin
         if lost is not None:
             say(_lost(stage, lost))
         for out in item.outs:
             out.hash_info, out.obj = HashInfo(), None
         return None
 
-    def _candidates(self, stage: str) -> Iterator[Made]:
+    def _candidates(self, stage: str) -> Iterator[Origin]:
         """The entry of dvc.lock, then those that earlier runs made. Data that are read elsewhere may have changed
         since, which only reading tells.
         """
         if entry := locked(self._lock, stage):
-            yield maker(self._root, stage, entry) or unknown(entry)
+            yield find_origin(self._root, stage, entry) or unknown(entry)
         if stage != "data" or not self._params.data.reads_elsewhere():
-            yield from made_before(self._root, stage)
+            yield from origins_of(self._root, stage)
 
     def _is_valid(
         self, stage: str, entry: Mapping[str, Any], inputs: Mapping[str, str | None], figures: dict[str, Any]
@@ -185,12 +185,12 @@ def _md5(text: str) -> str:
     return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
 
 
-def _lost(stage: str, made: Made) -> str:
-    return f"{stage} was {made.words()}, but its outputs are damaged or in no cache and no remote: it is made again."
+def _lost(stage: str, origin: Origin) -> str:
+    return f"{stage} was {origin.words()}, but its outputs are damaged or in no cache and no remote: it is made again."
 
 
-def _remove_damaged(root: Path, made: Made) -> None:
+def _remove_damaged(root: Path, origin: Origin) -> None:
     """Remove files from DVC's cache whose content is not what their name says: DVC trusts what is write-protected."""
-    for path in list(cached_files(root, made.entry)):
+    for path in list(cached_files(root, origin.entry)):
         if file_digest(path) != f"{path.parent.name}{path.name}".removesuffix(".dir"):
             path.unlink()

@@ -13,7 +13,7 @@ from typing import Any
 from config.dvc_stages import dvc_name
 from config.errors import EnvironmentFault
 from tasks.dvc.lock_digests import is_locked_content
-from tasks.dvc.made import exchange_records
+from tasks.dvc.origins import exchange_records
 from tasks.dvc.status import one_line
 from tasks.run.run import STATE_FOLDER
 from tasks.run.transient import fault, kind_of

@@ -18,7 +18,7 @@ from config.locks import is_held, lock_file
 from config.records import STAGES
 from config.workspace.at_work import RUN_LOCK
 from config.workspace.champions import read_record
-from tasks.dvc.made import cached_files, made_folder, read_made
+from tasks.dvc.origins import cached_files, origins_folder, read_origin
 from tasks.dvc.status import yaml_of
 from tasks.run.workspace import STUDIES
 from tasks.stage.progress import attempts
@@ -71,18 +71,18 @@ def _outputs(root: Path, champions: set[str], now: float) -> list[Leftover]:
         folder: {
             path
             for record in folder.glob("*.json")
-            if (made := read_made(record))
-            for path in cached_files(root, made.entry)
+            if (origin := read_origin(record))
+            for path in cached_files(root, origin.entry)
         }
-        for folder in reversed(_folders(made_folder(root)))
+        for folder in reversed(_folders(origins_folder(root)))
     }
     reached |= {path for folder, files in records.items() if folder.name in champions for path in files}
     leftovers = []
     for folder, files in records.items():
         why = RUN_AT_WORK if running else CHAMPIONS_OWN if folder.name in champions else ""
-        leftover, own = _leftover("outputs", folder, root, now, why), tuple(sorted(files - reached))
-        size = leftover.size_bytes + sum(path.stat().st_size for path in own)
-        leftovers.append(replace(leftover, size_bytes=size, cached=own))
+        leftover, unshared = _leftover("outputs", folder, root, now, why), tuple(sorted(files - reached))
+        size = leftover.size_bytes + sum(path.stat().st_size for path in unshared)
+        leftovers.append(replace(leftover, size_bytes=size, cached=unshared))
         reached |= files
     return leftovers
 

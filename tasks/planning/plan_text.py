@@ -3,7 +3,7 @@
 from config.records import CONTINUE, STAGES
 from costs.ledger.budget import Cost, all_limits, total
 from reporting.numbers import duration, usd
-from tasks.dvc.made import Made
+from tasks.dvc.origins import Origin
 from tasks.planning.prepared import Planned, Unplannable
 from tasks.run.changed_code import policy
 
@@ -12,11 +12,13 @@ def summary(prepared: Planned | Unplannable) -> list[str]:
     """The plan in a line or two."""
     if isinstance(prepared, Unplannable):
         return [f"No plan: {prepared.fault}"]
-    makers = dict.fromkeys(made.run_id for made in prepared.made.values() if made.run_id)
+    stages_by_run: dict[str, list[str]] = {}
+    for name, origin in prepared.origins.items():
+        stages_by_run.setdefault(origin.run_id, []).append(name)
     reused = [
-        f"Reused at no cost: {', '.join(stage for stage, made in prepared.made.items() if made.run_id == run_id)}, "
-        f"made by run {run_id}."
-        for run_id in makers
+        f"Reused at no cost: {', '.join(stages)}, made by run {run_id}."
+        for run_id, stages in stages_by_run.items()
+        if run_id
     ]
     if not prepared.ahead:
         return ["Planned: nothing to do, every stage is unchanged.", *reused]
@@ -49,7 +51,7 @@ def markdown(prepared: Planned | Unplannable) -> str:
     rows = [
         (
             stage.stage,
-            *_cells(prepared.ahead.get(stage.stage), prepared.made.get(stage.stage)),
+            *_cells(prepared.ahead.get(stage.stage), prepared.origins.get(stage.stage)),
             f"{stage.peak_bytes_per_gpu / 2**30:.2f} GiB" if stage.peak_bytes_per_gpu else "",
         )
         for stage in prepared.plan.stages
@@ -70,7 +72,7 @@ def markdown(prepared: Planned | Unplannable) -> str:
     )
 
 
-def _cells(cost: Cost | None, made: Made | None) -> tuple[str, str]:
+def _cells(cost: Cost | None, origin: Origin | None) -> tuple[str, str]:
     if cost:
         return duration(cost.seconds), usd(cost.usd)
-    return f"unchanged, made by run {made.run_id}" if made and made.run_id else "unchanged", "0"
+    return f"unchanged, made by run {origin.run_id}" if origin and origin.run_id else "unchanged", "0"

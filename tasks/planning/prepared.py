@@ -24,7 +24,7 @@ from costs.planning.planner import plan as make_plan
 from costs.planning.plans import Plan, StagePlan
 from costs.planning.target import Target, find_target
 from costs.tables.price import stage_price
-from tasks.dvc.made import Made
+from tasks.dvc.origins import Origin
 from tasks.dvc.reuse import fetch_records, reusable
 from tasks.planning.placement_check import require_reachable
 from tasks.planning.steps import planned_steps
@@ -53,7 +53,7 @@ class Planned(Prepared):
     plan: Plan
     ahead: Mapping[str, Cost]
     """Stage -> planned cost from here on, without unchanged stages."""
-    made: Mapping[str, Made]
+    origins: Mapping[str, Origin]
     """Stage -> the run that made it: of those that are not ahead."""
     fixed: Cost
     """The part of that which no lever changes: starting processes, reading data."""
@@ -110,11 +110,11 @@ def prepare(
             raise
         require_reachable(root, params, params.stages)
         return Unplannable(**vars(facts), fault=str(error))
-    made = reusable(root, params, params.stages)
-    if len(made) < len(params.stages):
+    origins = reusable(root, params, params.stages)
+    if len(origins) < len(params.stages):
         fetch_records(root)
-        made = reusable(root, params, params.stages)
-    stale = [stage.stage for stage in plan.stages if stage.stage not in made]
+        origins = reusable(root, params, params.stages)
+    stale = [stage.stage for stage in plan.stages if stage.stage not in origins]
     require_reachable(root, params, stale)
     candidates = [changed_since_checkpoint(root, params, stage) for stage in stale if before]
     changed = tuple(change for change in candidates if change is not None)
@@ -126,7 +126,7 @@ def prepare(
         target=target,
         plan=plan,
         ahead={name: _ahead(stage, shares[name]) for name, stage in planned.items()},
-        made=made,
+        origins=origins,
         fixed=total({name: _fixed(stage) for name, stage in planned.items()}),
         changed=changed,
     )

@@ -15,7 +15,7 @@ from config.records import CHANGED_CODE_VARIABLE, RUN_ID_VARIABLE
 from config.workspace.rows import pipeline_rows
 from costs.ledger.ledger import read_ledger
 from tasks.dvc.lock_digests import lock_content
-from tasks.dvc.made import maker, remember_made
+from tasks.dvc.origins import find_origin, record_origin
 from tasks.dvc.recording import command_of, record_outputs, require_inputs
 from tasks.dvc.reuse import reuse
 from tasks.dvc.status import digests, is_unchanged
@@ -72,14 +72,14 @@ def record(run: Run, stage: str, outcome: Outcome) -> Outcome:
     """
     current = digests(run.root, stage)
     detail: dict[str, Any] = current._asdict()
-    if outcome.cached and (made := maker(run.root, stage, locked(lock_content(run.root), stage))):
-        is_here = any(row.run_id == made.run_id for row in pipeline_rows(run.root))
-        outcome = Outcome(cached=True, attempt=made.attempt if is_here else None, made_by=made.run_id)
-        detail["made_by"] = {"run_id": made.run_id, "seconds": made.seconds, "usd": made.usd}
+    if outcome.cached and (origin := find_origin(run.root, stage, locked(lock_content(run.root), stage))):
+        is_here = any(row.run_id == origin.run_id for row in pipeline_rows(run.root))
+        outcome = Outcome(cached=True, attempt=origin.attempt if is_here else None, made_by=origin.run_id)
+        detail["made_by"] = {"run_id": origin.run_id, "seconds": origin.seconds, "usd": origin.usd}
     run.record("stage", stage=stage, cached=outcome.cached, attempt=outcome.attempt, state="completed", detail=detail)
     if not outcome.cached and (cost := read_ledger(run.root, run.params, run.run_id).stage(stage)):
         seconds, usd = (sum(getattr(phase, unit) for phase in cost.useful_phases) for unit in ("seconds", "usd"))
-        remember_made(run.root, stage, run.run_id, outcome.attempt, seconds, usd)
+        record_origin(run.root, stage, run.run_id, outcome.attempt, seconds, usd)
     return outcome
 
 

@@ -151,7 +151,7 @@ def test_data_and_models_are_in_the_store_and_what_was_for_the_way_is_gone(
 ) -> None:
     assert len(stack.objects("dvc/files/md5/")) > 20
     assert stack.objects(bucket="rlhf-mlflow")
-    assert sum(key.endswith("/ppo.json") for key in stack.objects("dvc/made/")) == len(runs)
+    assert sum(key.endswith("/ppo.json") for key in stack.objects("dvc/origins/")) == len(runs)
     assert stack.objects("dvc/locks/") == []
     assert stack.objects("dvc/checkpoints/") == []
     assert stack.objects("dvc/exchange/") == []

@@ -78,7 +78,7 @@ async def outside(url: str, key: str, clients: int, seconds: float) -> float:
 
 @pytest.mark.slow  # compares speeds
 def test_an_outside_client_measures_the_same_rate(tmp_path: Path) -> None:
-    write_exports(tmp_path / "made")  # the large one keeps the engine busy, not its clients
+    write_exports(tmp_path / "origins")  # the large one keeps the engine busy, not its clients
     front = Served(tmp_path, tmp_path / "made/large", slots=8)
     endpoint = ChatEndpoint(f"{front.url}/v1", "large", front.key, 60.0)
     ratios = []

@@ -12,7 +12,7 @@ from config import jsonl
 from config.records import AttemptRow
 from config.workspace.at_work import locked
 from config.workspace.champions import Champion, ChampionRecord, Event, write_record
-from tasks.dvc.made import Made
+from tasks.dvc.origins import Origin
 from tasks.pipeline.clean import CHAMPIONS_OWN, RUN_AT_WORK, Leftover, chosen, leftovers, remove
 
 DAY = 24 * 3600.0
@@ -135,9 +135,9 @@ def made(root: Path, run_id: str, days: float, *contents: str) -> list[Path]:
         files[-1].parent.mkdir(parents=True, exist_ok=True)
         files[-1].write_text(content)
         outs.append({"path": f"models/{content}", "md5": digest})
-    record = cache / "made" / run_id / "sft.json"
+    record = cache / "origins" / run_id / "sft.json"
     record.parent.mkdir(parents=True)
-    record.write_text(json.dumps(Made(run_id, 1, 1.0, 1.0, {"outs": outs})._asdict()))
+    record.write_text(json.dumps(Origin(run_id, 1, 1.0, 1.0, {"outs": outs})._asdict()))
     aged(record.parent, days)
     return files
 
@@ -159,4 +159,4 @@ def test_outputs_go_with_the_newest_run_that_made_them_unless_something_that_sta
     assert goes == {"1-champion": False, "2-old": True, "3-old": True, "4-young": False}
     assert all(remove(leftover) for leftover in judged if leftover.goes)
     assert [path.exists() for path in (kept, shared, old, old_too, young)] == [True, False, False, True, True]
-    assert {path.name for path in (tmp_path / ".dvc/cache/made").iterdir()} == {"1-champion", "4-young"}
+    assert {path.name for path in (tmp_path / ".dvc/cache/origins").iterdir()} == {"1-champion", "4-young"}

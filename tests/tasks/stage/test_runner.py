@@ -81,7 +81,7 @@ def test_a_forgotten_stage_without_a_record_is_run_again_and_what_reads_the_same
     remove_from_lock(project, "sft")
     assert bring_up(run) == Outcome(cached=True, attempt=1, made_by="run-0")
     remove_from_lock(project, "sft")
-    shutil.rmtree(project / ".dvc/cache/made/run-0")
+    shutil.rmtree(project / ".dvc/cache/origins/run-0")
     assert bring_up(run) == Outcome(cached=False, attempt=2)
     assert bring_up(run, "reward") == Outcome(cached=True, attempt=1, made_by="run-1")
 
@@ -120,7 +120,7 @@ def test_a_damaged_or_lost_output_of_an_earlier_run_is_noticed_and_made_again(
     for overrides in (first, ("sft.epochs=9.0",)):
         bring_up(new_run(*overrides))
     (project / "sft.out").write_text("of another recipe")
-    entry = json.loads((project / ".dvc/cache/made/run-0/sft.json").read_text())["entry"]
+    entry = json.loads((project / ".dvc/cache/origins/run-0/sft.json").read_text())["entry"]
     digest = entry["outs"][0]["md5"]
     cached = project / ".dvc/cache/files/md5" / digest[:2] / digest[2:]
     cached.chmod(0o644)

@@ -329,4 +329,4 @@ def test_where_the_disk_fills_up_under_the_model_all_end_with_one_line_and_go_on
     rows = attempts(root, "ppo")
     assert [row.exit_code for row in rows if row.event == "end"] == [2, 0]
     assert [row.step for row in rows if row.event == "resume"] == [6]
-    assert largest_difference(root / "made", finished / "models/ppo") < 2e-6
+    assert largest_difference(root / "origins", finished / "models/ppo") < 2e-6

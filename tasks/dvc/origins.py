@@ -1,7 +1,7 @@
 """What the runs of a project have made: one record per stage and run, beside DVC's cache, which studies share, and
 below its remote, where other checkouts find it.
 
-.dvc/cache/made/<run_id>/<stage>.json    the stage's entry in dvc.lock, the run that paid for it, and how much
+.dvc/cache/origins/<run_id>/<stage>.json    the stage's entry in dvc.lock, the run that paid for it, and how much
 
 A record outlives the workspace of its run. It names outputs by digest: whether they still exist is another question.
 """
@@ -16,10 +16,10 @@ from config.atomic_file import write_atomically
 from config.dvc_stages import locked
 from tasks.dvc.lock_digests import lock_content
 
-FOLDER = "made"
+FOLDER = "origins"
 
 
-class Made(NamedTuple):
+class Origin(NamedTuple):
     """A stage that a run made."""
 
     run_id: str
@@ -36,37 +36,37 @@ class Made(NamedTuple):
         return f"made by run {self.run_id}" if self.run_id else "made by a run without a record"
 
 
-def unknown(entry: dict[str, Any]) -> Made:
+def unknown(entry: dict[str, Any]) -> Origin:
     """An entry whose maker is not recorded."""
-    return Made("", None, 0.0, 0.0, entry)
+    return Origin("", None, 0.0, 0.0, entry)
 
 
-def remember_made(root: Path, stage: str, run_id: str, attempt: int | None, seconds: float, usd: float) -> None:
+def record_origin(root: Path, stage: str, run_id: str, attempt: int | None, seconds: float, usd: float) -> None:
     """Record that the run made what dvc.lock has of `stage`."""
-    folder = made_folder(root) / run_id
+    folder = origins_folder(root) / run_id
     folder.mkdir(parents=True, exist_ok=True)
-    made = Made(run_id, attempt, seconds, usd, locked(lock_content(root), stage))
-    write_atomically(folder / f"{stage}.json", json.dumps(made._asdict()))
+    origin = Origin(run_id, attempt, seconds, usd, locked(lock_content(root), stage))
+    write_atomically(folder / f"{stage}.json", json.dumps(origin._asdict()))
 
 
-def made_before(root: Path, stage: str) -> Iterator[Made]:
+def origins_of(root: Path, stage: str) -> Iterator[Origin]:
     """The records of a stage, newest run first. Files that are not records are skipped."""
-    for path in sorted(made_folder(root).glob(f"*/{stage}.json"), reverse=True):
-        if (made := read_made(path)) is not None:
-            yield made
+    for path in sorted(origins_folder(root).glob(f"*/{stage}.json"), reverse=True):
+        if (origin := read_origin(path)) is not None:
+            yield origin
 
 
-def read_made(path: Path) -> Made | None:
+def read_origin(path: Path) -> Origin | None:
     """A record, None if the file is not one."""
     try:
-        return Made(**json.loads(path.read_text(encoding="utf-8")))
+        return Origin(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, TypeError, ValueError):
         return None
 
 
 def cached_files(root: Path, entry: dict[str, Any]) -> Iterator[Path]:
     """The files in DVC's cache that hold the outputs of an entry of dvc.lock, those that are there."""
-    objects = made_folder(root).parent / "files" / "md5"
+    objects = origins_folder(root).parent / "files" / "md5"
     for out in entry.get("outs", []):
         digests = [str(out.get("md5", ""))]
         with suppress(OSError, ValueError):
@@ -79,12 +79,12 @@ def _object(objects: Path, digest: str) -> Path:
     return objects / digest[:2] / digest[2:]
 
 
-def maker(root: Path, stage: str, entry: dict[str, Any]) -> Made | None:
+def find_origin(root: Path, stage: str, entry: dict[str, Any]) -> Origin | None:
     """Who made what this entry of dvc.lock says, None without a record."""
-    return next((made for made in made_before(root, stage) if made.entry == entry), None)
+    return next((origin for origin in origins_of(root, stage) if origin.entry == entry), None)
 
 
-def made_folder(root: Path) -> Path:
+def origins_folder(root: Path) -> Path:
     """The folder of the records: beside the objects of DVC's cache."""
     from dvc.config import Config
 
@@ -100,7 +100,7 @@ def exchange_records(repo: Any, root: Path, *, send: bool = False) -> None:
     from dvc_objects.fs.generic import copy
     from dvc_objects.fs.local import LocalFileSystem
 
-    remote, local, here = repo.cloud.get_remote(), LocalFileSystem(), made_folder(root)
+    remote, local, here = repo.cloud.get_remote(), LocalFileSystem(), origins_folder(root)
     there = remote.fs.join(remote.path, FOLDER)
     ours = {path.relative_to(here).as_posix() for path in here.glob("*/*.json")}
     theirs = {
