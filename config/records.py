@@ -45,6 +45,9 @@ FAULT_SUFFIX = ".fault"
 RENDEZVOUS_VARIABLE = "RLHF_RENDEZVOUS"
 """Environment variable with the file for the rendezvous of a stage's several processes."""
 
+USD_LEFT_VARIABLE = "RLHF_USD_LEFT"
+"""Environment variable with the US dollars that the budgets leave to a stage, for what it pays to others."""
+
 CHANGED_CODE_VARIABLE = "RLHF_CHANGED_CODE"
 """Environment variable that decides what a stage does with a checkpoint of other code: CONTINUE or RESTART."""
 

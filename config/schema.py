@@ -218,6 +218,12 @@ class Params(_WithMethods):
         for loop in self._loops():
             name, mini_batch = loop.method, loop.batch_size // loop.num_mini_batches
             place = self.where.of(name)
+            if loop.rollout_engine == "vllm" and place.sharding in ("zero2", "zero3"):
+                raise ParamsError(
+                    f"{name}.rollout_engine=vllm needs whole weights after each update, and "
+                    f"{self.where.key_and_value(name, 'sharding')} shards them. Set {name}.rollout_engine: static, or "
+                    f"where.{name}.sharding: none in params.yaml."
+                )
             if place.sharding in WEIGHTS_DIVIDED and mini_batch < place.processes:
                 raise ParamsError(
                     f"a mini-batch of {mini_batch} episodes ({name}.batch_size / "

@@ -10,7 +10,7 @@ from flows.rlhf import rlhf
 from tasks.planning.gate import checked
 from tasks.planning.prepared import known_plan
 from tasks.retraining.cycle import alone, due, put_in_place, retraining, trained, wait_for_approval, winner
-from tasks.run.month import PURPOSE
+from tasks.run.purse import PURPOSE
 
 
 @flow(name="retrain", persist_result=False, validate_parameters=False)

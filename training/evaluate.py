@@ -95,8 +95,9 @@ def evaluate(stage: Stage) -> None:
     if settings.judge is not None:
         with stage.meter.phase("judge", len(names)) as work:
             verdict = judged(
-                stage.root, stage.params, prompts, answers["aligned"].texts, answers["sft"].texts, work.pay
-            )
+                stage.root, stage.params, prompts, answers["aligned"].texts, answers["sft"].texts, work.pay,
+                stop=stage.stop_if_requested,
+            )  # fmt: skip
     stage.check_params()
     with stage.meter.phase("compare", len(names)):
         metrics = compare(answers, settings.confidence, stage.params.seed, verdict)
@@ -250,7 +251,7 @@ def compare(
         preferred = [answer for answer in verdict.preferences if answer is not None]
         trusted = gain(preferred, [0.5] * len(preferred), confidence)
     equal_length = gain_at_equal_length(aligned.rewards, sft.rewards, aligned.lengths, sft.lengths, confidence)
-    hacking = reward_hacking(proxy, trusted, equal_length, len(sft.texts))
+    hacking = reward_hacking(proxy, trusted, equal_length)
     metrics |= {
         "kl": _mean(aligned.kl),
         "reward_hacking": hacking.hacked,

@@ -31,6 +31,9 @@ def report(
     open_page: Annotated[
         bool, typer.Option("--open", help="Write report/report.html and open it in the browser.")
     ] = False,
+    month: Annotated[
+        bool, typer.Option("--month", help="Show what the project has spent this month, and on what.")
+    ] = False,
     sync: Annotated[bool, typer.Option("--sync", help="Ship the rows that MLflow has not got yet.")] = False,
     every: Annotated[
         bool, typer.Option("--all", help="Write report/all.html: every run, its cost and its quality.")
@@ -53,6 +56,9 @@ def report(
             _open(page)
         return
     params = run_params(root, run_id, assignments or [])
+    if month:
+        _print_month(root, params, as_json)
+        return
     if sync:
         _sync(root, params, quiet=as_json)
     if html or open_page:
@@ -61,6 +67,32 @@ def report(
         typer.echo(json.dumps(run_json(root, params, run_id), indent=2))
     elif costs or not (html or open_page or sync):
         _print(root, params, run_id, costs)
+
+
+def _print_month(root: Path, params: "Params", as_json: bool) -> None:
+    """Every run and retrain cycle of the month, in all workspaces of the project, and the limit."""
+    import time
+    from datetime import UTC, datetime
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from reporting.numbers import usd
+    from tasks.run.purse import month
+
+    spending = month(root, params, time.time(), every_run=True)
+    if as_json:
+        items = [{**item._asdict(), "workspace": str(item.workspace)} for item in spending.expenses]
+        typer.echo(json.dumps({**spending._asdict(), "expenses": items}, indent=2))
+        return
+    table = Table("began (UTC)", "kind", "run or cycle", box=None, show_footer=True, header_style="bold")
+    table.columns[0].footer = spending.name
+    table.columns[2].footer = "" if spending.limit_usd is None else f"of {usd(spending.limit_usd)}"
+    table.add_column("cost", usd(spending.spent_usd), justify="right")
+    for item in sorted(spending.expenses, key=lambda item: item.time):
+        began = datetime.fromtimestamp(item.time, UTC).strftime("%d %H:%M")
+        table.add_row(began, item.kind, item.name, usd(item.usd))
+    Console(highlight=False).print(table)
 
 
 def _write_page(root: Path, params: "Params", run_id: str | None, quiet: bool, open_page: bool) -> None:

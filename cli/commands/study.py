@@ -22,9 +22,9 @@ def study(
     variants share is made once; the same command goes on after Ctrl-C.
     """
     from cli.flow_run import exit_code, on_server
+    from config.workspace.project import STUDIES
     from config.workspace.study import read_study
     from reporting.comparison.runs import Comparison
-    from tasks.run.workspace import STUDIES
     from tasks.study.runs import PAGE, RECORD, works
 
     root = project_root()

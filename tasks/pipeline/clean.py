@@ -18,9 +18,9 @@ from config.locks import is_held, lock_file
 from config.records import STAGES
 from config.workspace.at_work import RUN_LOCK
 from config.workspace.champions import read_record
+from config.workspace.project import STUDIES
 from tasks.dvc.origins import cached_files, origins_folder, read_origin
 from tasks.dvc.status import yaml_of
-from tasks.run.workspace import STUDIES
 from tasks.stage.progress import attempts
 
 RUN_AT_WORK, CHAMPIONS_OWN = "a run is running in it", "it is the champion's"

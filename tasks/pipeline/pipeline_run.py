@@ -26,7 +26,7 @@ from tasks.dvc.transfers import default_remote, public, push
 from tasks.pipeline.run_progress import RunProgress
 from tasks.planning.prepared import Planned, Prepared, keep
 from tasks.remote.client import fetch_aligned
-from tasks.run.month import PURPOSE
+from tasks.run.purse import PURPOSE
 from tasks.run.run import STUDY, Run, begin_run, end_left_open, keep_copies, keep_edits, new_run_id, put_params_back
 from tasks.run.stop import OVER_BUDGET, STOPPED, StopRequest, on_signals
 from tasks.servers.lost_server import hang_up, is_gone

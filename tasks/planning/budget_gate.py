@@ -7,11 +7,12 @@ from typing import TypeGuard
 
 from config.errors import CostError
 from config.records import CONTINUE
+from config.schema import Params
 from costs.ledger.budget import PER_HOUR, PER_MONTH, Excess, Limit, dear_hour, excess, total
 from costs.planning.search import Goal, cheapest
 from tasks.planning.prepared import Planned, Prepared, prepare
 from tasks.run.changed_code import policy
-from tasks.run.month import month
+from tasks.run.purse import Month, month
 
 WORTH_TELLING = 0.01
 """Smaller savings are not worth a suggestion."""
@@ -33,7 +34,8 @@ def gate(root: Path, prepared: Prepared) -> str | None:
     )
     if problem is None:
         return None
-    message = " ".join([*_started_over(prepared), _excess_message(problem)])
+    where = f"{_month(root, params).words()}." if problem.limit.key == PER_MONTH else ""
+    message = " ".join([*_started_over(prepared), _excess_message(problem), where]).strip()
     if params.budget.gate == "warn":
         ends = "" if problem.limit.key == PER_HOUR else ", and stops there"
         return f"{message} budget.gate is warn: the run starts{ends}."
@@ -45,8 +47,12 @@ def _dear_month(root: Path, prepared: Planned) -> Excess | None:
     most, ahead = prepared.params.budget.monthly_usd, prepared.ahead_total.usd
     if most is None or not ahead:
         return None
-    before = month(root, prepared.params, time.time(), every_run=True).spent_usd
+    before = _month(root, prepared.params).spent_usd
     return Excess(Limit(PER_MONTH, most, "USD", None), before, ahead) if before + ahead > most else None
+
+
+def _month(root: Path, params: Params) -> Month:
+    return month(root, params, time.time(), every_run=True)
 
 
 def _started_over(prepared: Planned) -> list[str]:

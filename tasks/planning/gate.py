@@ -21,7 +21,7 @@ from reporting.numbers import usd
 from tasks.planning.budget_gate import gate, needs_approval
 from tasks.planning.plan_text import markdown
 from tasks.planning.prepared import Planned, Prepared, Unplannable, planned_before, prepare
-from tasks.run.month import PURPOSE
+from tasks.run.purse import PURPOSE
 from tasks.run.recipe import differs_from_recipe
 from tasks.ui.events import run_event
 

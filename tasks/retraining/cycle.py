@@ -23,7 +23,7 @@ from prefect.states import Cancelled, Completed
 
 from config import jsonl
 from config.alive import now
-from config.errors import EnvironmentFault
+from config.errors import EnvironmentFault, OverBudget
 from config.load import write
 from config.locks import lock_file
 from config.schema import Params
@@ -43,9 +43,9 @@ from tasks.planning.prepared import Planned, Unplannable, prepare
 from tasks.planning.retraining import with_cycle
 from tasks.retraining.decision import decide
 from tasks.retraining.page import contest_section, data_section, decision_section, markdown
-from tasks.run.month import PURPOSE, month, run_usd
+from tasks.run.purse import PURPOSE, month, refusal, run_usd
 from tasks.run.run import STATE_FOLDER, new_run_id
-from tasks.run.stop import StopRequest, as_interrupts
+from tasks.run.stop import OVER_BUDGET, StopRequest, as_interrupts
 from tasks.stage.process import require_done, run_process
 from tasks.stage.progress import Display
 from tasks.ui.events import model_event
@@ -137,6 +137,8 @@ def retraining(params: Params) -> Iterator[Cycle]:
     try:
         with as_interrupts():
             yield cycle
+    except OverBudget as error:
+        cycle.end("stopped", str(error), Cancelled(name=OVER_BUDGET, message=str(error)))
     except BaseException as error:
         cycle.end("failed", str(error) or f"{type(error).__name__}: {error}")
         raise
@@ -164,7 +166,7 @@ def due(cycle: Cycle, busy: str | None, force: bool) -> Due | None:
         key = key_now(root, params)
         cycle.row_fields |= {"champion": champion.run_id, "data_key": key}
         cycle.sections.append(f"Champion at the start: `{champion.run_id}`.")
-        reason = None if force else nothing_new(root, champion, key)
+        reason = refusal(root, params) or (None if force else nothing_new(root, champion, key))
     if reason is not None:
         cycle.end("skipped", reason)
         return None
@@ -229,9 +231,7 @@ def winner(cycle: Cycle, champion: Champion, run_id: str) -> Winner | None:
         cycle.helper("contest", *sides, "--out", str(target))
         evaluation = _evaluation(challenger)
     contest = Contest.model_validate_json(target.read_bytes())
-    if contest.judge_usd:
-        cycle.usd += contest.judge_usd
-        cycle.record("cost", usd=contest.judge_usd, detail={"process": "judge"})
+    cycle.usd += contest.judge_usd  # the contest has recorded each answer when it paid it
     verdict = promotion_verdict(contest, *evaluation, cycle.usd, cycle.params.retrain)
     cycle.sections.append(contest_section(run_id, contest, verdict))
     if contest.judge_waits and verdict.failed == verdict.checks[:1]:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from config.sections.retraining import Retrain
 from config.workspace.retraining import Examination
 from reporting.numbers import percent, usd
-from tasks.run.month import Month
+from tasks.run.purse import Month
 
 
 class Decision(NamedTuple):

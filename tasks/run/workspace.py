@@ -13,8 +13,6 @@ from config.schema import Params
 from tasks.run.code_version import FILES, HOME, PACKAGES, code_digest
 from tasks.run.exchange import Exchange
 
-STUDIES = Path(".rlhf/studies")
-"""Below the project: the workspaces of its studies."""
 PROJECT = "project"
 """Workspace of the deployed runs: champions, votes, rows, what the month has cost."""
 

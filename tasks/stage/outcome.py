@@ -3,7 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from config.errors import EXIT_BAD_INPUT, EXIT_DIVERGED, EXIT_DONE, EXIT_RESUMABLE, RlhfError, StageStopped, UserError
+from config.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_DIVERGED,
+    EXIT_DONE,
+    EXIT_OVER_BUDGET,
+    EXIT_RESUMABLE,
+    OverBudget,
+    RlhfError,
+    StageStopped,
+    UserError,
+)
 from config.records import AttemptRow
 from tasks.stage.process import Ended, last_line
 
@@ -38,7 +48,7 @@ def judge(stage: str, before: int, rows: Sequence[AttemptRow], ended: Ended) -> 
     rows    of attempts.jsonl, those of this process and earlier ones
     ended   how the process ended
 
-    Raises UserError (bad input; the stage's own line), StageStopped or StageCrashed.
+    Raises UserError (bad input; the stage's own line), StageStopped, OverBudget or StageCrashed.
     """
     log = f"runs/{stage}/log.txt"
     new_rows = [row for row in rows if row.attempt > before and row.event != "lost"]
@@ -50,6 +60,8 @@ def judge(stage: str, before: int, rows: Sequence[AttemptRow], ended: Ended) -> 
         raise UserError(f"{stage}: {message}")
     if ended.code == EXIT_RESUMABLE:
         raise StageStopped(message or f"{stage} was asked to stop: run again to go on from there.")
+    if ended.code == EXIT_OVER_BUDGET:
+        raise OverBudget(message or f"{stage} has spent its budget: raise it, and run again to go on.")
     if ended.code < 0:
         if end is not None and end.exit_code == EXIT_DONE:
             raise StageCrashed(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from config.alive import created, now
-from config.errors import EXIT_BAD_INPUT, RlhfError, UserError
+from config.errors import EXIT_BAD_INPUT, EXIT_OVER_BUDGET, OverBudget, RlhfError, UserError
 from config.locks import CHECKPOINT_SECONDS
 from config.records import PIPELINE_VARIABLE
 from tasks.dvc.status import environment
@@ -81,6 +81,8 @@ def require_done(module: str, ended: Ended, log: Path) -> None:
     """
     if ended.code == EXIT_BAD_INPUT:
         raise UserError(last_line(ended.output))
+    if ended.code == EXIT_OVER_BUDGET:
+        raise OverBudget(last_line(ended.output))
     if ended.code:
         raise RlhfError(
             f"{module} ended with exit code {ended.code}: {last_line(ended.output)} All it printed is in {log}."

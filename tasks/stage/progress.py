@@ -64,6 +64,8 @@ class Watch:
         """The newest row on the current attempt."""
         self.pace = Pace()
         """Durations of steps and checkpoints."""
+        self.paid_usd = 0.0
+        """Paid to others."""
         self._started: AttemptRow | None = None
         self._started_seen = 0.0
         self._start_usage: UsageRow | None = None
@@ -92,6 +94,7 @@ class Watch:
                 self._started, self._started_seen, self._start_usage = attempt, now(), None
         for usage in self._usage.read(UsageRow):
             self.pace.add(usage, now() - _age(usage.time))
+            self.paid_usd += usage.usd
             if usage.phase == "start":
                 self._start_usage = usage
             if usage.step > self._step:
@@ -110,7 +113,7 @@ class Watch:
             step=self._step,
             steps=self._steps,
             seconds=seconds,
-            usd=self._price.usd(seconds, world_size),
+            usd=self._price.usd(seconds, world_size) + self.paid_usd,
             eta_seconds=eta_seconds(self._steps, self._moments[0], self._moments[-1])
             if self._steps and self._moments
             else None,

@@ -11,7 +11,7 @@ from typing import Any
 from config.differences import Watched, in_a_line
 from config.dvc_stages import defined, locked
 from config.errors import ParamsError, StageStopped
-from config.records import CHANGED_CODE_VARIABLE, RUN_ID_VARIABLE
+from config.records import CHANGED_CODE_VARIABLE, RUN_ID_VARIABLE, USD_LEFT_VARIABLE
 from config.workspace.rows import pipeline_rows
 from costs.ledger.ledger import read_ledger
 from tasks.dvc.lock_digests import lock_content
@@ -108,13 +108,18 @@ def _run(run: Run, stage: str, stop: StopRequest, observe: Observer) -> int | No
         observe(watch.look())
         return budget.look(watch)
 
+    left_usd = budget.usd_left()
     ended = run_process(
         command(run.root, stage),
         run.root,
         log_path(run.root, stage),
         stop,
         look,
-        {RUN_ID_VARIABLE: run.run_id, CHANGED_CODE_VARIABLE: policy()},
+        {
+            RUN_ID_VARIABLE: run.run_id,
+            CHANGED_CODE_VARIABLE: policy(),
+            **({} if left_usd is None else {USD_LEFT_VARIABLE: str(left_usd)}),
+        },
     )
     lifetime.end(ended.pid, ended.lived_seconds)
     watch.look()

@@ -6,9 +6,11 @@ unchanged, and a run that was stopped goes on from its checkpoint. One runs at a
 machine that does nothing else.
 """
 
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,15 +21,16 @@ from config.schema import Params
 from config.workspace.kept import kept_params
 from config.workspace.login import MLFLOW_KEY, SERVERS
 from config.workspace.machine import MACHINE_FILE, SERVING_FILE
+from config.workspace.project import STUDIES
 from config.workspace.rows import pipeline_rows
 from config.workspace.study import StudyFile
-from costs.ledger.budget import results_key
-from costs.ledger.ledger import read_ledger
+from costs.ledger.budget import results_key, total
 from reporting.comparison.runs import Comparison, Variant, compare, read_run
 from reporting.numbers import duration, usd
 from tasks.planning.prepared import Planned, Unplannable, prepare
 from tasks.run.code_version import HOME
-from tasks.run.workspace import STUDIES, bring_code, link, link_inputs
+from tasks.run.purse import refusal, run_usd
+from tasks.run.workspace import bring_code, link, link_inputs
 from tasks.stage.progress import Display
 
 PAGE, RECORD = "study.html", "study.json"
@@ -65,10 +68,14 @@ class Study:
             if results_key(work.params) in before:
                 self.display.say(f"{where}: done before")
                 continue
+            if (why := refusal(self.place, work.params)) is not None:
+                raise OverBudget(why)
             so_far = spent(self.place)
-            params = within(work.params, self.content.max_usd, so_far)
-            link_inputs(self.root, self.place, params)
-            prepared = prepare(self.place, params)
+            link_inputs(self.root, self.place, work.params)
+            prepared = prepare(self.place, work.params)
+            continued = total(prepared.spent).usd
+            params = limit_budget(work.params, self.content.max_usd, so_far, continued)
+            prepared = replace(prepared, params=params)
             planned = (
                 f"planned {usd(prepared.ahead_total.usd)} and {duration(prepared.ahead_total.seconds)}, "
                 if isinstance(prepared, Planned)
@@ -159,8 +166,10 @@ def _tracking_uri(root: Path, params: Params) -> str:
     return uri or resolved_uri(root, params.tracking.uri)
 
 
-def within(params: Params, max_usd: float | None, so_far: float) -> Params:
-    """The params with what is left of the study's money. Raises OverBudget if nothing is."""
+def limit_budget(params: Params, max_usd: float | None, so_far: float, continued: float) -> Params:
+    """The params with what is left of the study's money, and with what the run has spent itself already, which its
+    budget counts: `continued` of `so_far`. Raises OverBudget if nothing is left.
+    """
     if max_usd is None:
         return params
     if so_far >= max_usd:
@@ -169,7 +178,7 @@ def within(params: Params, max_usd: float | None, so_far: float) -> Params:
             "the same command to go on."
         )
     limit = params.budget.max_usd
-    max_usd_left = max_usd - so_far if limit is None else min(limit, max_usd - so_far)
+    max_usd_left = min(max_usd - so_far + continued, math.inf if limit is None else limit)
     return params.model_copy(update={"budget": params.budget.model_copy(update={"max_usd": max_usd_left})})
 
 
@@ -182,4 +191,4 @@ def completed(place: Path) -> dict[str, str]:
 def spent(place: Path) -> float:
     """What the runs of a study have cost, failed ones too."""
     runs = dict.fromkeys(row.run_id for row in pipeline_rows(place) if row.event == "start")
-    return sum(read_ledger(place, kept_params(place, run_id), run_id).total_usd for run_id in runs)
+    return sum(run_usd(place, kept_params(place, run_id), run_id) for run_id in runs)

@@ -1,5 +1,5 @@
-"""The stack on a real engine: two pipelines at once, each stage in a container of its own, one of them killed. Run by
-`make test-containers`.
+"""The stack on a real engine: two pipelines, the second waits for the first, each stage in a container of its own, one
+of them killed. Run by `make test-containers`.
 """
 
 import json
@@ -68,7 +68,8 @@ def kill_at_work(stack: Stack, stage: str, flow_runs: list[str]) -> str:
     deadline = time.monotonic() + RUN_SECONDS
     while time.monotonic() < deadline:
         result = stack.stage_containers(stage)
-        if result and stack.objects(f"dvc/checkpoints/{stage}/by-inputs/"):
+        stored = stack.objects(f"dvc/checkpoints/{stage}/")
+        if result and any(key.endswith("/manifest.json") for key in stored):
             docker("kill", "--signal", "KILL", result[0])
             return result[0]
         states = {flow_run: stack.state(flow_run) for flow_run in flow_runs}

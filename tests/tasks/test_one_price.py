@@ -14,7 +14,7 @@ from costs.tables.price import stage_price
 from tasks.planning.prepared import spent_by_stage
 from tasks.retraining import cycle
 from tasks.run.changed_code import changed_since_checkpoint
-from tasks.run.month import run_usd
+from tasks.run.purse import run_usd
 from tasks.run.run import Run
 from tasks.stage import progress
 from tasks.stage.budget_watcher import BudgetWatch

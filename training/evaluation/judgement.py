@@ -1,22 +1,21 @@
 """How good a judge of replies is, and what it says of two models. Pure functions.
 
 A preference is 1 where the first reply is better, 0 where the second is, 0.5 for a tie. Preferences on the same prompt
-are not independent, so intervals are of a bootstrap over prompts.
-
-Source: Efron and Tibshirani 1993, An introduction to the bootstrap, chapter 13 (percentiles).
+are not independent, so the size of a sample is that of an independent one with the same error.
 """
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import stdtrit
 
-RESAMPLES = 2000
 FEWEST_PROMPTS = 20
-"""With fewer prompts a bootstrap over them promises more than it holds."""
+"""With fewer prompts a judge is not judged."""
+RIDGE = 1e-2
 POWER = 0.8
 
 
@@ -28,18 +27,44 @@ class Interval(NamedTuple):
     high: float
 
 
-def clustered_interval(values: ArrayLike, prompts: Sequence[Hashable], confidence: float, seed: int) -> Interval:
-    """Mean of values, with a percentile bootstrap over prompts: a drawn prompt brings all of its values."""
-    numbers = np.asarray(values, dtype=float)
+def clustered_interval(
+    values: ArrayLike, prompts: Sequence[Hashable], confidence: float, lowest: float = 0.0
+) -> Interval:
+    """Mean of values between `lowest` and 1, which share prompts: Wilson's interval with Student's quantile, for the
+    number of independent values that would have the error of the mean.
+
+    v   variance of the mean, by the sums of its deviations over each of G prompts: G / (G - 1) sum(s_g^2) / N^2
+    n   p (1 - p) / v, with p the mean as a share of its range; at most N values, and G prompts where all are alike
+
+    Source: Korn and Graubard 1998, Confidence intervals for proportions with small expected number of positive counts
+    estimated from survey data (effective sample size); Wilson 1927.
+    """
+    numbers = (np.asarray(values, dtype=float) - lowest) / (1 - lowest)
+    p, count = float(numbers.mean()), len(numbers)
+    sums = _sums_by_prompt(numbers - p, prompts)
+    groups = len(sums)
+    if groups < 2:
+        return Interval(lowest + (1 - lowest) * p, lowest, 1.0)
+    variance = groups / (groups - 1) * float(sums @ sums) / count**2
+    size = min(p * (1 - p) / variance, count) if variance > 0 else groups
+    low, high = _score_interval(p, max(size, 1.0), _student(groups - 1, confidence))
+    return Interval(*(lowest + (1 - lowest) * value for value in (p, low, high)))
+
+
+def _sums_by_prompt(values: NDArray[np.float64], prompts: Sequence[Hashable]) -> NDArray[np.float64]:
     places = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
-    index = np.array([places[prompt] for prompt in prompts])
-    sums = np.bincount(index, weights=numbers, minlength=len(places))
-    counts = np.bincount(index, minlength=len(places))
-    resamples = np.random.default_rng(seed).integers(len(places), size=(RESAMPLES, len(places)))
-    means = sums[resamples].sum(axis=1) / counts[resamples].sum(axis=1)
-    tail = 100 * (1 - confidence) / 2
-    low, high = np.percentile(means, (tail, 100 - tail))
-    return Interval(float(numbers.mean()), float(low), float(high))
+    index = [places[prompt] for prompt in prompts]
+    return np.asarray(np.bincount(index, weights=values, minlength=len(places)), dtype=float)
+
+
+def _score_interval(p: float, size: float, z: float) -> tuple[float, float]:
+    """Wilson's interval of a share p of `size` independent values; see training/evaluation/intervals.py."""
+    centre, half = p + z**2 / (2 * size), z * math.sqrt(p * (1 - p) / size + z**2 / (4 * size**2))
+    return max(0.0, (centre - half) / (1 + z**2 / size)), min(1.0, (centre + half) / (1 + z**2 / size))
+
+
+def _student(degrees: int, confidence: float) -> float:
+    return float(stdtrit(degrees, 0.5 + confidence / 2))
 
 
 class Agreement(NamedTuple):
@@ -78,7 +103,6 @@ def agreement(
     rejected_chars: Sequence[int],
     prompts: Sequence[Hashable],
     confidence: float,
-    seed: int,
 ) -> Agreement:
     """`preferences` are for the reply that people chose, over the one that they rejected."""
     right = np.asarray(preferences, dtype=float)
@@ -88,61 +112,46 @@ def agreement(
     shorter_prompts = [prompt for prompt, is_one in zip(prompts, shorter, strict=True) if is_one]
     return Agreement(
         pairs=len(right),
-        accuracy=clustered_interval(right, prompts, confidence, seed),
+        accuracy=clustered_interval(right, prompts, confidence),
         longer=float(longer.mean()),
-        gain=clustered_interval(right - longer, prompts, confidence, seed),
-        shorter=clustered_interval(right[shorter], shorter_prompts, confidence, seed) if shorter_prompts else None,
+        gain=clustered_interval(right - longer, prompts, confidence, lowest=-1.0),
+        shorter=clustered_interval(right[shorter], shorter_prompts, confidence) if shorter_prompts else None,
         flip_rate=flips / len(right),
     )
 
 
 def length_controlled(
-    preferences: ArrayLike,
-    chars_a: ArrayLike,
-    chars_b: ArrayLike,
-    prompts: Sequence[Hashable],
-    confidence: float,
-    seed: int,
+    preferences: ArrayLike, chars_a: ArrayLike, chars_b: ArrayLike, prompts: Sequence[Hashable], confidence: float
 ) -> Interval:
     """The win rate that is left where both replies are as long: logistic regression of the preferences on the
-    difference of the lengths, read at zero.
+    difference of the lengths, read at zero. Its interval is on the scale of the regression, by the larger of the
+    model's error and the one that lets values on a prompt depend on each other.
 
     Source: the idea of length-controlled AlpacaEval, Dubois et al. 2024 (arXiv:2404.04475), whose model has terms for
-    the prompts too.
+    the prompts too; Liang and Zeger 1986, Longitudinal data analysis using generalized linear models (sandwich).
     """
     wins = np.asarray(preferences, dtype=float)
     difference = np.asarray(chars_a, dtype=float) - np.asarray(chars_b, dtype=float)
-    scale = difference.std() or 1.0
-    x = difference / scale
-    value = _at_zero(x, wins)
-    places = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
-    members: list[list[int]] = [[] for _ in places]
-    for i, prompt in enumerate(prompts):
-        members[places[prompt]].append(i)
-    rng = np.random.default_rng(seed)
-    estimates = []
-    for _ in range(RESAMPLES // 10):
-        rows = [i for place in rng.integers(len(members), size=len(members)) for i in members[place]]
-        estimates.append(_at_zero(x[rows], wins[rows]))
-    tail = 100 * (1 - confidence) / 2
-    low, high = np.percentile(estimates, (tail, 100 - tail))
-    return Interval(value, float(low), float(high))
-
-
-def _at_zero(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
-    """sigmoid(a) of the fit y ~ sigmoid(a + b x), with a little ridge so that it exists where all wins are on one
-    side.
-    """
-    design = np.stack([np.ones_like(x), x], axis=1)
+    design = np.stack([np.ones_like(wins), difference / (difference.std() or 1.0)], axis=1)
     weights = np.zeros(2)
-    for _ in range(25):
+    for _ in range(25):  # a little ridge, so that the fit exists where all wins are on one side
         p = 1 / (1 + np.exp(-np.clip(design @ weights, -30, 30)))
-        hessian = (design * (p * (1 - p))[:, None]).T @ design + 1e-2 * np.eye(2)
-        step = np.linalg.solve(hessian, design.T @ (y - p) - 1e-2 * weights)
+        hessian = (design * (p * (1 - p))[:, None]).T @ design + RIDGE * np.eye(2)
+        step = np.linalg.solve(hessian, design.T @ (wins - p) - RIDGE * weights)
         weights = weights + step
         if np.abs(step).max() < 1e-9:
             break
-    return float(1 / (1 + math.exp(-min(max(weights[0], -30), 30))))
+    scores = np.stack([_sums_by_prompt(column * (wins - p), prompts) for column in design.T])
+    groups, inverse = scores.shape[1], np.linalg.inv(hessian)
+    if groups < 3:
+        return Interval(_share(weights[0]), 0.0, 1.0)
+    sandwich = groups / (groups - 2) * inverse @ (scores @ scores.T) @ inverse
+    half = _student(groups - 2, confidence) * math.sqrt(max(sandwich[0, 0], inverse[0, 0]))
+    return Interval(*(_share(weights[0] + side) for side in (0.0, -half, half)))
+
+
+def _share(logit: float) -> float:
+    return 1 / (1 + math.exp(-min(max(logit, -30.0), 30.0)))
 
 
 def smallest_effect(preferences: ArrayLike, prompts: Sequence[Hashable], confidence: float) -> float:
@@ -169,22 +178,33 @@ class WithVotes(NamedTuple):
 
 
 def prediction_powered(
-    judged: ArrayLike, judged_with_vote: ArrayLike, votes: ArrayLike, confidence: float
+    judged: ArrayLike, votes: Mapping[int, float], differ: Sequence[bool], confidence: float
 ) -> WithVotes:
-    """Mean of people's preferences, from N pairs that the judge judged (`judged`) and n that people voted on, too
-    (`judged_with_vote`, `votes`): l mean(judged) + mean(votes - l judged_with_vote), with the l that makes the
-    variance smallest. It has no bias, however wrong the judge is.
+    """Mean of people's preferences over all pairs, from what the judge says of each and the votes on some.
+
+    judged  the judge's preference for each of N pairs
+    votes   place of a pair -> people's preference; a random part of the pairs whose replies differ
+    differ  whether the replies of a pair differ; the others are ties, whoever judges
+
+    Of the pairs that differ, n have a vote and m have none: l mean_m(judged) + mean_n(votes - l judged), whose two
+    means are of different pairs and so independent; the l that makes the variance smallest is estimated from the
+    votes. It has no bias, however wrong the judge is. With votes on all pairs it is their mean.
 
     Source: Angelopoulos, Duchi and Zrnic 2023, PPI++ (arXiv:2311.01453).
     """
-    everywhere, voted, human = (np.asarray(values, dtype=float) for values in (judged, judged_with_vote, votes))
-    n, ratio = len(human), len(human) / len(everywhere)
-    spread = np.concatenate([everywhere, voted]).var(ddof=1)
-    together = float(np.cov(human, voted, ddof=1)[0, 1]) if n > 1 else 0.0
-    tuned = min(max(together / ((1 + ratio) * spread), 0.0), 1.0) if spread > 0 else 0.0
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
-    rest = human - tuned * voted
-    variance = tuned**2 * everywhere.var(ddof=1) / len(everywhere) + rest.var(ddof=1) / n
-    value, half = float(tuned * everywhere.mean() + rest.mean()), z * math.sqrt(float(variance))
-    alone, wide = float(human.mean()), z * math.sqrt(float(human.var(ddof=1)) / n)
-    return WithVotes(n, Interval(value, value - half, value + half), Interval(alone, alone - wide, alone + wide))
+    says = np.asarray(judged, dtype=float)
+    share = sum(differ) / len(says)
+    human, voted = np.array(list(votes.values()), dtype=float), says[list(votes)]
+    rest = says[[i for i, other in enumerate(differ) if other and i not in votes]]
+    n, m = len(human), len(rest)
+    alone = clustered_interval(human, range(n), confidence)
+    both = alone
+    if m > 1 and voted.var() > 0 and human.var() > 0:
+        spread = np.concatenate([rest, voted]).var(ddof=1)
+        tuned = min(max(float(np.cov(human, voted, ddof=1)[0, 1]) / ((1 + n / m) * spread), 0.0), 1.0)
+        # one degree of freedom went into l
+        variance = tuned**2 * rest.var(ddof=1) / m + (human - tuned * voted).var(ddof=1) / n * (n - 1) / (n - 2)
+        p = min(max(tuned * rest.mean() + (human - tuned * voted).mean(), 0.0), 1.0)
+        size = p * (1 - p) / variance if variance > 0 else n + m
+        both = Interval(p, *_score_interval(p, max(min(size, n + m), 1.0), _student(n - 2, confidence)))
+    return WithVotes(n, *(Interval(*(share * end + (1 - share) / 2 for end in value)) for value in (both, alone)))

@@ -119,7 +119,7 @@ def compared(
     exact = scores(trained)
     rows = []
     for kind, kind_replies in replies.items():
-        mean, low, high, _ = gain(scores(kind_replies), exact, evaluate.confidence)
+        mean, low, high, *_ = gain(scores(kind_replies), exact, evaluate.confidence)
         rows.append(
             QuantisedFile(
                 kind=kind,

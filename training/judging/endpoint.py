@@ -1,24 +1,30 @@
-"""A judge behind an OpenAI-compatible URL. Every answer is kept in SQLite, by a digest of all that decides it: a
-judgement that was stopped or failed goes on without paying twice.
+"""A judge behind an OpenAI-compatible URL. Every answer is kept in SQLite, by a digest of all that decides it, before
+it is used: a judgement that was stopped, killed or failed goes on without paying twice, and what it has paid counts.
 
-evaluation/judge.sqlite   answers(key, text, prompt_tokens, reply_tokens)
+evaluation/judge.sqlite   answers(key, text, prompt_tokens, reply_tokens, booked)
+
+An answer is booked once its price is in a row of the stage; what a killed process paid and did not book, the next one
+books.
 """
 
 import hashlib
 import json
+import os
 import re
 import sqlite3
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from config.errors import EnvironmentFault, OverBudget
 from config.prerequisites import require_key
+from config.records import USD_LEFT_VARIABLE
 from config.sections.judge import EndpointJudgeSettings
 from training.judging.judge import Pair
 from training.modeling.tokenizer import prompt_text
@@ -59,27 +65,40 @@ class Answer(NamedTuple):
     text: str
     prompt_tokens: int
     reply_tokens: int
+    """Of both: as the endpoint counts them; without its count, as many as the bytes allow."""
 
 
 class EndpointJudge:
-    """See the module. `paid` is called with the tokens and US dollars of every new answer."""
+    """See the module."""
 
     name = "endpoint"
 
     def __init__(
         self, settings: EndpointJudgeSettings, cache: Path,
         paid: Callable[[int, float], None] = lambda tokens, usd: None,
+        stop: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """Raises EnvironmentFault if the key's environment variable is not set."""
-        self._settings, self._paid, self.usd, self.refused = settings, paid, 0.0, 0
+        """Raises EnvironmentFault if the key's environment variable is not set.
+
+        paid   called with the tokens and US dollars of every new answer, before it is used
+        stop   called between batches of questions; raises if the stage has to stop
+        """
+        self._settings, self._paid, self._stop, self.usd, self.refused = settings, paid, stop, 0.0, 0
+        self.uncounted = 0
+        """Answers whose tokens the endpoint did not count."""
+        self._spent = dict[str, float]()
+        """Question of this evaluation -> US dollars that its answer cost, whenever it was paid."""
         variable = settings.key_variable
         self._key = None if variable is None else require_key(variable)
         cache.parent.mkdir(parents=True, exist_ok=True)
         self._answers = sqlite3.connect(cache)
         self._answers.execute(
             "create table if not exists answers "
-            "(key text primary key, text text, prompt_tokens integer, reply_tokens integer)"
+            "(key text primary key, text text, prompt_tokens integer, reply_tokens integer, booked integer default 1)"
         )
+        with suppress(sqlite3.OperationalError):  # a file of an earlier version
+            self._answers.execute("alter table answers add column booked integer default 1")
+        self._book()
 
     def prefer(self, pairs: Sequence[Pair]) -> list[float | None]:
         """Raises OverBudget before a call that could exceed `max_usd`, EnvironmentFault where the endpoint does not
@@ -87,6 +106,7 @@ class EndpointJudge:
         """
         requests = [self._request(pair) for pair in pairs]
         answers = {key: answer for key, _ in requests if (answer := self._stored_answer(key)) is not None}
+        self._spent |= {key: self._usd(answer.prompt_tokens, answer.reply_tokens) for key, answer in answers.items()}
         ahead = {key: body for key, body in requests if key not in answers}
         waiting, size = list(ahead.items()), self._settings.parallel
         with ThreadPoolExecutor(size) as pool:
@@ -95,14 +115,14 @@ class EndpointJudge:
                 self._afford([body for _, body in batch])
                 futures = [(key, pool.submit(self._ask, body)) for key, body in batch]
                 faults = [future.exception() for _, future in futures]
-                for (key, future), fault in zip(futures, faults, strict=True):
-                    if fault is None:  # paid: it is kept whatever became of the others
-                        answers[key] = future.result()
-                        self._keep(key, answers[key])
+                new = {key: future.result() for (key, future), fault in zip(futures, faults, strict=True) if not fault}
+                self._keep(new)  # paid: whatever became of the others
+                answers |= new
                 refusals = [fault for fault in faults if isinstance(fault, Refused)]
                 others = [fault for fault in faults if fault and not isinstance(fault, Refused)]
                 if others or (refusals and not answers):
                     raise others[0] if others else EnvironmentFault(str(refusals[0]))
+                self._stop()
         return [self._preference(answers[key].text if key in answers else "") for key, _ in requests]
 
     def _request(self, pair: Pair) -> tuple[str, bytes]:
@@ -134,12 +154,18 @@ class EndpointJudge:
         ) / 1e6
 
     def _afford(self, bodies: Sequence[bytes]) -> None:
-        limit = self._settings.max_usd
+        limit, spent = self._settings.max_usd, sum(self._spent.values())
         # no text has more tokens than bytes
         most = sum(self._usd(len(body), LONGEST_ANSWER) for body in bodies)
-        if limit is not None and self.usd + most > limit:
+        left_usd = float(os.environ.get(USD_LEFT_VARIABLE, "inf"))
+        if self.usd + most > left_usd:
             raise OverBudget(
-                f"the judge has cost ${self.usd:.4f} and the next questions could cost "
+                f"the next questions to the judge could cost ${most:.4f}, and the budgets leave it "
+                f"${max(0.0, left_usd - self.usd):.4f}: raise the budget, and run again to go on."
+            )
+        if limit is not None and spent + most > limit:
+            raise OverBudget(
+                f"the judge has cost ${spent:.4f} and the next questions could cost "
                 f"${most:.4f}, evaluate.judge.max_usd={limit:g}: raise it, and run again to go on."
             )
 
@@ -149,12 +175,24 @@ class EndpointJudge:
         ).fetchone()
         return None if row is None else Answer(*row)
 
-    def _keep(self, key: str, answer: Answer) -> None:
+    def _keep(self, answers: Mapping[str, Answer]) -> None:
         with self._answers:
-            self._answers.execute("insert or replace into answers values (?, ?, ?, ?)", (key, *answer))
-        usd = self._usd(answer.prompt_tokens, answer.reply_tokens)
-        self.usd += usd
-        self._paid(answer.prompt_tokens + answer.reply_tokens, usd)
+            self._answers.executemany(
+                "insert or replace into answers values (?, ?, ?, ?, 0)",
+                [(key, *answer) for key, answer in answers.items()],
+            )
+        self._spent |= {key: self._usd(answer.prompt_tokens, answer.reply_tokens) for key, answer in answers.items()}
+        self._book()
+
+    def _book(self) -> None:
+        """Have the price of every answer that is not booked yet written into a row."""
+        unbooked = "select key, prompt_tokens, reply_tokens from answers where booked = 0"
+        for key, *tokens in self._answers.execute(unbooked).fetchall():
+            usd = self._usd(*tokens)
+            self.usd += usd
+            self._paid(sum(tokens), usd)
+            with self._answers:
+                self._answers.execute("update answers set booked = 1 where key = ?", (key,))
 
     # ------------------------------------------------------------ asking
 
@@ -190,8 +228,10 @@ class EndpointJudge:
         with urllib.request.urlopen(request, timeout=self._settings.timeout_seconds) as response:
             content: dict[str, Any] = json.loads(response.read())
         usage = content.get("usage") or {}
+        text = str(content["choices"][0]["message"].get("content") or "")
+        self.uncounted += not usage.get("prompt_tokens")
         return Answer(
-            str(content["choices"][0]["message"].get("content") or ""),
-            int(usage.get("prompt_tokens") or 0),
-            int(usage.get("completion_tokens") or 0),
+            text,
+            int(usage.get("prompt_tokens") or len(body)),
+            int(usage.get("completion_tokens") or max(len(text.encode()), 1)),
         )

@@ -22,7 +22,8 @@ class RewardModelJudge(ByScore):
         """Load a local folder or a model of the hub. Raises ModelError if it has not one score."""
         super().__init__()
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(path)
+            # a pair that is too long loses the beginning of its prompt, not the reply that is judged
+            self._tokenizer = AutoTokenizer.from_pretrained(path, truncation_side="left")
             model = AutoModelForSequenceClassification.from_pretrained(path, dtype="auto")
         except (OSError, ValueError) as error:
             raise ModelError(

@@ -69,31 +69,32 @@ def judged(
     theirs: Sequence[str],
     paid: Callable[[int, float], None] = lambda tokens, usd: None,
     project: Path | None = None,
+    stop: Callable[[], None] = lambda: None,
 ) -> Judged:
     """Judge the judge on the preferences prepared below `root`, then the replies. People's votes and an endpoint's
     answers are kept below `project`, by default `root` too. A judge whose verdicts do not count is not asked about the
     replies. Raises DataError, ModelError, EnvironmentFault or OverBudget.
     """
     project = root if project is None else project
-    settings, confidence, seed = params.evaluate.judge, params.evaluate.confidence, params.seed
+    settings, confidence = params.evaluate.judge, params.evaluate.confidence
     names = [prompt_text(prompt) for prompt in prompts]
     if isinstance(settings, PeopleJudgeSettings):
         votes = votes_on(project / settings.path, names, ours, theirs)
-        return verdict_of_people(votes, names, ours, theirs, settings.fewest, confidence, seed)
-    judge = chosen(root, project, params, paid)
+        return verdict_of_people(votes, names, ours, theirs, settings.fewest, confidence)
+    judge = chosen(root, project, params, paid, stop)
     pairs = human_pairs(root, "test")[:JUDGE_PAIRS]
     on_people = verdicts(judge, pairs)
-    agreed = agreement_with_people(on_people, pairs, confidence, seed)
+    agreed = agreement_with_people(on_people, pairs, confidence)
     metrics = agreement_metrics(judge, agreed) | {"judge_unusable": on_people.unusable}
     if agreed.fault is not None:
         return Judged(judge.name, agreed.fault, None, metrics, judge.usd)
     judgements = verdicts(judge, [Pair(*replies) for replies in zip(prompts, ours, theirs, strict=True)])
-    metrics |= verdict_metrics(judgements.preferences, names, ours, theirs, confidence, seed)
+    metrics |= verdict_metrics(judgements.preferences, names, ours, theirs, confidence)
     metrics["judge_unusable"] += judgements.unusable
     votes = votes_on(project / JUDGE_VOTES, names, ours, theirs)
     if len(votes) >= FEWEST_VOTES:
-        preferences = [judgements.preferences[place] for place in votes]
-        both = prediction_powered(judgements.preferences, preferences, list(votes.values()), confidence)
+        differ = [mine != other for mine, other in zip(ours, theirs, strict=True)]
+        both = prediction_powered(judgements.preferences, votes, differ, confidence)
         metrics |= spread("win_rate_judge_and_votes", both.both)
         metrics |= spread("win_rate_votes", both.votes_alone) | {"judge_votes": both.votes}
     return Judged(judge.name, None, judgements.preferences, metrics, judge.usd)
@@ -101,15 +102,15 @@ def judged(
 
 def verdict_metrics(
     preferences: Sequence[float], names: Sequence[str], ours: Sequence[str],
-    theirs: Sequence[str], confidence: float, seed: int,
+    theirs: Sequence[str], confidence: float,
 ) -> dict[str, Any]:  # fmt: skip
     """Win rate, at equal length too, and what so many prompts could show."""
     our_chars, their_chars = ([len(text) for text in texts] for texts in (ours, theirs))
     return (
-        spread("win_rate_judge", clustered_interval(preferences, names, confidence, seed))
+        spread("win_rate_judge", clustered_interval(preferences, names, confidence))
         | spread(
             "win_rate_judge_length_controlled",
-            length_controlled(preferences, our_chars, their_chars, names, confidence, seed),
+            length_controlled(preferences, our_chars, their_chars, names, confidence),
         )
         | {
             "judge_smallest_effect": smallest_effect(preferences, names, confidence),
@@ -120,7 +121,7 @@ def verdict_metrics(
 
 def verdict_of_people(
     votes: Mapping[int, float], names: Sequence[str], ours: Sequence[str],
-    theirs: Sequence[str], fewest: int, confidence: float, seed: int,
+    theirs: Sequence[str], fewest: int, confidence: float,
 ) -> Judged:  # fmt: skip
     """The verdict of people; until there are enough votes there is none."""
     fault = None
@@ -132,16 +133,18 @@ def verdict_of_people(
     metrics: dict[str, Any] = NOTHING | {"judge": "people", "judge_fault": fault, "judge_votes": len(votes)}
     if fault is None:
         voted, mine, others = ([side[place] for place in votes] for side in (names, ours, theirs))
-        metrics |= verdict_metrics(list(votes.values()), voted, mine, others, confidence, seed)
+        metrics |= verdict_metrics(list(votes.values()), voted, mine, others, confidence)
     preferences = [votes.get(place) for place in range(len(names))]
     return Judged("people", fault, None if fault else preferences, metrics, 0.0)
 
 
-def chosen(root: Path, project: Path, params: Params, paid: Callable[[int, float], None]) -> Judge:
+def chosen(
+    root: Path, project: Path, params: Params, paid: Callable[[int, float], None], stop: Callable[[], None]
+) -> Judge:
     """The judge of `evaluate.judge`, trained where it learns."""
     settings = params.evaluate.judge
     if isinstance(settings, EndpointJudgeSettings):
-        return EndpointJudge(settings, project / CACHE, paid)
+        return EndpointJudge(settings, project / CACHE, paid, stop)
     if isinstance(settings, RewardModelJudgeSettings):
         if settings.path is not None:
             return RewardModelJudge(settings.path)
@@ -166,7 +169,7 @@ def human_pairs(root: Path, split: str) -> list[Pair]:
     return [Pair(row["prompt"], response_text(row["chosen"]), response_text(row["rejected"])) for row in rows]
 
 
-def agreement_with_people(said: Verdicts, pairs: Sequence[Pair], confidence: float, seed: int) -> Agreement:
+def agreement_with_people(said: Verdicts, pairs: Sequence[Pair], confidence: float) -> Agreement:
     """How often a judge prefers what people prefer: the first reply of each pair."""
     return agreement(
         said.preferences,
@@ -175,7 +178,6 @@ def agreement_with_people(said: Verdicts, pairs: Sequence[Pair], confidence: flo
         [len(pair.second) for pair in pairs],
         [prompt_text(pair.prompt) for pair in pairs],
         confidence,
-        seed,
     )
 
 

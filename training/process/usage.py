@@ -4,7 +4,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,15 +26,18 @@ class Work:
     sequences: int = 0
     usd: float = 0.0
     """Paid to others, in US dollars."""
+    book: Callable[["Work"], None] = lambda work: None
+    """Writes a row for what was paid just now."""
 
     def add(self, tokens: int = 0, sequences: int = 0) -> None:
         self.tokens += tokens
         self.sequences += sequences
 
     def pay(self, tokens: int, usd: float) -> None:
-        """Count tokens that an outside service processed, and what it charged."""
-        self.tokens += tokens
-        self.usd += usd
+        """Record tokens that an outside service processed, and what it charged, in a row of their own: what was paid
+        is known however the phase ends.
+        """
+        self.book(Work(tokens, usd=usd))
 
 
 class Meter:
@@ -62,7 +65,7 @@ class Meter:
         if not self._accelerator:
             allocator.release_free_memory()
         reset_peak_memory(self._accelerator)
-        work = Work()
+        work = Work(book=lambda paid: self._append(name, step, 0.0, paid))
         try:
             yield work
         finally:

@@ -13,7 +13,8 @@ they taught.
 
 import argparse
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from config.load import load
 from config.schema import Params
 from config.sections.data import FileSource
 from config.sections.judge import PeopleJudgeSettings
-from config.workspace.retraining import Contest, Mean, Safety, Share
+from config.workspace.retraining import RETRAIN_ROWS, Contest, Mean, RetrainRow, Safety, Share
 from training.evaluation.comparison import Gain, gain, gain_at_equal_length, reward_hacking, score_judge, win_rate
 from training.inference.replies import Replies, answer
 from training.inference.trained_models import TrainedModels
@@ -58,7 +59,11 @@ class Scores(NamedTuple):
 
 
 def contest(
-    root: Path, params: Params, champion: TrainedModels, challenger: TrainedModels
+    root: Path,
+    params: Params,
+    champion: TrainedModels,
+    challenger: TrainedModels,
+    paid: Callable[[int, float], None] = lambda tokens, usd: None,
 ) -> tuple[Contest, list[dict[str, Any]]]:
     """Run the contest; returns figures and sample replies. Raises DataError if fewer than two prompts are held out
     from both, ModelError for models that cannot be loaded.
@@ -72,11 +77,11 @@ def contest(
     rate = win_rate(score_judge(new.judged, old.judged), len(prompts), confidence, params.seed)
     own_gain = gain(new.challenger, old.challenger, confidence)
     by_people = isinstance(params.evaluate.judge, PeopleJudgeSettings)
-    trusted, fault, paid = gain(new.judged, old.judged, confidence), None, 0.0
+    trusted, fault, judge_usd = gain(new.judged, old.judged, confidence), None, 0.0
     if world is None and params.evaluate.judge is not None:
         ours, theirs = (replies[side].texts for side in ("challenger", "champion"))
-        verdict = judged(challenger.folder, params, prompts, ours, theirs, project=root)
-        name, fault, paid = verdict.name, verdict.fault, verdict.usd
+        verdict = judged(challenger.folder, params, prompts, ours, theirs, paid, project=root)
+        name, fault, judge_usd = verdict.name, verdict.fault, verdict.usd
         if verdict.preferences is not None:
             prefers = [answer for answer in verdict.preferences if answer is not None]
             rate = win_rate(score_judge(prefers, [0.5] * len(prefers)), len(prefers), confidence, params.seed)
@@ -84,17 +89,16 @@ def contest(
     else:
         name = GOLD if world else CHAMPIONS_REWARD
     lengths = replies["challenger"].chars, replies["champion"].chars
-    hacking = reward_hacking(
-        own_gain, trusted, gain_at_equal_length(new.challenger, old.challenger, *lengths, confidence), len(prompts)
-    )
+    equal_length = gain_at_equal_length(new.challenger, old.challenger, *lengths, confidence)
+    hacking = reward_hacking(own_gain, trusted, equal_length)
     record = Contest(
         prompts=len(prompts),
         left_out=left_out,
         judge=name,
         judge_fault=fault,
-        judge_usd=paid,
+        judge_usd=judge_usd,
         judge_waits=fault is not None and by_people,
-        win_rate=Share(value=rate.rate, low=rate.low, high=rate.high, of=len(prompts)),
+        win_rate=Share(value=rate.rate, low=rate.low, high=rate.high, of=trusted.prompts),
         ties=rate.ties,
         gold=_mean_of(trusted) if world else None,
         champion_reward=_mean_of(gain(new.champion, old.champion, confidence)),
@@ -224,7 +228,7 @@ def samples(prompts: Sequence[Prompt], replies: dict[str, Replies], scores: dict
 
 
 def _mean_of(value: Gain) -> Mean:
-    return Mean(**value._asdict())
+    return Mean(mean=value.mean, low=value.low, high=value.high)
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -234,7 +238,16 @@ def _mean(values: Iterable[float]) -> float:
 
 def main(options: argparse.Namespace) -> None:
     params = load(options.challenger / "params.yaml")
-    record, replies = contest(Path(), params, TrainedModels(options.champion), TrainedModels(options.challenger))
+
+    def paid(tokens: int, usd: float) -> None:
+        """A row of the cycle, whose folder the result goes to."""
+        row = RetrainRow(
+            time=time.time(), cycle=options.out.parent.name, event="cost", usd=usd,
+            detail={"process": "judge", "tokens": tokens},
+        )  # fmt: skip
+        jsonl.append(RETRAIN_ROWS, row)
+
+    record, replies = contest(Path(), params, TrainedModels(options.champion), TrainedModels(options.challenger), paid)
     write_json(options.out, record.model_dump())
     write_jsonl(options.out.with_name("replies.jsonl"), replies)
 

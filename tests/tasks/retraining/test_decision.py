@@ -5,7 +5,7 @@ import pytest
 from config.sections.retraining import Retrain
 from config.workspace.retraining import Examination, LengthDrift, Share
 from tasks.retraining.decision import decide
-from tasks.run.month import Month
+from tasks.run.purse import Month
 
 SETTINGS = Retrain(
     min_new_rows=100,

@@ -1,6 +1,7 @@
 """Stages that are real processes, stopped at budgets. Price: 3.6 USD per device hour, so one second is 0.001 USD."""
 
 import random
+import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -11,12 +12,15 @@ from config import jsonl
 from config.errors import OverBudget
 from config.load import load
 from config.records import AttemptRow, UsageRow
+from config.workspace.at_work import locked
+from config.workspace.project import STUDIES
 from config.workspace.retraining import RETRAIN_ROWS, RetrainRow
 from costs.ledger.budget import Cost, total
 from tasks.planning.prepared import spent_by_stage
-from tasks.run.month import PURPOSE
+from tasks.run.purse import PURPOSE
 from tasks.run.run import Run, begin_run
 from tasks.run.stop import StopRequest
+from tasks.stage import budget_watcher
 from tasks.stage.budget_watcher import BudgetWatch
 from tasks.stage.outcome import StageCrashed
 from tasks.stage.process import POLL_SECONDS
@@ -191,3 +195,49 @@ def test_the_months_money_stops_a_run_of_a_retrain_cycle_while_it_works(project:
     (project / "behaviour.txt").unlink()
     bring_up(begin_run(project, "by-hand", params, {}))
     assert (project / "sft.out").exists()
+
+
+def test_what_a_judge_is_paid_uses_the_budget_up_while_it_runs(project: Path) -> None:
+    run = a_run(project, "judged", "budget.max_usd=1", "budget.monthly_usd=2")
+    watch, budget = Watch(project, run.params, "evaluate"), BudgetWatch(run, "evaluate")
+    assert budget.usd_left() == 1
+
+    def pay(usd: float) -> bool:
+        row = UsageRow(
+            time=time.time(), run_id="judged", attempt=1, step=1, phase="judge", seconds=0.0, tokens=1, sequences=0,
+            peak_bytes=1, device="cpu", world_size=1, usd=usd,
+        )  # fmt: skip
+        jsonl.append(project / "runs" / "evaluate" / "usage.jsonl", row)
+        watch.look()
+        return budget.look(watch)
+
+    start = AttemptRow(
+        time=time.time(), run_id="judged", attempt=1, event="start", fingerprint="", pid=1, step=0, device="cpu"
+    )
+    jsonl.append(project / "runs" / "evaluate" / "attempts.jsonl", start)
+    assert not pay(0.5)
+    assert pay(0.5)
+    assert budget.reached is not None
+    assert budget.reached.key == "budget.max_usd"
+
+
+def test_what_other_workspaces_of_the_project_spend_meanwhile_counts_for_the_month(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget_watcher, "ELSEWHERE_EVERY_SECONDS", 0.0)
+    run = a_run(project, "here", "budget.monthly_usd=1")
+    watch, budget = Watch(project, run.params, "sft"), BudgetWatch(run, "sft")
+    study = project / STUDIES / "levers"
+    study.mkdir(parents=True)
+    shutil.copy(project / "params.yaml", study / "params.yaml")
+    other = a_run(study, "there", "budget.monthly_usd=1")
+    assert not budget.look(watch)
+    row = UsageRow(
+        time=time.time(), run_id=other.run_id, attempt=1, step=1, phase="train", seconds=1100.0, tokens=1, sequences=0,
+        peak_bytes=1, device="cpu", world_size=1,
+    )  # fmt: skip
+    jsonl.append(study / "runs" / "sft" / "usage.jsonl", row)
+    with locked(study):
+        assert budget.look(watch)
+    assert budget.reached is not None
+    assert budget.reached.key == "budget.monthly_usd"

@@ -1,6 +1,6 @@
 import pytest
 
-from config.errors import EXIT_DIVERGED, StageStopped, UserError
+from config.errors import EXIT_DIVERGED, OverBudget, StageStopped, UserError
 from config.records import AttemptRow
 from tasks.stage.outcome import StageCrashed, judge
 from tasks.stage.process import Ended
@@ -35,6 +35,7 @@ def test_the_attempt_of_the_process_made_the_outputs() -> None:
     [
         (2, UserError, "^sft: said$"),
         (75, StageStopped, "^said$"),
+        (76, OverBudget, "^said$"),
         (1, StageCrashed, "attempt 2 failed after step 5: said"),
         (134, StageCrashed, "said"),
     ],

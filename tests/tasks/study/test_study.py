@@ -13,10 +13,11 @@ import pytest
 from mlflow import MlflowClient
 
 from benchmarks.projects.checkouts import checkout
-from config.errors import ParamsError
+from config.errors import OverBudget, ParamsError
 from config.workspace.study import StudyFile, read_study
+from costs.ledger.budget import Cost, excess
 from reporting.comparison.runs import Comparison
-from tasks.study.runs import works
+from tasks.study.runs import limit_budget, works
 from tests.conftest import ROOT
 
 TINY = "tests/e2e/tiny.yaml"
@@ -75,6 +76,17 @@ def test_variants_with_the_same_results_are_refused() -> None:
     content = StudyFile(recipe=Path(TINY), variants={"a": [], "b": ["where.ppo.processes=2"]})
     with pytest.raises(ParamsError, match="variants 'a' and 'b' have the same results"):
         works(ROOT, content)
+
+
+def test_a_stopped_run_of_a_study_has_its_own_spending_and_what_is_left() -> None:
+    params = works(ROOT, StudyFile(recipe=Path(TINY), variants={"a": [], "b": ["ppo.updates=2"]}))[0].params
+    # of one dollar 0.6 are spent, 0.5 by the run that goes on: its budget counts them again
+    limited = limit_budget(params, 1.0, 0.6, 0.5)
+    assert limited.budget.max_usd == pytest.approx(0.9)
+    assert excess(limited.budget, {"sft": Cost(0.5, 1.0)}, {"ppo": Cost(0.1, 1.0)}) is None
+    assert limit_budget(params, None, 0.6, 0.5) == params
+    with pytest.raises(OverBudget, match=r"the study has cost \$1\.10"):
+        limit_budget(params, 1.0, 1.1, 0.5)
 
 
 @pytest.mark.integration

@@ -19,8 +19,8 @@ from training.evaluation.comparison import (
 from training.evaluation.intervals import wilson
 
 SCORES = st.lists(st.floats(-10, 10), min_size=1, max_size=30)
-UP, NOT_UP = Gain(0.5, 0.46, 0.54, 0.02), Gain(0.0, -0.04, 0.04, 0.02)
-UNSURE, DOWN = Gain(0.04, -0.02, 0.1, 0.03), Gain(-0.3, -0.4, -0.2, 0.05)
+UP, NOT_UP = Gain(0.5, 0.46, 0.54, 0.02, 900), Gain(0.0, -0.04, 0.04, 0.02, 900)
+UNSURE, DOWN = Gain(0.04, -0.02, 0.1, 0.03, 900), Gain(-0.3, -0.4, -0.2, 0.05, 900)
 
 
 # ---------------------------------------------------------------- win rates
@@ -69,8 +69,8 @@ def test_scores_within_the_tolerance_tie() -> None:
 def test_a_gain_by_hand() -> None:
     t = 4.302653  # Student's, 0.975 of two degrees of freedom: any printed table
     result = gain([2.0, 4.0, 6.0], [1.0, 1.0, 1.0], 0.95)
-    assert result == pytest.approx((3.0, 3 - t * 2 / math.sqrt(3), 3 + t * 2 / math.sqrt(3), 2 / math.sqrt(3)))
-    assert gain([2.0], [1.0], 0.95) == (1.0, -math.inf, math.inf, math.inf)
+    assert result == pytest.approx((3.0, 3 - t * 2 / math.sqrt(3), 3 + t * 2 / math.sqrt(3), 2 / math.sqrt(3), 3))
+    assert gain([2.0], [1.0], 0.95) == (1.0, -math.inf, math.inf, math.inf, 1)
 
 
 @pytest.mark.parametrize("prompts", [4, 100])
@@ -135,7 +135,7 @@ def test_replies_of_equal_length_have_the_plain_gain() -> None:
 def test_a_proxy_that_rises_without_what_it_stands_for_is_hacked(
     proxy: Gain, gold: Gain | None, at_equal_length: Gain, hacked: bool | None
 ) -> None:
-    verdict = reward_hacking(proxy, gold, at_equal_length, 900)
+    verdict = reward_hacking(proxy, gold, at_equal_length)
     assert verdict.hacked is hacked
     assert f"{proxy.mean:+.3f}" in verdict.reason
     assert (verdict.prompts_needed is not None) is (hacked is None)
@@ -145,8 +145,8 @@ def test_the_prompts_that_would_decide_by_hand() -> None:
     """The score gained two deviations, so gold has to gain a tenth of its own, 0.1; it gained half of that, with an
     interval twice too wide.
     """
-    proxy, gold = Gain(2.0, 1.9, 2.1, 0.05), Gain(0.05, -0.05, 0.15, 0.05)
-    result = reward_hacking(proxy, gold, UP, 400)
+    proxy, gold = Gain(2.0, 1.9, 2.1, 0.05, 400), Gain(0.05, -0.05, 0.15, 0.05, 400)
+    result = reward_hacking(proxy, gold, UP)
     assert (result.hacked, result.prompts_needed) == (None, 4 * 400 + 1)
 
 
@@ -158,7 +158,7 @@ def drawn(rng: np.random.Generator, proxy: float, gold: float, prompts: int) -> 
     proxy_B = proxy + noise_B
     gold_B = np.round(0.25 * (gold + 0.5 * noise_B + math.sqrt(0.75) * rng.normal(0, 1, prompts)), 1)
     nothing = np.zeros(prompts)
-    return reward_hacking(gain(proxy_B, nothing, 0.95), gain(gold_B, nothing, 0.95), UP, prompts)
+    return reward_hacking(gain(proxy_B, nothing, 0.95), gain(gold_B, nothing, 0.95), UP)
 
 
 @pytest.mark.parametrize("prompts", [2, 5, 10, 20, 40, 300])
@@ -185,6 +185,16 @@ def test_enough_prompts_decide(gold: float, hacked: bool) -> None:
     assert result.count(not hacked) == 0
 
 
+def test_a_few_votes_of_many_prompts_count_as_few() -> None:
+    rng = np.random.default_rng(8)
+    hacked = 0
+    for _ in range(300):
+        proxy_B, votes_B = rng.normal(1.0, 1, 300), rng.choice([-0.5, 0.5], size=40, p=[0.4, 0.6])
+        proxy, quality = gain(proxy_B, np.zeros(300), 0.95), gain(votes_B, np.zeros(40), 0.95)
+        hacked += reward_hacking(proxy, quality, UP).hacked is True
+    assert hacked <= 0.025 * 300
+
+
 DIFFERENCES = st.lists(st.tuples(st.integers(-20, 20), st.integers(-20, 20)), min_size=1, max_size=60)
 
 
@@ -195,7 +205,7 @@ def test_the_units_of_score_and_gold_do_not_matter(
     proxy_B, gold_B = np.array(differences, dtype=float).T
     nothing = np.zeros(len(differences))
     result = [
-        reward_hacking(gain(a * proxy_B, nothing, 0.95), gain(b * gold_B, nothing, 0.95), UP, len(differences))
+        reward_hacking(gain(a * proxy_B, nothing, 0.95), gain(b * gold_B, nothing, 0.95), UP)
         for a, b in ((1.0, 1.0), (of_proxy, of_gold))
     ]
     assert result[0].hacked == result[1].hacked
@@ -210,7 +220,7 @@ def test_fewer_than_ten_prompts_decide_nothing_and_more_of_the_same_decide(diffe
     proxy_B, gold_B = np.array(differences, dtype=float).T
     count, nothing = len(differences), np.zeros(len(differences))
     proxy, gold = gain(proxy_B, nothing, 0.95), gain(gold_B, nothing, 0.95)
-    result = reward_hacking(proxy, gold, proxy, count)
+    result = reward_hacking(proxy, gold, proxy)
     if count < 10:
         assert (result.hacked, result.prompts_needed) == (None, 10)
     elif result.prompts_needed is not None:
@@ -219,11 +229,15 @@ def test_fewer_than_ten_prompts_decide_nothing_and_more_of_the_same_decide(diffe
         narrower = math.sqrt(count / result.prompts_needed)
         later = [
             Gain(
-                g.mean, g.mean - (g.mean - g.low) * narrower, g.mean + (g.high - g.mean) * narrower, g.error * narrower
+                g.mean,
+                g.mean - (g.mean - g.low) * narrower,
+                g.mean + (g.high - g.mean) * narrower,
+                g.error * narrower,
+                result.prompts_needed,
             )
             for g in (proxy, gold)
         ]
-        assert reward_hacking(later[0], later[1], later[0], result.prompts_needed).hacked is not None
+        assert reward_hacking(later[0], later[1], later[0]).hacked is not None
 
 
 # ---------------------------------------------------------------- diversity

@@ -60,7 +60,7 @@ def judged(judge: Biased, pairs: list[Pair]) -> Agreement:
     said = verdicts(judge, pairs)
     return agreement(
         said.preferences, said.flips, [len(pair.first) for pair in pairs],
-        [len(pair.second) for pair in pairs], [str(pair.prompt) for pair in pairs], 0.95, 1,
+        [len(pair.second) for pair in pairs], [str(pair.prompt) for pair in pairs], 0.95,
     )  # fmt: skip
 
 
@@ -93,10 +93,10 @@ def test_a_bias_to_the_first_place_makes_ties_and_is_counted() -> None:
 
 def test_values_of_one_prompt_are_no_independent_evidence() -> None:
     values = np.random.default_rng(3).integers(2, size=50).astype(float)
-    alone = clustered_interval(values, range(50), 0.95, 1)
-    often = clustered_interval(np.repeat(values, 8), np.repeat(range(50), 8).tolist(), 0.95, 1)
+    alone = clustered_interval(values, range(50), 0.95)
+    often = clustered_interval(np.repeat(values, 8), np.repeat(range(50), 8).tolist(), 0.95)
     assert often == pytest.approx(alone)
-    naive = clustered_interval(np.repeat(values, 8), range(400), 0.95, 1)
+    naive = clustered_interval(np.repeat(values, 8), range(400), 0.95)
     assert naive.high - naive.low < 0.5 * (often.high - often.low)
 
 
@@ -106,14 +106,14 @@ def test_at_equal_length_the_advantage_of_length_is_gone() -> None:
     wins = (rng.random(500) < 1 / (1 + np.exp(-longer / 60))).astype(float)  # length alone decides
     zeros = np.zeros(500)
     assert wins.mean() > 0.7
-    result = length_controlled(wins, longer, zeros, range(500), 0.95, 1)
+    result = length_controlled(wins, longer, zeros, range(500), 0.95)
     assert result.low < 0.5 < result.high
     fit = LogisticRegression(C=1e6).fit((longer / longer.std())[:, None], wins)
     assert result.value == pytest.approx(1 / (1 + np.exp(-fit.intercept_[0])), abs=2e-3)
 
 
 def test_all_wins_have_a_length_controlled_rate_too() -> None:
-    result = length_controlled([1.0] * 30, range(30), [0] * 30, range(30), 0.95, 1)
+    result = length_controlled([1.0] * 30, range(30), [0] * 30, range(30), 0.95)
     assert 0.9 < result.value <= 1
 
 
@@ -131,14 +131,32 @@ def test_votes_of_people_correct_a_wrong_judge_and_a_judge_narrows_few_votes() -
     judge = np.where(rng.random(2000) < 0.85, truth, 1 - truth)
     flattering = np.clip(judge + (rng.random(2000) < 0.3), 0, 1)
     for says in (judge, flattering):
-        result = prediction_powered(says, says[:200], truth[:200], 0.95)
+        result = prediction_powered(says, dict(enumerate(truth[:200])), [True] * 2000, 0.95)
         assert result.both.low < 0.6 < result.both.high
         width = result.both.high - result.both.low
         assert width < result.votes_alone.high - result.votes_alone.low
     assert flattering.mean() > 0.68
     noise = (rng.random(2000) < 0.5).astype(float)
-    useless = prediction_powered(noise, noise[:200], truth[:200], 0.95)
+    useless = prediction_powered(noise, dict(enumerate(truth[:200])), [True] * 2000, 0.95)
     assert isinstance(useless.both, Interval)
     assert useless.both.high - useless.both.low == pytest.approx(
         useless.votes_alone.high - useless.votes_alone.low, rel=0.05
     )
+
+
+def test_votes_on_all_pairs_are_the_answer_and_equal_replies_are_ties() -> None:
+    votes = {place: float(place % 3 > 0) for place in range(90)}
+    result = prediction_powered(np.ones(90), votes, [True] * 90, 0.95)
+    assert result.both == result.votes_alone
+    assert result.both.value == pytest.approx(2 / 3)
+    alike = prediction_powered(
+        np.concatenate([np.ones(90), np.full(90, 0.5)]), votes, [True] * 90 + [False] * 90, 0.95
+    )
+    assert alike.both.value == pytest.approx((2 / 3 + 0.5) / 2)
+    assert alike.both.low == pytest.approx((result.both.low + 0.5) / 2)
+
+
+def test_three_of_three_votes_are_not_certain() -> None:
+    result = clustered_interval([1.0] * 40, range(40), 0.95)
+    assert (result.value, result.high) == (1.0, 1.0)
+    assert 0.85 < result.low < 0.95

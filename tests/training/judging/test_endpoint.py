@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from config.errors import EnvironmentFault, OverBudget
+from config.errors import EnvironmentFault, OverBudget, StageStopped
+from config.records import USD_LEFT_VARIABLE
 from config.sections.judge import EndpointJudgeSettings
 from training.judging import endpoint
 from training.judging.endpoint import EndpointJudge
@@ -165,3 +166,76 @@ def test_the_key_comes_from_the_environment_alone(
     EndpointJudge(settings(server, key_variable="JUDGE_KEY"), tmp_path / "a.sqlite").prefer(pairs(1))
     assert server.keys[-1] == "Bearer secret"
     assert b"secret" not in (tmp_path / "a.sqlite").read_bytes()
+
+
+def test_what_earlier_processes_paid_is_in_the_purse(server: Server, tmp_path: Path) -> None:
+    server.reply = honest
+    cache, rows = tmp_path / "a.sqlite", list[float]()
+    limited = settings(server, max_usd=0.1, parallel=1, usd_per_million_prompt_tokens=100.0)  # 0.01 a question
+
+    def ask() -> None:
+        EndpointJudge(limited, cache, lambda _, usd: rows.append(usd)).prefer(pairs(50))
+
+    for _ in range(3):
+        with pytest.raises(OverBudget, match=r"evaluate\.judge\.max_usd=0\.1"):
+            ask()
+    assert 0.01 <= sum(rows) <= 0.1, "all processes together"
+    assert len(server.asked) == len(rows)
+
+
+def test_an_answer_that_a_killed_process_paid_for_is_booked_by_the_next(server: Server, tmp_path: Path) -> None:
+    server.reply = honest
+    cache = tmp_path / "a.sqlite"
+
+    def killed(tokens: int, usd: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        EndpointJudge(settings(server), cache, killed).prefer(pairs(4))
+    rows = list[float]()
+    judge = EndpointJudge(settings(server), cache, lambda _, usd: rows.append(usd))
+    assert rows == pytest.approx([0.001] * 4)
+    assert judge.prefer(pairs(4)) == [1.0] * 4
+    assert (len(server.asked), len(rows)) == (4, 4), "neither asked nor booked twice"
+
+
+def test_without_usage_an_answer_costs_what_its_bytes_allow(server: Server, tmp_path: Path) -> None:
+    server.reply = lambda question: (200, {"choices": [{"message": {"content": "A"}}]})
+    rows = list[float]()
+    limited = settings(server, max_usd=5.0, usd_per_million_prompt_tokens=1000.0, parallel=2)
+    judge = EndpointJudge(limited, tmp_path / "a.sqlite", lambda _, usd: rows.append(usd))
+    with pytest.raises(OverBudget):
+        judge.prefer(pairs(200))
+    assert 4.0 < sum(rows) <= 5.0
+    assert judge.uncounted == len(rows)
+
+
+def test_the_budget_of_the_run_bounds_the_judge(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.reply = honest
+    monkeypatch.setenv(USD_LEFT_VARIABLE, "0.1")
+    rows = list[float]()
+    judge = EndpointJudge(
+        settings(server, parallel=1, usd_per_million_prompt_tokens=100.0),
+        tmp_path / "a.sqlite",
+        lambda _, usd: rows.append(usd),
+    )
+    with pytest.raises(OverBudget, match="the budgets leave it"):
+        judge.prefer(pairs(50))
+    assert 0 < sum(rows) <= 0.1
+
+
+def test_a_stop_is_heard_between_questions(server: Server, tmp_path: Path) -> None:
+    server.reply = honest
+    cache = tmp_path / "a.sqlite"
+
+    def stop() -> None:
+        if len(server.asked) >= 8:
+            raise StageStopped("asked to stop")
+
+    with pytest.raises(StageStopped):
+        EndpointJudge(settings(server), cache, stop=stop).prefer(pairs(100))
+    assert len(server.asked) == 8
+    assert EndpointJudge(settings(server), cache).prefer(pairs(8)) == [1.0] * 8
+    assert len(server.asked) == 8

@@ -7,8 +7,9 @@ import pytest
 from config import jsonl
 from config.load import load, write
 from config.records import PipelineRow
+from config.workspace.project import STUDIES, project_of, workspaces_of
 from config.workspace.retraining import RETRAIN_ROWS, RetrainRow
-from tasks.run.month import PURPOSE, Month, month, month_of, run_usd
+from tasks.run.purse import PLURALS, PURPOSE, Month, month, month_of, refusal, run_usd
 from tests.conftest import ROOT
 from tests.support.clock import Clock
 
@@ -127,7 +128,7 @@ def test_the_newest_cycles_own_reserve_counts(tmp_path: Path) -> None:
 
 def test_a_month_has_its_name_and_what_is_left_of_it(tmp_path: Path) -> None:
     result = month(tmp_path, PARAMS, at("2026-11-03"))
-    assert result == ("2026-11", 0, 50, 0.0)
+    assert result == ("2026-11", 0, 50, 0.0, [])
     assert Month("2026-11", 3.0, 50.0, 4.0).left_usd == 43.0
     assert Month("2026-11", 3.0, None, 4.0).left_usd is None
 
@@ -146,3 +147,32 @@ def test_only_the_start_of_a_run_says_what_it_is_for(tmp_path: Path) -> None:
     late = PipelineRow(time=at("2026-11-05"), run_id="by-hand", event="end", detail={PURPOSE: "flow"})
     jsonl.append(tmp_path / "runs" / "pipeline.jsonl", late)
     assert month(tmp_path, PARAMS, at("2026-11-30")).spent_usd == 0
+
+
+def test_a_month_has_every_workspace_of_the_project_by_kind(tmp_path: Path) -> None:
+    params = load(ROOT / "recipes" / "demo.yaml", ["prices.usd_per_device_hour=360", "budget.monthly_usd=20"])
+    study = tmp_path / STUDIES / "levers"
+    a_run(tmp_path, "by-hand", at("2026-11-05"), 5, retrain=False)
+    a_run(tmp_path, "cycle", at("2026-11-06"), 3)
+    a_run(study, "variant", at("2026-11-07"), 10, retrain=False)
+    jsonl.append(tmp_path / RETRAIN_ROWS, RetrainRow(
+        time=at("2026-11-06"), cycle="c", event="cost", usd=1.5, detail={"process": "judge"},
+    ))  # fmt: skip
+    for root in (tmp_path, study):
+        result = month(root, params, at("2026-11-30"), every_run=True)
+        sums = {kind: sum(item.usd for item in result.expenses if item.kind == kind) for kind in PLURALS}
+        assert sums == pytest.approx({"run": 5, "study": 10, "retraining": 3, "judge": 1.5})
+        assert (result.spent_usd, result.left_usd) == pytest.approx((19.5, 0.5))
+        assert "runs $5.00, studies $10.00, retraining $3.00, judges $1.50" in result.words()
+    assert month(tmp_path, params, at("2026-11-30")).spent_usd == pytest.approx(4.5), "of the retrain cycles"
+    assert (project_of(study), workspaces_of(study)) == (tmp_path, [tmp_path, study])
+
+
+def test_a_months_limit_that_is_spent_refuses_in_one_line_with_the_sum_and_where_it_went(tmp_path: Path) -> None:
+    params = load(ROOT / "recipes" / "demo.yaml", ["prices.usd_per_device_hour=360", "budget.monthly_usd=12"])
+    assert refusal(tmp_path, params) is None
+    a_run(tmp_path / STUDIES / "levers", "variant", time.time(), 13, retrain=False)
+    line = refusal(tmp_path, params)
+    assert line is not None
+    assert line.startswith("budget.monthly_usd=12 is reached: $13.00 are spent in 2")
+    assert "studies $13.00 (rlhf report --month)" in line

@@ -1,0 +1,19 @@
+"""Which workspaces are of one project: its own folder, and those of its studies below it."""
+
+from pathlib import Path
+
+STUDIES = Path(".rlhf/studies")
+"""Below the project: the workspaces of its studies."""
+
+
+def project_of(root: Path) -> Path:
+    """The project that the workspace `root` belongs to: itself, unless a study of another one made it."""
+    parents = root.resolve().parents
+    depth = len(STUDIES.parts)
+    return parents[depth] if len(parents) > depth and parents[depth] / STUDIES == parents[0] else root
+
+
+def workspaces_of(root: Path) -> list[Path]:
+    """All workspaces of the project that `root` belongs to, its own folder first."""
+    project = project_of(root)
+    return [project, *sorted(path for path in (project / STUDIES).glob("*") if path.is_dir())]
