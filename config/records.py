@@ -167,7 +167,8 @@ class PlannedRow(Record):
 class PipelineRow(Record):
     time: float
     run_id: str
-    event: Literal["start", "stage", "end"]
+    event: Literal["start", "stage", "end", "left"]
+    """`left`: the report is written and the results are sent."""
     stage: str = ""
     cached: bool = False
     """DVC found the outputs valid: no process was started."""

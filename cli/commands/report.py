@@ -157,6 +157,11 @@ def stage_table(findings: "Findings") -> "Table":
     for stage in ledger.stages:
         figure = key_figure(stage.stage, findings.metrics.get(stage.stage, {}))
         table.add_row(stage.stage, stage.state, duration(stage.seconds), usd(stage.usd), figure or stage.message)
+    if ledger.outside_seconds >= 1:
+        cost = usd(ledger.outside_usd) if ledger.outside_usd else "-"
+        table.add_row(
+            "outside", "", duration(ledger.outside_seconds), cost, "" if ledger.outside_usd else "not counted"
+        )
     return table
 
 

@@ -43,6 +43,10 @@ class Prices(Section):
         description="Work pool -> price of one of its devices per hour, in US dollars, electricity "
         "included; {} is the price above."
     )
+    outside_stages: bool = Field(
+        description="Whether the time of a run outside of its stages (starting, between stages, report, sending "
+        "results) costs what the pipeline's machine costs. true suits a machine that is rented for the run."
+    )
     source: str = Field(description="Where the price was read.")
     date: Annotated[str, BeforeValidator(_iso)] = Field(
         pattern=r"^\d{4}-\d{2}-\d{2}$", description="Day it was read, YYYY-MM-DD."

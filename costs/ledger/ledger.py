@@ -26,6 +26,8 @@ from config.workspace.rows import PIPELINE
 from costs.ledger.attempts import Attempt, read_attempts, split_usage
 from costs.tables.price import StagePrice, stage_price, usd_of, usd_per_device_hour
 
+BEGAN = "began"
+"""Key of a run's first row: when its process began, or the run before it in the process ended."""
 RUNNING = "running"
 """State of a running run, and of its stage."""
 
@@ -113,6 +115,10 @@ class Ledger:
     stages: tuple[StageCost, ...]
     skipped_rows: int
     """Incomplete or invalid rows, which are missing from the sums."""
+    outside_seconds: float = 0.0
+    """Wall time of the run in which no stage ran: starting, between stages, report, sending results."""
+    outside_usd: float = 0.0
+    """Its price where prices.outside_stages says that it counts, else 0."""
 
     @property
     def total_seconds(self) -> float:
@@ -124,7 +130,7 @@ class Ledger:
 
     @property
     def total_usd(self) -> float:
-        return sum(stage.usd for stage in self.stages)
+        return sum(stage.usd for stage in self.stages) + self.outside_usd
 
     @property
     def waste_usd(self) -> float:
@@ -153,6 +159,8 @@ class Ledger:
             "usd_per_device_hour": self.usd_per_device_hour,
             "total_seconds": self.total_seconds,
             "total_usd": self.total_usd,
+            "outside_seconds": self.outside_seconds,
+            "outside_usd": self.outside_usd,
             "waste_usd": self.waste_usd,
             "saved_usd": self.saved_usd,
             "skipped_rows": self.skipped_rows,
@@ -202,15 +210,26 @@ def read_ledger(root: Path, params: Params, run_id: str | None = None) -> Ledger
     running = bool(rows) and end is None and run_at_work(root) == chosen
     if running:
         stages = [replace(stage, state=RUNNING) if stage.state == "unfinished" else stage for stage in stages]
+    outside = outside_stages(rows, sum(stage.seconds for stage in stages))
     return Ledger(
         run_id=chosen,
         state=("manual" if not rows else end.state or "completed" if end else RUNNING if running else "unfinished"),
         started=rows[0].time if rows else None,
         finished=end.time if end else None,
         usd_per_device_hour=usd_per_device_hour(params),
+        outside_seconds=outside,
+        outside_usd=stage_price(params).usd(outside) if params.prices.outside_stages else 0.0,
         stages=tuple(stages),
         skipped_rows=skipped,
     )
+
+
+def outside_stages(rows: Sequence[PipelineRow], stage_seconds: float) -> float:
+    """Seconds of a run, from the start of its process to its last row, in which no stage ran; 0 without rows."""
+    if not rows:
+        return 0.0
+    began = float(rows[0].detail.get(BEGAN, rows[0].time))
+    return max(0.0, rows[-1].time - began - stage_seconds)
 
 
 def _stage_of_run(

@@ -75,6 +75,10 @@ def _stage_table(findings: Findings) -> Markup:
         state = join(badge(stage.state, STATE_TONES.get(stage.state, "open")), _remark(stage))
         figure = key_figure(stage.stage, findings.metrics.get(stage.stage, {})) or ABSENT
         rows.append([name, duration(stage.seconds), usd(stage.usd), memory(stage.peak_bytes), state, figure])
+    if ledger.outside_seconds >= 1:
+        note = "" if ledger.outside_usd else "not counted: prices.outside_stages"
+        cost = usd(ledger.outside_usd) if ledger.outside_usd else ABSENT
+        rows.append(["outside stages", duration(ledger.outside_seconds), cost, "", note, ""])
     foot = ["Total", duration(ledger.total_seconds), usd(ledger.total_usd), "", "", ""]
     return table(header, rows, foot, numbers=range(1, 4))
 

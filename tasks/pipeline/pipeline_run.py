@@ -5,6 +5,7 @@ run.
 import logging
 import os
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,11 +16,13 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Completed
 
+from config.alive import created, now
 from config.differences import in_a_line
 from config.errors import EnvironmentFault, OverBudget, RlhfError, StageStopped
 from config.workspace.at_work import locked
+from config.workspace.rows import pipeline_rows
 from costs.ledger.history import remember
-from costs.ledger.ledger import read_ledger
+from costs.ledger.ledger import BEGAN, read_ledger
 from costs.ledger.reconcile import read_plan, reconcile
 from reporting.build import build_report, build_summary
 from tasks.dvc.transfers import default_remote, public, push
@@ -107,6 +110,8 @@ def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
             pipeline.progress_artifacts.show("run", 1.0, "completed")
             _send(pipeline)
             _announce(pipeline, "finished", "")
+        finally:
+            run.record("left")
 
 
 def _put_params_back(pipeline: Pipeline, before: bytes | None, copy: Path | None) -> None:
@@ -221,7 +226,9 @@ def _send(pipeline: Pipeline) -> None:
 
 def _detail(root: Path, prepared: Prepared) -> dict[str, Any]:
     """Where the run comes from, for the tracker, and which run it goes on from."""
+    ends = [row.time for row in pipeline_rows(root) if row.event in ("end", "left")]
     detail: dict[str, Any] = {
+        BEGAN: max([time.time() - (now() - created(os.getpid())), *ends[-1:]]),
         "continues": prepared.continues,
         "dvc.remote": public(default_remote(root)),
         "git.commit": _git(root, "rev-parse", "HEAD"),

@@ -19,6 +19,7 @@ from config.workspace.kept import kept_params
 from config.workspace.rows import pipeline_rows
 from costs.ledger.attempts import read_attempts
 from costs.ledger.budget import Cost, all_limits, chain, predecessor, spent, total
+from costs.ledger.ledger import read_ledger
 from costs.ledger.reconcile import PLAN_FILE
 from costs.planning.planner import plan as make_plan
 from costs.planning.plans import Plan, StagePlan
@@ -141,10 +142,16 @@ def _kept_params(root: Path, run_id: str) -> Params | None:
 
 
 def spent_by_stage(root: Path, params: Params, run_ids: list[str]) -> dict[str, Cost]:
-    """What each stage of the named runs cost, at the prices of `params`."""
-    return {
+    """What each stage of the named runs cost, at the prices of `params`, and the time outside of stages where that
+    counts.
+    """
+    costs = {
         stage: spent(read_attempts(root / "runs" / stage)[0], run_ids, stage_price(params, stage)) for stage in STAGES
     }
+    if params.prices.outside_stages:
+        seconds = sum(read_ledger(root, params, run_id).outside_seconds for run_id in run_ids)
+        costs["outside stages"] = Cost(stage_price(params).usd(seconds), 0.0)
+    return costs
 
 
 def spent_by_runs(root: Path, params: Params, rows: list[PipelineRow], run_id: str) -> dict[str, Cost]:

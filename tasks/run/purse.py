@@ -22,6 +22,7 @@ from config.workspace.retraining import RETRAIN_ROWS, RetrainRow
 from config.workspace.rows import pipeline_rows
 from costs.ledger.attempts import read_attempts
 from costs.ledger.budget import spent
+from costs.ledger.ledger import outside_stages, read_ledger
 from costs.tables.price import stage_price
 from reporting.numbers import usd
 
@@ -98,25 +99,34 @@ def expenses_of(root: Path, params: Params, since: str) -> list[Expense]:
     """What the runs of one workspace that began in the month `since` or later have cost, each at the prices of the
     params it kept; at those of `params` where it kept none that can be read.
     """
-    runs = [row for row in pipeline_rows(root) if row.event == "start" and month_of(row.time) >= since]
+    rows = pipeline_rows(root)
+    runs = [row for row in rows if row.event == "start" and month_of(row.time) >= since]
     attempts = {stage: read_attempts(root / "runs" / stage)[0] for stage in STAGES} if runs else {}
     expenses = []
     for row in runs:
         kept = _params_of(root, row.run_id, params)
-        total = sum(spent(rows, [row.run_id], stage_price(kept, stage)).usd for stage, rows in attempts.items())
+        costs = [
+            spent(stage_attempts, [row.run_id], stage_price(kept, stage)) for stage, stage_attempts in attempts.items()
+        ]
+        total = sum(cost.usd for cost in costs)
+        if kept.prices.outside_stages:
+            outside = outside_stages(
+                [other for other in rows if other.run_id == row.run_id], sum(cost.seconds for cost in costs)
+            )
+            total += stage_price(kept).usd(outside)
         judges = sum(
             usage.usd
-            for rows in attempts.values()
-            for attempt in rows
+            for stage_attempts in attempts.values()
+            for attempt in stage_attempts
             if attempt.run_id == row.run_id
             for usage in attempt.usage
         )
         kind = STUDY if project_of(root) != root else RETRAINING if row.detail.get(PURPOSE) else RUN
         expenses += [_expense(kind, row, root, total - judges), _expense(JUDGE, row, root, judges)]
-    rows: list[RetrainRow] = jsonl.read(root / RETRAIN_ROWS, RetrainRow).rows
+    helpers: list[RetrainRow] = jsonl.read(root / RETRAIN_ROWS, RetrainRow).rows
     expenses += [
         Expense(JUDGE if row.detail.get("process") == JUDGE else RETRAINING, row.cycle, root, row.time, row.usd, True)
-        for row in rows
+        for row in helpers
         if row.event == "cost" and month_of(row.time) >= since
     ]
     return [expense for expense in expenses if expense.usd]
@@ -139,10 +149,7 @@ def _reserved(rows: list[RetrainRow]) -> float:
 
 def run_usd(root: Path, params: Params, run_id: str) -> float:
     """What a pipeline run cost, at the prices of the params it kept, else at those of `params`."""
-    kept = _params_of(root, run_id, params)
-    return sum(
-        spent(read_attempts(root / "runs" / stage)[0], [run_id], stage_price(kept, stage)).usd for stage in STAGES
-    )
+    return read_ledger(root, _params_of(root, run_id, params), run_id).total_usd
 
 
 def _params_of(root: Path, run_id: str, params: Params) -> Params:

@@ -138,7 +138,7 @@ def test_clean_counts_in_days_and_gib(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "dvc.yaml").write_text("stages: {}\n")
     monkeypatch.chdir(tmp_path)
     first = Leftover("checkpoints", tmp_path / "a", tmp_path, 3 * GIB, 5 * 86400.0, "")
-    monkeypatch.setattr(clean, "leftovers", lambda root, folder: [first])
+    monkeypatch.setattr(clean, "leftovers", lambda root: [first])
     for most, also in (("4", False), ("2", True)):
         done = CliRunner().invoke(app, ["clean", "--older-than", days, "--max-gib", most])
         assert ("1 of 1 would go, 3.00 GiB" in done.stdout) is (goes or also)

@@ -13,7 +13,6 @@ from costs.ledger.attempts import Attempt
 from costs.ledger.budget import (
     Cost,
     Pace,
-    added,
     chain,
     excess,
     limits,
@@ -223,12 +222,6 @@ def test_the_key_of_results_changes_with_what_they_depend_on_and_with_nothing_el
     assert results_key(params("seed=2")) != key
     turned = Params.model_construct(**dict(reversed(list(params().__dict__.items()))))
     assert results_key(turned) == key, "a file of another order asks for the same"
-
-
-def test_costs_of_a_stage_in_two_places_are_one_cost() -> None:
-    first = {"sft": Cost(1.0, 10.0), "ppo": Cost(2.0, 20.0)}
-    second = {"ppo": Cost(0.5, 7.0), "evaluate": Cost(3.0, 30.0)}
-    assert added(first, second) == {"sft": Cost(1.0, 10.0), "ppo": Cost(2.5, 27.0), "evaluate": Cost(3.0, 30.0)}
 
 
 def test_every_limit_has_its_key_value_unit_and_stage() -> None:

@@ -18,7 +18,10 @@ from config.records import AttemptRow, PipelineRow, UsageRow
 from config.schema import Params
 from config.workspace.at_work import locked
 from costs.ledger.attempts import Attempt, kept_step, read_attempts, split_usage
+from costs.ledger.budget import total
 from costs.ledger.ledger import read_ledger
+from tasks.planning.prepared import spent_by_stage
+from tasks.run.purse import expenses_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -547,3 +550,26 @@ def test_known_runs_are_named_newest_first(tmp_path: Path, params: Params) -> No
         read_ledger(tmp_path, params, "nope")
     with pytest.raises(CostError, match=r"\(newest first\): none\."):
         read_ledger(tmp_path / "elsewhere", params, "nope")
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_time_outside_of_stages_has_a_line_and_a_price_if_it_counts(
+    tmp_path: Path, params: Params, counts: bool
+) -> None:
+    pipeline(tmp_path, "run", "start", 135.0, detail={"began": 100.0})
+    process = Process(tmp_path, "sft", 1, "run", 140.0)
+    process.use("train", 1, 40.0)
+    process.event("end", exit_code=0)
+    pipeline(tmp_path, "run", "stage", 181.0, stage="sft", attempt=1)
+    pipeline(tmp_path, "run", "end", 185.0, state="completed")
+    jsonl.append(tmp_path / "runs" / "pipeline.jsonl", PipelineRow(time=195.0, run_id="run", event="left"))
+    prices = params.prices.model_copy(update={"outside_stages": counts})
+    params = params.model_copy(update={"prices": prices})
+    ledger = read_ledger(tmp_path, params, "run")
+    assert (ledger.outside_seconds, ledger.finished) == (pytest.approx(55.0), 185.0)  # of 95
+    assert ledger.outside_usd == pytest.approx(0.055 if counts else 0.0)
+    assert ledger.total_usd == pytest.approx(0.095 if counts else 0.040)
+    assert ledger.total_seconds == pytest.approx(40.0)
+    spent = total(spent_by_stage(tmp_path, params, ["run"]))
+    assert spent == (pytest.approx(ledger.total_usd), pytest.approx(40.0))
+    assert sum(item.usd for item in expenses_of(tmp_path, params, "1970-01")) == pytest.approx(ledger.total_usd)
