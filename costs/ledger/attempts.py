@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from config import jsonl
-from config.errors import EXIT_DONE, EXIT_RESUMABLE
+from config.errors import EXIT_DONE, EXIT_OVER_BUDGET, EXIT_RESUMABLE
 from config.records import AttemptRow, UsageRow
 
 NO_WORK = ("start", "other")
@@ -50,7 +50,9 @@ class Attempt:
     def state(self) -> str:
         if self.exit_code is None:
             return "unfinished"
-        return {EXIT_DONE: "done", EXIT_RESUMABLE: "stopped"}.get(self.exit_code, "failed")
+        return {EXIT_DONE: "done", EXIT_RESUMABLE: "stopped", EXIT_OVER_BUDGET: "stopped"}.get(
+            self.exit_code, "failed"
+        )
 
     @property
     def worked(self) -> bool:

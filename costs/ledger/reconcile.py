@@ -6,7 +6,7 @@ planned seconds at the price of the ledger, so that a new price is no error eith
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,7 @@ def _stage(stage: StageCost, planned: Mapping[str, Any] | None, price: float) ->
     total = Comparison(
         planned_seconds=planned["seconds"] if planned else None,
         measured_seconds=sum(phase.seconds for phase in stage.useful_phases) if measured else None,
-        planned_usd=usd_of(planned["seconds"] * gpus, price) if planned else None,
+        planned_usd=_usd(planned["phases"], planned["seconds"], gpus, price) if planned else None,
         measured_usd=sum(phase.usd for phase in stage.useful_phases) if measured else None,
         planned_peak_bytes=(planned["peak_bytes_per_gpu"] or None) if planned else None,
         measured_peak_bytes=max(phase.peak_bytes for phase in stage.useful_phases) if measured else None,
@@ -113,11 +113,16 @@ def _phase(
     return Comparison(
         planned_seconds=planned["seconds"] if planned else None,
         measured_seconds=cost.seconds if cost else 0.0 if measured else None,
-        planned_usd=usd_of(planned["seconds"] * gpus, price) if planned else None,
+        planned_usd=_usd([planned], planned["seconds"], gpus, price) if planned else None,
         measured_usd=cost.usd if cost else 0.0 if measured else None,
         planned_peak_bytes=(planned.get("peak_bytes") or None) if planned else None,
         measured_peak_bytes=cost.peak_bytes if cost else None,
     )
+
+
+def _usd(phases: Sequence[Mapping[str, Any]], seconds: float, gpus: int, price: float) -> float:
+    """The planned time at the price of the ledger, and what is paid to others meanwhile: a judge's endpoint."""
+    return usd_of(seconds * gpus, price) + sum(phase.get("paid_usd", 0.0) for phase in phases)
 
 
 def _error(planned: float | None, measured: float | None) -> float | None:

@@ -46,7 +46,7 @@ def with_judge(evaluation: StagePlan, params: Params, target: Target, rows: Rows
     price = target.of(params, "evaluate").price
     bought = [paid_hours * rate + judge.usd for rate in (price.low, price.expected, price.high)]
     hours, interval = judge.seconds / 3600 * evaluation.gpus, evaluation.time_interval
-    phase = PhasePlan("judge", 0.0, 0.0, judge.seconds, "fixed", bought[1])
+    phase = PhasePlan("judge", 0.0, 0.0, judge.seconds, "fixed", bought[1], paid_usd=judge.usd)
     seconds = evaluation.seconds + judge.seconds
     factor = seconds / evaluation.seconds
     return replace(

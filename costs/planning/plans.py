@@ -73,6 +73,8 @@ class PhasePlan:
     """US dollars at the expected price."""
     peak_bytes: float = 0.0
     """Highest memory of one device in this phase."""
+    paid_usd: float = 0.0
+    """The part of `usd` that is paid to others."""
 
 
 @dataclass(frozen=True)

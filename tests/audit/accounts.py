@@ -74,7 +74,9 @@ class Accounts:
         self.kept = root / "runs" / "pipeline" / run_id
         self.params: dict[str, Any] = yaml.safe_load((self.kept / "params.yaml").read_text())
         self.events = [row for row in rows_of(root / "runs" / "pipeline.jsonl") if row["run_id"] == run_id]
-        self.state: str = self.events[-1]["state"]
+        ends = [row for row in self.events if row["event"] == "end"]
+        self.state: str = ends[-1]["state"]
+        self.ended: float = ends[-1]["time"]
         noted = {row["stage"]: row for row in self.events if row["event"] == "stage"}
         self.noted = noted
         self.stages: dict[str, Account] = {}
@@ -127,7 +129,7 @@ class Accounts:
         if attempt_numbers:
             ends = {row["attempt"]: row for row in events if row["event"] == "end"}
             codes = [ends[number]["exit_code"] if number in ends else None for number in attempt_numbers]
-            account.state = {0: "done", 75: "stopped", None: "unfinished"}.get(codes[-1], "failed")
+            account.state = {0: "done", 75: "stopped", 76: "stopped", None: "unfinished"}.get(codes[-1], "failed")
             account.message = ends.get(attempt_numbers[-1], {}).get("message", "")
             account.attempts, account.failed = len(attempt_numbers), sum(code != 0 for code in codes)
             account.retries = sum(row["event"] == "retry" and row["attempt"] in attempt_numbers for row in events)
@@ -153,6 +155,12 @@ class Accounts:
     @property
     def seconds(self) -> float:
         return sum(account.spent.seconds for account in self.stages.values())
+
+    @property
+    def outside_seconds(self) -> float:
+        """From the start of the run's process to its end, when its report is written, without the stages."""
+        began = self.events[0].get("detail", {}).get("began", self.events[0]["time"])
+        return max(0.0, float(self.ended - began - self.seconds))
 
     @property
     def usd(self) -> float:

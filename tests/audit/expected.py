@@ -158,6 +158,10 @@ def _stages(accounts: Accounts) -> Figures:
         if spent.seconds:
             share = [spent.seconds, spent.usd, spent.seconds / accounts.seconds]
             figures["cost", "Share of each stage", stage] = Figure(list(share))
+    if accounts.outside_seconds >= 1:
+        outside = {"time": Figure([accounts.outside_seconds]), "cost": Figure([None]), "result": Figure([], ("not",))}
+        outside |= {name: Figure() for name in ("peak_memory", "key_figure")}
+        figures |= {("cost", "", f"outside_stages.{name}"): cell for name, cell in outside.items()}
     total = {"time": Figure([accounts.seconds]), "cost": Figure([accounts.usd])}
     total |= {name: Figure() for name in ("peak_memory", "result", "key_figure")}
     return figures | {("cost", "", f"total.{name}"): cell for name, cell in total.items()}

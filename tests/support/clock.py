@@ -30,13 +30,13 @@ class Clock:
 
     def use(
         self, stage: str, number: int, phase: str, step: int, seconds: float,
-        tokens: int = 0, sequences: int = 0, mib: int = 620,
+        tokens: int = 0, sequences: int = 0, mib: int = 620, usd: float = 0.0,
     ) -> UsageRow:  # fmt: skip
         self.now += seconds
         row = UsageRow(
             time=self.now, run_id=self.run_id, attempt=number, step=step, phase=phase,
             seconds=seconds, tokens=tokens, sequences=sequences, peak_bytes=mib * MIB,
-            device="cpu", world_size=self.processes,
+            device="cpu", world_size=self.processes, usd=usd,
         )  # fmt: skip
         jsonl.append(self.root / "runs" / stage / "usage.jsonl", row)
         return row

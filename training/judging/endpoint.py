@@ -9,6 +9,7 @@ books.
 
 import hashlib
 import json
+import math
 import os
 import re
 import sqlite3
@@ -19,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http import HTTPStatus
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,9 +112,9 @@ class EndpointJudge:
         ahead = {key: body for key, body in requests if key not in answers}
         waiting, size = list(ahead.items()), self._settings.parallel
         with ThreadPoolExecutor(size) as pool:
-            for start in range(0, len(waiting), size):
-                batch = waiting[start : start + size]
-                self._afford([body for _, body in batch])
+            while waiting:
+                batch = self._affordable(waiting[:size])
+                waiting = waiting[len(batch) :]
                 futures = [(key, pool.submit(self._ask, body)) for key, body in batch]
                 faults = [future.exception() for _, future in futures]
                 new = {key: future.result() for (key, future), fault in zip(futures, faults, strict=True) if not fault}
@@ -153,21 +155,26 @@ class EndpointJudge:
             prompt_tokens * prices.usd_per_million_prompt_tokens + reply_tokens * prices.usd_per_million_reply_tokens
         ) / 1e6
 
-    def _afford(self, bodies: Sequence[bytes]) -> None:
+    def _affordable(self, questions: Sequence[tuple[str, bytes]]) -> Sequence[tuple[str, bytes]]:
+        """As many of the questions, in order, as the budgets allow whatever the answers cost. Raises OverBudget if
+        they allow none.
+        """
         limit, spent = self._settings.max_usd, sum(self._spent.values())
+        left_usd = float(os.environ.get(USD_LEFT_VARIABLE, "inf")) - self.usd
+        room = min(left_usd, math.inf if limit is None else limit - spent)
         # no text has more tokens than bytes
-        most = sum(self._usd(len(body), LONGEST_ANSWER) for body in bodies)
-        left_usd = float(os.environ.get(USD_LEFT_VARIABLE, "inf"))
-        if self.usd + most > left_usd:
+        most = list(accumulate(self._usd(len(body), LONGEST_ANSWER) for _, body in questions))
+        if most[0] <= room:
+            return questions[: sum(usd <= room for usd in most)]
+        if limit is None or left_usd < limit - spent:
             raise OverBudget(
-                f"the next questions to the judge could cost ${most:.4f}, and the budgets leave it "
-                f"${max(0.0, left_usd - self.usd):.4f}: raise the budget, and run again to go on."
+                f"the next question to the judge could cost ${most[0]:.4f}, and the budgets leave it "
+                f"${max(0.0, left_usd):.4f}: raise the budget, and run again to go on."
             )
-        if limit is not None and spent + most > limit:
-            raise OverBudget(
-                f"the judge has cost ${spent:.4f} and the next questions could cost "
-                f"${most:.4f}, evaluate.judge.max_usd={limit:g}: raise it, and run again to go on."
-            )
+        raise OverBudget(
+            f"the judge has cost ${spent:.4f} and the next question could cost ${most[0]:.4f}, "
+            f"evaluate.judge.max_usd={limit:g}: raise it, and run again to go on."
+        )
 
     def _stored_answer(self, key: str) -> Answer | None:
         row = self._answers.execute(

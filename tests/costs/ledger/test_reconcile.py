@@ -237,3 +237,11 @@ def test_each_attempt_has_its_own_cost(tmp_path: Path) -> None:
     (attempt,) = stage.by_attempt  # the other belongs to the run before
     assert (attempt.attempt, attempt.state, attempt.resumed_step) == (2, "done", 1)
     assert (attempt.seconds, attempt.usd) == (stage.seconds, pytest.approx(stage.usd))
+
+
+def test_what_a_judge_is_planned_to_be_paid_is_beside_what_it_was_paid(tmp_path: Path) -> None:
+    content = plan(judge=10.0)
+    content["stages"][0]["phases"][0]["paid_usd"] = 2.0
+    comparison = reconcile(content, stopped_then_done(tmp_path)).stages[0]
+    assert comparison.total.planned_usd == pytest.approx(2.010)
+    assert comparison.phases["judge"].planned_usd == pytest.approx(2.010)
