@@ -11,6 +11,7 @@ Each run writes below its own name alone: two of the same parameters may be runn
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,12 +53,15 @@ class CheckpointStore:
         """Checkpoints of another run that this one continues."""
         self._heartbeats_of_adopted: dict[str, bytes | None] = {}
 
-    def send(self) -> None:
-        """Copy new complete checkpoints to the store and leave only this run's newest there."""
+    def send(self, before: Callable[[], None] = lambda: None) -> None:
+        """Copy new complete checkpoints to the store and leave only this run's newest there. `before` is called before
+        each: what goes on from a checkpoint must find the rows of the steps before it.
+        """
         for manifest in sorted((self._root / self._place).glob(f"*/step-*/{MANIFEST}")):
             step, fingerprint = manifest.parent.name, manifest.parent.parent.name
             if (fingerprint, step) in self._in_store:
                 continue
+            before()
             try:
                 self._store.upload(manifest.parent, f"{self._prefix(fingerprint, self._run_id)}/{step}", last=MANIFEST)
             except (EnvironmentFault, FileNotFoundError):

@@ -279,17 +279,21 @@ def _transfers(
     its end.
     """
     sender = Sender(root / "runs" / stage, exchange, ROWS)
-    ended = threading.Event()
+    ended, sending = threading.Event(), threading.Lock()
+
+    def send_rows() -> None:
+        with sending:
+            sender.send()
 
     def rows() -> None:
-        sender.send()
+        send_rows()
         requests = int(exchange.read(STOP) or 0)
         stop.requests = max(stop.requests, requests)
         ALIVE.touch()
 
     threads = [
         threading.Thread(target=_every, args=(seconds, ended, task), daemon=True)
-        for seconds, task in ((ROWS_EVERY_SECONDS, rows), (CHECKPOINTS_EVERY_SECONDS, mirror.send))
+        for seconds, task in ((ROWS_EVERY_SECONDS, rows), (CHECKPOINTS_EVERY_SECONDS, lambda: mirror.send(send_rows)))
     ]
     for thread in threads:
         thread.start()

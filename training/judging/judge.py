@@ -1,5 +1,6 @@
 """What a judge is, and its verdicts in both orders of the replies."""
 
+import random
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -35,28 +36,34 @@ class Judge(Protocol):
 class Verdicts(NamedTuple):
     """Preferences for the first replies, asked in both orders."""
 
-    preferences: list[float]
-    """A tie where the two orders disagree, or neither gave an answer."""
+    preferences: list[float | None]
+    """A tie where the two orders disagree; None unless both gave an answer."""
     flips: int
     """Pairs on which the two orders disagree."""
     unusable: int
     """Answers that were none, of two to a pair."""
 
 
-def verdicts(judge: Judge, pairs: Sequence[Pair]) -> Verdicts:
-    """Ask the judge about every pair in both orders, so that a bias to the first place becomes a tie."""
-    straight = judge.prefer(pairs)
-    turned = judge.prefer([pair.swapped for pair in pairs])
-    preferences, flips, unusable = [], 0, 0
-    for first, second in zip(straight, turned, strict=True):
-        unusable += (first is None) + (second is None)
-        back = None if second is None else 1 - second
-        answers = [answer for answer in (first, back) if answer is not None]
-        if len(answers) == 2 and answers[0] != answers[1]:
-            flips += 1
-            preferences.append(0.5)
-        else:
-            preferences.append(answers[0] if answers else 0.5)
+def verdicts(judge: Judge, pairs: Sequence[Pair], seed: int) -> Verdicts:
+    """Ask the judge about every pair in both orders, so that a bias to the first place becomes a tie; `seed` draws
+    which order of a pair is asked first.
+    """
+    rng = random.Random(seed)
+    swapped = [rng.random() < 0.5 for _ in pairs]
+    first, second = (
+        judge.prefer([pair.swapped if turn != is_second else pair for pair, turn in zip(pairs, swapped, strict=True)])
+        for is_second in (False, True)
+    )
+    preferences: list[float | None] = []
+    flips = unusable = 0
+    for turn, *answers in zip(swapped, first, second, strict=True):
+        unusable += answers.count(None)
+        straight, turned = reversed(answers) if turn else answers
+        if straight is None or turned is None:
+            preferences.append(None)
+            continue
+        flips += straight != 1 - turned
+        preferences.append(straight if straight == 1 - turned else 0.5)
     return Verdicts(preferences, flips, unusable)
 
 

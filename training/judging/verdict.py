@@ -29,7 +29,7 @@ from training.evaluation.judgement import (
     smallest_effect,
 )
 from training.judging.embedding import EmbeddingJudge
-from training.judging.endpoint import EndpointJudge
+from training.judging.endpoint import EndpointJudge, Unreadable
 from training.judging.judge import Judge, Pair, Verdicts, verdicts
 from training.judging.own_reward_model import OwnRewardModelJudge
 from training.judging.people import votes_on
@@ -41,7 +41,7 @@ CACHE = Path("evaluation/judge.sqlite")
 KEYS = ("judge_accuracy", "judge_accuracy_shorter", "win_rate_judge", "win_rate_judge_length_controlled")
 """Each with _low and _high."""
 NOTHING: dict[str, Any] = {f"{key}{end}": None for key in KEYS for end in ("", "_low", "_high")} | {
-    "judge_pairs": None, "judge_longer_wins": None, "position_flip_rate": None,
+    "judge_pairs": None, "judge_judged": None, "judge_longer_wins": None, "position_flip_rate": None,
     "judge_smallest_effect": None,
 }  # fmt: skip
 FEWEST_VOTES = 10
@@ -76,25 +76,33 @@ def judged(
     replies. Raises DataError, ModelError, EnvironmentFault or OverBudget.
     """
     project = root if project is None else project
-    settings, confidence = params.evaluate.judge, params.evaluate.confidence
+    settings, confidence, seed = params.evaluate.judge, params.evaluate.confidence, params.seed
     names = [prompt_text(prompt) for prompt in prompts]
     if isinstance(settings, PeopleJudgeSettings):
         votes = votes_on(project / settings.path, names, ours, theirs)
         return verdict_of_people(votes, names, ours, theirs, settings.fewest, confidence)
     judge = chosen(root, project, params, paid, stop)
     pairs = human_pairs(root, "test")[:JUDGE_PAIRS]
-    on_people = verdicts(judge, pairs)
-    agreed = agreement_with_people(on_people, pairs, confidence)
-    metrics = agreement_metrics(judge, agreed) | {"judge_unusable": on_people.unusable}
-    if agreed.fault is not None:
-        return Judged(judge.name, agreed.fault, None, metrics, judge.usd)
-    judgements = verdicts(judge, [Pair(*replies) for replies in zip(prompts, ours, theirs, strict=True)])
-    metrics |= verdict_metrics(judgements.preferences, names, ours, theirs, confidence)
+    metrics: dict[str, Any] = NOTHING | {"judge": judge.name}
+    try:
+        on_people = verdicts(judge, pairs, seed)
+        agreed = agreement_with_people(on_people, pairs, confidence)
+        metrics = agreement_metrics(judge, agreed) | {"judge_unusable": on_people.unusable}
+        if agreed.fault is not None:
+            return Judged(judge.name, agreed.fault, None, metrics, judge.usd)
+        judgements = verdicts(judge, [Pair(*replies) for replies in zip(prompts, ours, theirs, strict=True)], seed)
+    except Unreadable as fault:
+        return Judged(judge.name, str(fault), None, metrics | {"judge_fault": str(fault)}, judge.usd)
+    usable = [place for place, preference in enumerate(judgements.preferences) if preference is not None]
+    preferences = [judgements.preferences[place] or 0.0 for place in usable]
+    names, mine, others = ([side[place] for place in usable] for side in (names, ours, theirs))
+    metrics |= verdict_metrics(preferences, names, mine, others, confidence)
     metrics["judge_unusable"] += judgements.unusable
-    votes = votes_on(project / JUDGE_VOTES, names, ours, theirs)
+    metrics["judge_judged"] = len(usable)
+    votes = votes_on(project / JUDGE_VOTES, names, mine, others)
     if len(votes) >= FEWEST_VOTES:
-        differ = [mine != other for mine, other in zip(ours, theirs, strict=True)]
-        both = prediction_powered(judgements.preferences, votes, differ, confidence)
+        differ = [our != their for our, their in zip(mine, others, strict=True)]
+        both = prediction_powered(preferences, votes, differ, confidence)
         metrics |= spread("win_rate_judge_and_votes", both.both)
         metrics |= spread("win_rate_votes", both.votes_alone) | {"judge_votes": both.votes}
     return Judged(judge.name, None, judgements.preferences, metrics, judge.usd)
@@ -170,13 +178,16 @@ def human_pairs(root: Path, split: str) -> list[Pair]:
 
 
 def agreement_with_people(said: Verdicts, pairs: Sequence[Pair], confidence: float) -> Agreement:
-    """How often a judge prefers what people prefer: the first reply of each pair."""
+    """How often a judge prefers what people prefer, the first reply of each pair, where both orders have an answer."""
+    answered = [
+        (pair, preference) for pair, preference in zip(pairs, said.preferences, strict=True) if preference is not None
+    ]
     return agreement(
-        said.preferences,
+        [preference for _, preference in answered],
         said.flips,
-        [len(pair.first) for pair in pairs],
-        [len(pair.second) for pair in pairs],
-        [prompt_text(pair.prompt) for pair in pairs],
+        [len(pair.first) for pair, _ in answered],
+        [len(pair.second) for pair, _ in answered],
+        [prompt_text(pair.prompt) for pair, _ in answered],
         confidence,
     )
 

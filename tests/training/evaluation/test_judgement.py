@@ -57,7 +57,7 @@ def people(seed: int = 1, longer: float = 0.5) -> list[Pair]:
 
 
 def judged(judge: Biased, pairs: list[Pair]) -> Agreement:
-    said = verdicts(judge, pairs)
+    said = verdicts(judge, pairs, 1)
     return agreement(
         said.preferences, said.flips, [len(pair.first) for pair in pairs],
         [len(pair.second) for pair in pairs], [str(pair.prompt) for pair in pairs], 0.95,

@@ -44,7 +44,7 @@ def pairs(count: int, seed: int) -> list[Pair]:
 def test_the_head_learns_what_people_prefer_and_has_no_favourite_place(encoder: Path) -> None:
     judge = EmbeddingJudge(encoder)
     judge.train(pairs(60, seed=1))
-    result = verdicts(judge, pairs(40, seed=2))
+    result = verdicts(judge, pairs(40, seed=2), 1)
     assert sum(result.preferences) / 40 > 0.9
     assert (result.flips, result.unusable) == (0, 0)
     assert judge.prefer([Pair("we", "it", "it")]) == [0.5]
@@ -70,7 +70,7 @@ def test_a_reward_model_prefers_the_higher_score(tmp_path: Path, labels: int) ->
             RewardModelJudge(str(tmp_path))
         return
     judge = RewardModelJudge(str(tmp_path))
-    result = verdicts(judge, pairs(20, seed=1))
+    result = verdicts(judge, pairs(20, seed=1), 1)
     assert (result.flips, result.unusable) == (0, 0)
     assert judge.prefer([Pair("we", "it", "it")]) == [0.5]
 
@@ -83,6 +83,6 @@ def test_a_reply_is_scored_once_in_whatever_place_it_stands() -> None:
             self.scored.extend(replies)
             return [float(len(reply)) for reply in replies]
 
-    result = verdicts(Counting(), [Pair("p", "longer", "short"), Pair("p", "longer", "longer")])
+    result = verdicts(Counting(), [Pair("p", "longer", "short"), Pair("p", "longer", "longer")], 1)
     assert (result.preferences, result.flips) == ([1.0, 0.5], 0)
-    assert Counting.scored == ["longer", "short"]
+    assert sorted(Counting.scored) == ["longer", "short"]
