@@ -25,6 +25,7 @@ from cli.output import survive_closed_output
 from cli.project import typed_path
 from cli.tables.past_runs import restore, runs
 from config.errors import RlhfError
+from config.ports import spare_proxy_for_local_servers
 
 app = typer.Typer(
     name="rlhf",
@@ -245,6 +246,7 @@ def doctor(as_json: AsJson = False) -> None:
 def main() -> None:
     """Entry point: a user's mistake is one line on stderr and exit code 2, never a traceback."""
     survive_closed_output()
+    spare_proxy_for_local_servers()
     try:
         app()
     except RlhfError as error:

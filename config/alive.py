@@ -46,6 +46,14 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def is_suspended(pid: int) -> bool:
+    """Whether a process is stopped by a signal, as by Ctrl-Z."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.NoSuchProcess:
+        return False
+
+
 def is_alive(pid: int, since: float) -> bool:
     """Whether the process `pid` that was `created` at `since` still runs."""
     try:

@@ -12,6 +12,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from config.errors import ParamsError
+from config.yaml_text import require_small
 
 EXTENDS = "extends"
 """Key of a params file that names its base: a name beside it, or a path."""
@@ -53,8 +54,10 @@ def parse_yaml(text: str, pure: bool = False) -> Any:
     `pure` is the parser written in Python. It takes ten times as long, names the right line in its errors, and accepts
     URLs in `{...}` and `[...]`.
 
-    Raises YAMLError, or ValueError for something like a date that does not exist.
+    Raises YAMLError, ValueError for something like a date that does not exist, or ParamsError for aliases that expand
+    without end.
     """
+    require_small(text)
     return YAML(typ="safe", pure=pure).load(text)
 
 

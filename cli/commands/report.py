@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.ignored_options import refuse_ignored
+from config.records import NO_RUN_ID
 from config.workspace.rows import pipeline_rows
+from reporting.runs_named import resolve_one
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -46,6 +48,8 @@ def report(
     from cli.project import project_root
 
     root = project_root()
+    if run_id is not None and run_id != NO_RUN_ID:
+        run_id = resolve_one(root, run_id)
     if every:
         refuse_ignored(context, {"every", "open_page"}, {}, "--all, a page of every run")
         from reporting.gallery_page import write_gallery

@@ -3,10 +3,11 @@
 The running stage answers it with a checkpoint.
 """
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 STOPPED, OVER_BUDGET = "Stopped", "OverBudget"
@@ -19,6 +20,8 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.requests = 0
+        self.group = 0
+        """Process group of the running stage; 0 without one."""
 
     @property
     def requested(self) -> bool:
@@ -34,6 +37,19 @@ class StopRequest:
             self.requests = max(1, self.requests)
         else:
             self.requests += 1
+
+    def suspend(self, signum: int, frame: FrameType | None) -> None:
+        """Ctrl-Z: the stage stops with us, else it would train on without a budget; both continue together."""
+        self._signal_group(signal.SIGSTOP)
+        before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)  # returns when we are continued
+        signal.signal(signal.SIGTSTP, before)
+        self._signal_group(signal.SIGCONT)
+
+    def _signal_group(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            if self.group:
+                os.killpg(self.group, number)
 
 
 @contextmanager
@@ -51,6 +67,8 @@ def on_signals(interactive: bool = True) -> Iterator[StopRequest]:
     wanted = SIGNALS if interactive else (signal.SIGTERM, signal.SIGHUP)
     caught = [number for number in wanted if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, request.handle) for number in caught}
+    if interactive:
+        before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, request.suspend)
     try:
         yield request
     finally:

@@ -59,6 +59,7 @@ def run_process(
             start_new_session=True,  # Ctrl-C reaches it only through us
             close_fds=False,  # it inherits the locks that we hold: see config/locks.py
         )
+    stop.group = process.pid
     try:
         code = _wait(process, stop, look)
     except BaseException:
@@ -67,6 +68,7 @@ def run_process(
             process.wait(CHECKPOINT_SECONDS)
         raise
     finally:
+        stop.group = 0
         _kill(process)
     lived = now() - began
     with log.open("rb") as file:

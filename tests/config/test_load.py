@@ -1,3 +1,5 @@
+import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,9 @@ from hypothesis import strategies as st
 from config.compose import compose, flat, parse_yaml
 from config.errors import ParamsError
 from config.load import dump, load, read, to_yaml, validate, write
+from config.ports import spare_proxy_for_local_servers
 from config.schema import Params
+from config.yaml_text import yaml_content
 from tests.conftest import ROOT
 
 DEMO = ROOT / "recipes" / "demo.yaml"
@@ -183,3 +187,28 @@ def test_a_recipe_says_only_what_differs() -> None:
             under = dict(flat(read(recipe.with_stem(content.pop("extends")))))
             same = [key for key, value in flat(content) if under.get(key, ...) == value]
             assert [key for key in same if not key.endswith(".kind")] == [], recipe.name
+
+
+def test_aliases_that_expand_without_end_are_refused_at_once(tmp_path: Path) -> None:
+    levels = ["l0: &l0 [a, a, a, a, a, a, a, a, a]"]
+    levels += [f"l{i}: &l{i} [{', '.join([f'*l{i - 1}'] * 9)}]" for i in range(1, 9)]
+    path = tmp_path / "aliases.yaml"
+    path.write_text("extends: base\nbudget:\n  max_usd:\n" + "".join(f"    {level}\n" for level in levels))
+    began = time.monotonic()
+    with pytest.raises(ParamsError, match=r"the aliases \(\*name\) of this YAML expand to more than 100,000 values"):
+        load(path)
+    with pytest.raises(ParamsError, match="expand to more"):
+        yaml_content("a: &a [*a]")
+    assert time.monotonic() - began < 5
+    assert yaml_content("a: &a [1, 2]\nb: [*a, *a]\nc: '*'") == {"a": [1, 2], "b": [[1, 2], [1, 2]], "c": "*"}
+
+
+def test_servers_of_this_machine_are_asked_directly_whatever_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "example.com")
+    monkeypatch.setenv("no_proxy", "")
+    spare_proxy_for_local_servers()
+    for address in ("127.0.0.1", "localhost"):
+        assert urllib.request.proxy_bypass_environment(address)
+    assert urllib.request.proxy_bypass_environment("example.com")
+    assert not urllib.request.proxy_bypass_environment("other.org")

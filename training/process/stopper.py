@@ -3,7 +3,7 @@
 import os
 from types import FrameType
 
-from config.alive import is_alive
+from config.alive import is_alive, is_suspended
 from config.differences import Watched
 from config.errors import ParamsError
 from config.records import LAUNCHER_VARIABLE, PIPELINE_VARIABLE
@@ -30,10 +30,11 @@ class Stopper:
 
     @property
     def orphaned(self) -> bool:
-        """Whether the launcher, or the pipeline process that watches the budget, is gone."""
+        """Whether the launcher, or the pipeline process that watches the budget, is gone or stands still."""
         if self.launcher not in (0, os.getppid()):
             return True
-        return self._pipeline is not None and not is_alive(*self._pipeline)
+        pipeline = self._pipeline
+        return pipeline is not None and (not is_alive(*pipeline) or is_suspended(pipeline[0]))
 
     def must_stop(self) -> bool:
         return self.requested or self.orphaned or self._params_changed()

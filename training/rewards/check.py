@@ -5,9 +5,11 @@ data/prepared/{prompts,preference}/test.jsonl, the function's file -> models/rew
 plots/reward*.csv
 """
 
+import logging
+import random
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from statistics import mean, pstdev
 from typing import Any
@@ -23,6 +25,8 @@ from training.modeling.tokenizer import prompt_text, response_text
 from training.process.artifacts import replacing, write_csv, write_json
 from training.process.stage import Stage
 from training.rewards.function import CARD, CODE, Call, RewardFunction, rows_by_prompt
+
+logger = logging.getLogger("training")
 
 TRIED_PROMPTS = 200
 """Held-out prompts that the function is tried on, with the known reply and with an empty one."""
@@ -57,17 +61,33 @@ def check_function(stage: Stage, limits: Mapping[str, Any]) -> None:
             work.add(sequences=len(scores))
         if not scores:
             raise DataError(f"reward.path={settings.path}: there is no held-out prompt to try it on.")
+        if any(call.response for call in calls) and len(set(scores)) == 1:
+            raise DataError(
+                f"reward.path={settings.path} gives {scores[0]:g} to each of {len(scores)} replies, known, empty, cut "
+                "and shuffled ones alike: nothing can be learned from it. Correct the function."
+            )
     pair_scores = np.array(scores[len(replies) :]).reshape(-1, 2)
     margins = pair_scores[:, 0] - pair_scores[:, 1]
     accuracy, low, high = wilson(pair_accuracy(margins) * len(margins), len(margins)) if len(margins) else [None] * 3
-    known_scores = [score for call, score in zip(calls, scores, strict=True) if call.response] or scores
+    known_scores = [
+        score
+        for number, (call, score) in enumerate(zip(calls, scores, strict=True))
+        if call.response and (number >= len(replies) or call.response in call.row.values())
+    ] or scores
+    empty_scores = [score for call, score in zip(calls, scores, strict=True) if not call.response]
+    empty_as_good = bool(empty_scores) and known_scores is not scores and mean(empty_scores) >= mean(known_scores)
+    if empty_as_good:
+        logger.warning(
+            "warning: reward.path=%s scores empty replies %.3g and known ones %.3g on average: a model can learn to "
+            "say nothing", settings.path, mean(empty_scores), mean(known_scores),
+        )  # fmt: skip
     metrics = {
         "accuracy": accuracy, "accuracy_low": low, "accuracy_high": high, "ece": None,
         **limits,
         "margin_mean": float(margins.mean()) if len(margins) else None,
         "score_mean": mean(known_scores), "score_std": pstdev(known_scores),
         "test_pairs": len(margins), "tried": len(scores),
-        "seconds_per_reply": seconds / len(scores),
+        "seconds_per_reply": seconds / len(scores), "empty_as_good": empty_as_good,
     }  # fmt: skip
     write_csv(stage.root / "plots/reward.csv", ("step", "loss"), [])
     write_csv(stage.root / "plots/reward_calibration.csv", ("confidence", "accuracy", "count"), [])
@@ -76,14 +96,24 @@ def check_function(stage: Stage, limits: Mapping[str, Any]) -> None:
 
 
 def known_replies(prompts: Sequence[Mapping[str, Any]]) -> list[Call]:
-    """Each prompt with the texts of its row as replies, and with an empty one: a function must stand whatever a model
-    says.
+    """Each prompt with the texts of its row as replies, whole, cut in half and with their words in another order, and
+    with an empty one: a function must stand whatever a model says, and tell some of these apart.
     """
-    return [
-        Call(row["prompt"], text, row.get("row", {}))
-        for row in prompts
-        for text in ("", *(value for value in row.get("row", {}).values() if isinstance(value, str)))
-    ]
+    calls = []
+    for row in prompts:
+        columns = row.get("row", {})
+        texts = [value for value in columns.values() if isinstance(value, str)]
+        calls += [Call(row["prompt"], text, columns) for text in dict.fromkeys(["", *texts, *changed_texts(texts)])]
+    return calls
+
+
+def changed_texts(texts: Iterable[str]) -> Iterator[str]:
+    """Texts cut in half, and with their words in another order."""
+    rng = random.Random(0)
+    for text in texts:
+        if words := text.split():
+            yield text[: len(text) // 2]
+            yield " ".join(rng.sample(words, len(words)))
 
 
 def pair_calls(pairs: Sequence[Mapping[str, Any]], rows: Mapping[str, Mapping[str, Any]]) -> list[Call]:

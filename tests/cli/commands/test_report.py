@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from cli.commands.report import report
-from config.errors import CostError, EnvironmentFault, ParamsError, UserError
+from config.errors import EnvironmentFault, ParamsError, UserError
 from config.load import load, write
 from tests.reporting.plausible_run import write_cached_run, write_pipeline_run
 
@@ -66,7 +66,7 @@ def test_outside_of_a_project_it_says_so(project: Path, monkeypatch: pytest.Monk
 
 
 def test_mistakes_are_errors_of_the_user(project: Path) -> None:
-    assert isinstance(call("no-such-run").exception, CostError)
+    assert isinstance(call("no-such-run").exception, UserError)
     assert isinstance(call("--set", "prices.usd_per_device_hours=1").exception, ParamsError)
 
 

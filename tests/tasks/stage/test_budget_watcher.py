@@ -1,11 +1,16 @@
 """Stages that are real processes, stopped at budgets. Price: 3.6 USD per device hour, so one second is 0.001 USD."""
 
+import os
 import random
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from config import jsonl
@@ -26,6 +31,7 @@ from tasks.stage.outcome import StageCrashed
 from tasks.stage.process import POLL_SECONDS
 from tasks.stage.progress import Watch, attempts
 from tasks.stage.runner import run_stage
+from tests.conftest import ROOT
 
 pytestmark = pytest.mark.integration
 
@@ -241,3 +247,43 @@ def test_what_other_workspaces_of_the_project_spend_meanwhile_counts_for_the_mon
         assert budget.look(watch)
     assert budget.reached is not None
     assert budget.reached.key == "budget.monthly_usd"
+
+
+SUSPENDED = """
+import sys
+from pathlib import Path
+from config.load import load
+from tasks.run.run import begin_run
+from tasks.run.stop import on_signals
+from tasks.stage.runner import run_stage
+from tests.conftest import ROOT
+run = begin_run(Path.cwd(), "suspended", load(Path("params.yaml")), {})
+with on_signals() as stop:
+    run_stage(run, "sft", stop, lambda _: None)
+"""
+
+
+def test_a_suspended_run_suspends_its_stage_and_both_go_on(project: Path) -> None:
+    (project / "behaviour.txt").write_text("long")
+    command = [sys.executable, "-c", SUSPENDED]
+    with subprocess.Popen(command, cwd=project, env={**os.environ, "PYTHONPATH": str(ROOT)}) as run:
+
+        def steps() -> int:
+            path = project / "runs" / "sft" / "usage.jsonl"
+            return len(path.read_text().splitlines()) if path.exists() else 0
+
+        deadline = time.monotonic() + 60
+        while steps() < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        stage = psutil.Process(attempts(project, "sft")[-1].pid)
+        run.send_signal(signal.SIGTSTP)
+        while stage.status() != psutil.STATUS_STOPPED or psutil.Process(run.pid).status() != psutil.STATUS_STOPPED:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        before = steps()
+        time.sleep(1.0)
+        assert steps() == before
+        run.send_signal(signal.SIGCONT)
+        assert run.wait(60) == 0
+    assert attempts(project, "sft")[-1].exit_code == 0

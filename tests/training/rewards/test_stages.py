@@ -127,6 +127,17 @@ def test_a_failing_function_ends_the_reward_stage_before_anything_is_sampled(pro
         with_function(project, "rloo", code)
 
 
+def test_a_function_that_tells_no_replies_apart_is_refused(project: Project) -> None:
+    with pytest.raises(DataError, match=r"reward.path=mine.py:score gives 0.5 to each of \d+ replies"):
+        with_function(project, "rloo", "def score(prompt, response, row):\n    return 0.5\n")
+
+
+def test_a_function_that_likes_empty_replies_is_a_warning(project: Project, caplog: pytest.LogCaptureFixture) -> None:
+    root = with_function(project, "rloo", "def score(prompt, response, row):\n    return -len(response) / 100\n")
+    assert metrics(root, "reward")["empty_as_good"] is True
+    assert "a model can learn to say nothing" in caplog.text
+
+
 # ---------------------------------------------------------------- data without preferences
 
 WORDS = ["kettle", "lid", "cord", "spout", "base", "switch", "jug", "plug"]
