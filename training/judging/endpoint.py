@@ -101,7 +101,7 @@ class EndpointJudge:
         stop   called between batches of questions; raises if the stage has to stop
         """
         self._settings, self._paid, self._stop, self.usd = settings, paid, stop, 0.0
-        self.asked = self.refused = 0
+        self.questions = self.refused = 0
         """Questions so far, and those whose answer is none."""
         self._limit_name = "max_tokens"
         self.uncounted = 0
@@ -147,17 +147,17 @@ class EndpointJudge:
                 self._require_readable(answers.values())
                 self._stop()
         self._require_readable(answers.values())
-        self.asked += len(requests)
+        self.questions += len(requests)
         return [self._preference(answers.get(key)) for key, _ in requests]
 
     def _require_readable(self, answers: Iterable[Answer]) -> None:
         texts = [answer.text for answer in answers]
         unread = [text for text in texts if preference_of(text) is None]
-        asked, count = self.asked + len(texts), self.refused + len(unread)
-        if asked >= LOOKED_AT and count > MOST_UNREADABLE * asked:
+        total, count = self.questions + len(texts), self.refused + len(unread)
+        if total >= LOOKED_AT and count > MOST_UNREADABLE * total:
             example = f", such as {shown(unread[0])}" if unread else ""
             raise Unreadable(
-                f"{count} of {asked} answers could not be read{example}: the judge has to answer with A, B or T"
+                f"{count} of {total} answers could not be read{example}: the judge has to answer with A, B or T"
             )
 
     def _request(self, pair: Pair) -> tuple[str, bytes]:

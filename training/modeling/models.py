@@ -143,7 +143,7 @@ def load_policy(
     Raises ModelError as `base_model` does.
     """
     model = _load_on_base(AutoModelForCausalLM, place, settings, trainable, revision, adapter)
-    check_vocabulary(model, tokenizer, place)
+    fit_vocabulary(model, tokenizer, place)
     return without_dropout(model)
 
 
@@ -175,7 +175,7 @@ def load_reward_model(
     else:
         model = _load(AutoModelForSequenceClassification, place, settings, trainable)
         model.score = head_of(_stored_head(Path(place)), model.device)
-    check_vocabulary(model, tokenizer, place)
+    fit_vocabulary(model, tokenizer, place)
     return without_dropout(model)
 
 
@@ -239,7 +239,7 @@ def new_reward_model(
             frozenset({SCORE}),
             num_labels=1,
         )
-        check_vocabulary(model, tokenizer, trunk)
+        fit_vocabulary(model, tokenizer, trunk)
     model.config.pad_token_id = tokenizer.pad_token_id
     model.config.score_mean, model.config.score_std = 0.0, 1.0
     model.score = new_head(model.config.hidden_size, seed, model.device)
@@ -264,8 +264,12 @@ def check_folder(place: str | Path) -> None:
         raise ModelError(f"{place} has no weights: a *.safetensors file is needed.{note}")
 
 
-def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, place: str | Path) -> None:
-    """Raise an error for a model without an embedding for some token of the tokenizer."""
+def fit_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, place: str | Path) -> None:
+    """Remove embeddings beyond the tokenizer's last id, which padding to a round number leaves: they would be sampled,
+    and their share of the probability would count.
+
+    Raises ModelError for a model without an embedding for some token of the tokenizer.
+    """
     rows = model.get_input_embeddings().num_embeddings
     if rows < len(tokenizer):
         raise ModelError(
@@ -274,6 +278,9 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
             "policy and reward model must share one tokenizer. Train the model again, or fix "
             "model.path in params.yaml."
         )
+    used = max(tokenizer.get_vocab().values()) + 1
+    if used < rows:
+        model.resize_token_embeddings(used)
 
 
 def _load_on_base(

@@ -281,3 +281,21 @@ def test_a_reward_model_of_another_vocabulary_is_refused(tmp_path: Path) -> None
     model.save_pretrained(tmp_path / "reward")
     with pytest.raises(ModelError, match="policy and reward model must share one tokenizer"):
         load_reward_model(tmp_path / "reward", settings(), tokenizer())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ids_that_the_tokenizer_does_not_have_are_neither_sampled_nor_probable(family: str, tmp_path: Path) -> None:
+    """Real models pad their embeddings to a round number."""
+    model = policy(family=family)
+    model.resize_token_embeddings(len(tokenizer()) + 64, mean_resizing=False)
+    with torch.no_grad():
+        model.get_output_embeddings().weight[len(tokenizer()) :] += 3.0
+    model.save_pretrained(tmp_path / "padded")
+    loaded = load_policy(tmp_path / "padded", settings(family), tokenizer())
+    with torch.no_grad():
+        logits, before = loaded(IDS).logits, model(IDS).logits
+    assert logits.shape[-1] == len(tokenizer()) == loaded.config.vocab_size
+    assert torch.equal(logits, before[..., : len(tokenizer())])
+    assert load_policy(tmp_path / "padded", settings(family), tokenizer(), trainable=True).config.vocab_size == len(
+        tokenizer()
+    )
