@@ -26,6 +26,7 @@ from cli.project import typed_path
 from cli.tables.past_runs import restore, runs
 from config.errors import RlhfError
 from config.ports import spare_proxy_for_local_servers
+from config.terminal_text import visible
 
 app = typer.Typer(
     name="rlhf",
@@ -250,7 +251,7 @@ def main() -> None:
     try:
         app()
     except RlhfError as error:
-        print(f"rlhf: {error}", file=sys.stderr)
+        print(f"rlhf: {visible(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         print("rlhf: stopped.", file=sys.stderr)

@@ -170,8 +170,7 @@ def as_record(result: "BenchResult") -> dict[str, Any]:
 
 
 def _show(result: "BenchResult") -> None:
-    from rich.console import Console
-
     from cli.tables.bench import bench_view
+    from cli.terminal import Terminal
 
-    Console(soft_wrap=False).print(bench_view(result.benchmark, result.model, result.plan))
+    Terminal(soft_wrap=False).print(bench_view(result.benchmark, result.model, result.plan))

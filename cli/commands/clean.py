@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from cli.project import project_root, this_command
+from cli.terminal import Terminal
 from config.errors import UserError
 from tasks.pipeline.clean import Leftover, chosen, leftovers, remove
 
@@ -27,7 +27,7 @@ def clean(older_than_days: float, max_gib: float | None, yes: bool, as_json: boo
         print(json.dumps(_content(root, judged, removed, yes), indent=2))
         return
     if judged:
-        Console(highlight=False).print(_table(root, judged))
+        Terminal().print(_table(root, judged))
     if yes:
         print(f"Removed {len(removed)}, {_gib(removed)} GiB.")
     else:

@@ -44,8 +44,7 @@ def compare(
     if as_json:
         typer.echo(comparison.model_dump_json(indent=2))
     elif html is None:
-        from rich.console import Console
-
         from cli.tables.comparison import comparison_view
+        from cli.terminal import Terminal
 
-        Console(highlight=False).print(comparison_view(comparison, details=True))
+        Terminal().print(comparison_view(comparison, details=True))

@@ -10,6 +10,7 @@ import typer
 
 from cli.project import project_root, typed_path
 from config.errors import DataError, RlhfError
+from config.terminal_text import visible
 
 app = typer.Typer(no_args_is_help=True, help="Look at data before anything is trained on it.")
 
@@ -59,7 +60,7 @@ def check(
     root = project_root()
     named = file if path is None else _from_root(root, path.resolve())
     inspection = inspected(root, named, form, column or [], recipe, vote, reader)
-    typer.echo(json.dumps(inspection, indent=2) if as_json else "\n".join(lines(inspection, str(recipe))))
+    typer.echo(json.dumps(inspection, indent=2) if as_json else visible("\n".join(lines(inspection, str(recipe)))))
     if (
         inspection["fit"] is None
         and sum(refusal["rows"] for refusal in inspection["refused"].values()) == inspection["rows"]

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from cli.project import project_root, typed_path
+from cli.terminal import Terminal
 from config.errors import EnvironmentFault, ParamsError
 from config.inputs import JUDGE_VOTES
 
@@ -154,7 +154,7 @@ def _report(root: Path, as_json: bool, pairs_file: Path, votes_file: Path) -> No
     if as_json:
         typer.echo(json.dumps(counts, indent=2))
         return
-    console = Console(highlight=False)
+    console = Terminal()
     console.print(
         f"{counts['votes']} votes; {counts['pairs_with_votes']} of {counts['pairs']} pairs have "
         "one, "

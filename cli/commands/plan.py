@@ -293,9 +293,9 @@ def _views() -> Any:
 
 
 def _print(view: object) -> None:
-    from rich.console import Console
+    from cli.terminal import Terminal
 
-    Console(soft_wrap=False).print(view)
+    Terminal(soft_wrap=False).print(view)
 
 
 def _write(path: Path, text: str) -> None:

@@ -78,9 +78,9 @@ def _print_month(root: Path, params: "Params", as_json: bool) -> None:
     import time
     from datetime import UTC, datetime
 
-    from rich.console import Console
     from rich.table import Table
 
+    from cli.terminal import Terminal
     from reporting.numbers import usd
     from tasks.run.purse import month
 
@@ -96,7 +96,7 @@ def _print_month(root: Path, params: "Params", as_json: bool) -> None:
     for item in sorted(spending.expenses, key=lambda item: item.time):
         began = datetime.fromtimestamp(item.time, UTC).strftime("%d %H:%M")
         table.add_row(began, item.kind, item.name, usd(item.usd))
-    Console(highlight=False).print(table)
+    Terminal().print(table)
 
 
 def _write_page(root: Path, params: "Params", run_id: str | None, quiet: bool, open_page: bool) -> None:
@@ -148,6 +148,7 @@ def run_params(root: Path, run_id: str | None, assignments: list[str]) -> "Param
 def stage_table(findings: "Findings") -> "Table":
     """Stage, result, time, cost and key figure, with totals."""
     from rich.table import Table
+    from rich.text import Text
 
     from reporting.key_figures import key_figure
     from reporting.numbers import duration, usd
@@ -160,7 +161,7 @@ def stage_table(findings: "Findings") -> "Table":
     table.add_column("key figure")
     for stage in ledger.stages:
         figure = key_figure(stage.stage, findings.metrics.get(stage.stage, {}))
-        table.add_row(stage.stage, stage.state, duration(stage.seconds), usd(stage.usd), figure or stage.message)
+        table.add_row(stage.stage, stage.state, duration(stage.seconds), usd(stage.usd), Text(figure or stage.message))
     if ledger.outside_seconds >= 1:
         cost = usd(ledger.outside_usd) if ledger.outside_usd else "-"
         table.add_row(
@@ -261,15 +262,15 @@ def cost_notes(root: Path, findings: "Findings") -> list[str]:
 
 
 def _print(root: Path, params: "Params", run_id: str | None, costs: bool) -> None:
-    from rich.console import Console
     from rich.text import Text
 
+    from cli.terminal import Terminal
     from reporting.build import REPORT
     from reporting.inputs import read_findings
     from reporting.verdict import verdict
 
     findings = read_findings(root, params, run_id)
-    console = Console(highlight=False)
+    console = Terminal()
     judged = verdict(findings)
     console.print(Text(f"run {findings.ledger.run_id}", style="dim"))
     console.print(stage_table(findings))

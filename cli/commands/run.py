@@ -7,11 +7,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from cli.commands.report import run_json, stage_table
 from cli.flow_run import exit_code, run_flow
 from cli.project import chosen_params, project_root, this_command
+from cli.terminal import Terminal
 from config.records import CHANGED_CODE_VARIABLE, kept_folder
 from config.schema import Params
 from reporting.build import REPORT
@@ -91,7 +90,7 @@ def show(root: Path, params: Params) -> None:
     """The table, the verdict, the report, and the commands that open this run in Prefect's and MLflow's pages."""
     findings = read_findings(root, params)
     judged = verdict(findings)
-    console = Console(highlight=False, soft_wrap=True)
+    console = Terminal(soft_wrap=True)
     console.print()
     console.print(stage_table(findings))
     console.print(f"\n{judged.title}. {judged.sentence}", markup=False)

@@ -8,10 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from cli.project import chosen_params, project_root, this_command
 from cli.run_models import CHAMPION, run_id_of
+from cli.terminal import Terminal
 from config.errors import EnvironmentFault, ParamsError, RlhfError
 from config.load import load
 from config.workspace.at_work import locked, run_at_work
@@ -45,7 +44,7 @@ def up(
         raise ParamsError(f"--open {open_page} is not a server: it is prefect or mlflow.")
     root = project_root()
     params = chosen_params(root, None, [])
-    console = Console(highlight=False, soft_wrap=True)
+    console = Terminal(soft_wrap=True)
     with_key = not no_auth
     plans = [
         plan
@@ -96,7 +95,7 @@ def _with_champion(root: Path) -> Path:
     return root
 
 
-def _make_databases(tracking_uri: str, console: Console) -> None:
+def _make_databases(tracking_uri: str, console: Terminal) -> None:
     if not is_postgresql(tracking_uri):
         return
     from tasks.servers.databases import ensure_databases  # takes half a second to import
@@ -105,7 +104,7 @@ def _make_databases(tracking_uri: str, console: Console) -> None:
         console.print(f"Created the database {name}.", markup=False)
 
 
-def _say(console: Console, rows: Sequence[tuple[str, str]]) -> None:
+def _say(console: Terminal, rows: Sequence[tuple[str, str]]) -> None:
     for name, value in rows:
         console.print(f"{name:<8} {value}", markup=False)
 

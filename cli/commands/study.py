@@ -39,11 +39,10 @@ def study(
     if as_json:
         typer.echo(result.model_dump_json(indent=2))
         return
-    from rich.console import Console
-
     from cli.tables.comparison import comparison_view
+    from cli.terminal import Terminal
 
-    console = Console(highlight=False)
+    console = Terminal()
     console.print(comparison_view(result, details=False))
     console.print(f"Page: {place / PAGE}", markup=False, soft_wrap=True)
     console.print("Two of the runs side by side: rlhf compare in that folder.", soft_wrap=True)

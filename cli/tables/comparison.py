@@ -38,7 +38,7 @@ def _variants(comparison: Comparison) -> Table:
         column.justify, column.no_wrap = "right", True
     for i, variant in enumerate(comparison.variants):
         if variant.verdict == "not run":
-            table.add_row(letter(i), Text(variant.name), "", "", "", "", f"not run: {variant.reason}")
+            table.add_row(letter(i), Text(variant.name), "", "", "", "", Text(f"not run: {variant.reason}"))
             continue
         table.add_row(
             letter(i),

@@ -31,9 +31,9 @@ def runs(
     if not past:
         typer.echo(f"Nothing was run here yet. Start with {this_command()} run.")
         return
-    from rich.console import Console
+    from cli.terminal import Terminal
 
-    console = Console(highlight=False)
+    console = Terminal()
     console.print(table(past, console.width >= WIDE))
 
 

@@ -13,6 +13,7 @@ from config.jsonl import Follower
 from config.methods.registry import SAMPLING_METHODS
 from config.records import AttemptRow, MetricRow, UsageRow
 from config.schema import Params
+from config.terminal_text import visible
 from costs.ledger.budget import Pace
 from costs.tables.price import stage_price
 from reporting.numbers import duration, usd
@@ -180,6 +181,7 @@ class Display:
 
     def say(self, text: str) -> None:
         """Print a permanent line."""
+        text = visible(text)
         self._write(f"\r\033[K{text}\n" if self._terminal else f"{text}\n")
 
     @staticmethod
