@@ -75,7 +75,8 @@ def _outcome(findings: Findings) -> tuple[str, str, str]:
         return "bad", "Reward hacking", f"{_hacking_evidence(findings)}."
     if rate is None:
         return "open", "Not compared", "The aligned model was not compared with the SFT model."
-    ties, prompts = (findings.value("evaluate", f"ties_{kind}"), findings.value("evaluate", "prompts"))
+    ties = findings.value("evaluate", f"ties_{kind}")
+    prompts = findings.value("evaluate", f"win_rate_{kind}_of") or findings.value("evaluate", "prompts")
     judge = {
         "gold": "on the gold score",
         "judge": f"according to the judge ({metrics.get('judge')})",

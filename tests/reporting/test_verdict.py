@@ -342,3 +342,13 @@ def test_a_point_above_one_half_costs_its_share_of_what_was_made(
 ) -> None:
     result = usd_per_win_rate_point(findings(stage(), REUSED, metrics=metrics))
     assert result == (None if wanted is None else pytest.approx(wanted))
+
+
+def test_few_votes_on_many_prompts_are_few() -> None:
+    metrics = {
+        "prompts": 300, "judge": "people", "ties_judge": 0, "win_rate_judge": 1.0, "win_rate_judge_low": 0.57,
+        "win_rate_judge_high": 1.0, "win_rate_judge_of": 5,
+    }  # fmt: skip
+    outcome = verdict(findings(stage("evaluate"), metrics=metrics))
+    assert (outcome.tone, outcome.title) == ("open", "Better, on few prompts")
+    assert "5 prompts are few" in outcome.sentence

@@ -41,7 +41,7 @@ CACHE = Path("evaluation/judge.sqlite")
 KEYS = ("judge_accuracy", "judge_accuracy_shorter", "win_rate_judge", "win_rate_judge_length_controlled")
 """Each with _low and _high."""
 NOTHING: dict[str, Any] = {f"{key}{end}": None for key in KEYS for end in ("", "_low", "_high")} | {
-    "judge_pairs": None, "judge_judged": None, "judge_longer_wins": None, "position_flip_rate": None,
+    "judge_pairs": None, "win_rate_judge_of": None, "judge_longer_wins": None, "position_flip_rate": None,
     "judge_smallest_effect": None,
 }  # fmt: skip
 FEWEST_VOTES = 10
@@ -98,7 +98,6 @@ def judged(
     names, mine, others = ([side[place] for place in usable] for side in (names, ours, theirs))
     metrics |= verdict_metrics(preferences, names, mine, others, confidence)
     metrics["judge_unusable"] += judgements.unusable
-    metrics["judge_judged"] = len(usable)
     votes = votes_on(project / JUDGE_VOTES, names, mine, others)
     if len(votes) >= FEWEST_VOTES:
         differ = [our != their for our, their in zip(mine, others, strict=True)]
@@ -122,6 +121,7 @@ def verdict_metrics(
         )
         | {
             "judge_smallest_effect": smallest_effect(preferences, names, confidence),
+            "win_rate_judge_of": len(preferences),
             "ties_judge": sum(preference == 0.5 for preference in preferences),
         }
     )
