@@ -39,12 +39,6 @@ def reusable(root: Path, params: Params, stages: Sequence[str], say: Say = lambd
     return {stage: origin for stage, origin in outcomes.items() if origin is not None}
 
 
-def stale_stages(root: Path, params: Params, stages: Sequence[str]) -> list[str]:
-    """Which of `stages` a run with `params` would do again."""
-    unchanged = reusable(root, params, stages)
-    return [stage for stage in stages if stage not in unchanged and stage in defined(root)]
-
-
 def reuse(root: Path, params: Params, stage: str, say: Say, *, placed: bool = False) -> bool:
     """Take what an earlier run has made of `stage`: its entry for dvc.lock, and the outputs themselves, unless the
     stages are `placed` on other machines. Returns whether there was any.

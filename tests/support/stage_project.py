@@ -9,8 +9,11 @@ from pathlib import Path
 import yaml
 
 from benchmarks.projects.checkouts import point_remote
+from config.dvc_stages import defined
 from config.load import load, write
 from config.methods.registry import METHODS
+from config.schema import Params
+from tasks.dvc.reuse import reusable
 from tests.conftest import ROOT, git
 
 STAGE = '''
@@ -132,3 +135,9 @@ def copy_of(folder: Path, place: Path) -> Path:
         shutil.copytree(folder / "remote", place / "remote")
     point_remote(place / "project", place / "remote")
     return place / "project"
+
+
+def stale_stages(root: Path, params: Params, stages: Sequence[str]) -> list[str]:
+    """Which of `stages` of dvc.yaml a run with `params` would do again."""
+    unchanged, known = reusable(root, params, stages), defined(root)
+    return [stage for stage in stages if stage in known and stage not in unchanged]

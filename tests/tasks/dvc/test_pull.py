@@ -17,11 +17,11 @@ from config.student import OUTS
 from tasks.dvc import transfers
 from tasks.dvc.light_stages import record_no_student
 from tasks.dvc.pull import inputs_of, remote_of, small_outputs
-from tasks.dvc.reuse import reusable, stale_stages
+from tasks.dvc.reuse import reusable
 from tasks.dvc.status import environment, is_unchanged, remove_from_lock
 from tasks.dvc.transfers import fetch, public, push, transfer
 from tests.conftest import ROOT
-from tests.support.stage_project import copy_of, make_project
+from tests.support.stage_project import copy_of, make_project, stale_stages
 
 pytestmark = pytest.mark.integration
 

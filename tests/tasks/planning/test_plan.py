@@ -17,7 +17,6 @@ from config.stage_code import CODE
 from costs.ledger.budget import total
 from costs.planning.planner import plan
 from costs.planning.target import find_target
-from tasks.dvc.reuse import stale_stages
 from tasks.dvc.status import StageAtWork, is_unchanged
 from tasks.planning.budget_gate import gate, needs_approval
 from tasks.planning.plan_text import markdown, summary
@@ -26,7 +25,7 @@ from tasks.planning.retraining import with_cycle
 from tasks.run.run import Run, begin_run
 from tasks.run.stop import StopRequest
 from tasks.stage.runner import run_stage
-from tests.support.stage_project import copy_of, make_project
+from tests.support.stage_project import copy_of, make_project, stale_stages
 
 pytestmark = pytest.mark.integration
 

@@ -22,7 +22,7 @@ from config.load import load
 from config.workspace.at_work import locked
 from config.workspace.rows import pipeline_rows
 from costs.ledger.ledger import read_ledger
-from tasks.dvc.reuse import fetch_records, stale_stages
+from tasks.dvc.reuse import fetch_records
 from tasks.dvc.status import digests, environment, is_unchanged, remove_from_lock
 from tasks.dvc.transfers import push
 from tasks.remote.client import run_locally
@@ -32,7 +32,7 @@ from tasks.stage.outcome import Outcome, StageCrashed
 from tasks.stage.progress import Display, Progress, attempts
 from tasks.stage.runner import log_path, run_stage
 from tests.conftest import ROOT, git
-from tests.support.stage_project import make_project
+from tests.support.stage_project import make_project, stale_stages
 
 pytestmark = pytest.mark.integration
 NewRun = Callable[..., Run]
