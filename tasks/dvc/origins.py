@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from config.atomic_file import write_atomically
 from config.dvc_stages import locked
+from config.names import inner_name
 from tasks.dvc.lock_digests import lock_content
 
 FOLDER = "origins"
@@ -103,11 +104,11 @@ def exchange_records(repo: Any, root: Path, *, send: bool = False) -> None:
     remote, local, here = repo.cloud.get_remote(), LocalFileSystem(), origins_folder(root)
     there = remote.fs.join(remote.path, FOLDER)
     ours = {path.relative_to(here).as_posix() for path in here.glob("*/*.json")}
-    theirs = {
-        "/".join(remote.fs.parts(path)[-2:])
-        for path in (remote.fs.find(there) if remote.fs.exists(there) else ())
-        if path.endswith(".json")
-    }
+    theirs = set()
+    for path in remote.fs.find(there) if remote.fs.exists(there) else ():
+        if path.endswith(".json"):
+            run_id, file = remote.fs.parts(path)[-2:]
+            theirs.add(f"{inner_name(run_id, 'run id')}/{inner_name(file, 'record')}")
     for name in sorted(theirs - ours):
         (here / name).parent.mkdir(parents=True, exist_ok=True)
         copy(remote.fs, remote.fs.join(there, name), local, str(here / name))

@@ -6,6 +6,7 @@ stage, just before it would start its process, and takes the outputs from DVC's 
 """
 
 import hashlib
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,8 @@ from tasks.dvc.status import is_unchanged, remove_from_lock, repo_about
 from tasks.dvc.transfers import check_out, default_remote, quiet
 
 Say = Callable[[str], object]
+REMOTE_PATIENCE_SECONDS = 20.0
+"""A store that is away would else hold up each plan for as long as its library tries."""
 
 
 def reusable(root: Path, params: Params, stages: Sequence[str], say: Say = lambda _: None) -> dict[str, Origin]:
@@ -60,9 +63,16 @@ def reuse(root: Path, params: Params, stage: str, say: Say, *, placed: bool = Fa
 
 
 def fetch_records(root: Path) -> None:
-    """Learn what other checkouts have made. A remote that cannot be asked is no fault: the stages then run."""
-    if default_remote(root) is None:
-        return
+    """Learn what other checkouts have made. A remote that cannot be asked, or does not answer for a while, is no
+    fault: the stages then run.
+    """
+    if default_remote(root) is not None:
+        asking = threading.Thread(target=_fetch_records, args=(root,), daemon=True)
+        asking.start()
+        asking.join(REMOTE_PATIENCE_SECONDS)
+
+
+def _fetch_records(root: Path) -> None:
     with suppress(Exception), quiet(), repo_about(root, "data") as repo:  # whatever the remote's file system raises
         exchange_records(repo, root)
 

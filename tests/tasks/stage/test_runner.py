@@ -22,6 +22,7 @@ from config.load import load
 from config.workspace.at_work import locked
 from config.workspace.rows import pipeline_rows
 from costs.ledger.ledger import read_ledger
+from tasks.dvc import reuse
 from tasks.dvc.reuse import fetch_records
 from tasks.dvc.status import digests, environment, is_unchanged, remove_from_lock
 from tasks.dvc.transfers import push
@@ -130,6 +131,14 @@ def test_a_damaged_or_lost_output_of_an_earlier_run_is_noticed_and_made_again(
     assert "sft was made by run run-0, but its outputs are damaged" in capfd.readouterr().err
     assert is_unchanged(project, "sft")
     assert "damaged" not in (project / "sft.out").read_text()
+
+
+def test_a_remote_that_does_not_answer_holds_up_no_plan(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reuse, "REMOTE_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(reuse, "exchange_records", lambda repo, root: time.sleep(3))
+    began = time.monotonic()
+    fetch_records(project)
+    assert time.monotonic() - began < 2
 
 
 def test_what_one_checkout_made_another_one_takes_from_the_remote(
