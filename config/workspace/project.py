@@ -8,8 +8,8 @@ STUDIES = Path(".rlhf/studies")
 
 def project_of(root: Path) -> Path:
     """The project that the workspace `root` belongs to: itself, unless a study of another one made it."""
-    parents = root.resolve().parents
-    depth = len(STUDIES.parts)
+    root, depth = root.resolve(), len(STUDIES.parts)
+    parents = root.parents
     return parents[depth] if len(parents) > depth and parents[depth] / STUDIES == parents[0] else root
 
 

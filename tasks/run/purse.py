@@ -77,7 +77,7 @@ def month_of(seconds: float) -> str:
 def month(root: Path, params: Params, now: float, every_run: bool = False) -> Month:
     """What the project has spent this month and its limit: of the retrain cycles, or `every_run` and study too."""
     name = month_of(now)
-    expenses = [expense for place in workspaces_of(root) for expense in expenses_of(place, params, name)]
+    expenses = [expense for workspace in workspaces_of(root) for expense in expenses_of(workspace, params, name)]
     helpers: list[RetrainRow] = jsonl.read(project_of(root) / RETRAIN_ROWS, RetrainRow).rows
     counted = [expense for expense in expenses if every_run or expense.is_cycle]
     limit = params.budget.monthly_usd if every_run else params.retrain.monthly_usd
@@ -121,7 +121,7 @@ def expenses_of(root: Path, params: Params, since: str) -> list[Expense]:
             if attempt.run_id == row.run_id
             for usage in attempt.usage
         )
-        kind = STUDY if project_of(root) != root else RETRAINING if row.detail.get(PURPOSE) else RUN
+        kind = STUDY if project_of(root) != root.resolve() else RETRAINING if row.detail.get(PURPOSE) else RUN
         expenses += [_expense(kind, row, root, total - judges), _expense(JUDGE, row, root, judges)]
     helpers: list[RetrainRow] = jsonl.read(root / RETRAIN_ROWS, RetrainRow).rows
     expenses += [

@@ -120,11 +120,11 @@ class BudgetWatch:
         if spending is None or now() - self._asked_at < ELSEWHERE_EVERY_SECONDS:
             return
         self._asked_at, root = now(), self._run.root.resolve()
-        for place in workspaces_of(root):
-            if place.resolve() != root and run_at_work(place):
-                before = sum(expense.usd for expense in spending.expenses if expense.workspace == place)
-                today = expenses_of(place, self._run.params, spending.name)
-                self._elsewhere[place] = sum(expense.usd for expense in today) - before
+        for workspace in workspaces_of(root):
+            if workspace != root and run_at_work(workspace):
+                before = sum(expense.usd for expense in spending.expenses if expense.workspace == workspace)
+                today = expenses_of(workspace, self._run.params, spending.name)
+                self._elsewhere[workspace] = sum(expense.usd for expense in today) - before
 
     def over(self, message: str) -> OverBudget:
         """The exception to raise once the stage has stopped at the limit; `message` is the stage's own."""

@@ -93,9 +93,9 @@ def judged(
         judgements = verdicts(judge, [Pair(*replies) for replies in zip(prompts, ours, theirs, strict=True)], seed)
     except Unreadable as fault:
         return Judged(judge.name, str(fault), None, metrics | {"judge_fault": str(fault)}, judge.usd)
-    usable = [place for place, preference in enumerate(judgements.preferences) if preference is not None]
-    preferences = [judgements.preferences[place] or 0.0 for place in usable]
-    names, mine, others = ([side[place] for place in usable] for side in (names, ours, theirs))
+    usable = [i for i, preference in enumerate(judgements.preferences) if preference is not None]
+    preferences = [judgements.preferences[i] or 0.0 for i in usable]
+    names, mine, others = ([side[i] for i in usable] for side in (names, ours, theirs))
     metrics |= verdict_metrics(preferences, names, mine, others, confidence)
     metrics["judge_unusable"] += judgements.unusable
     votes = votes_on(project / JUDGE_VOTES, names, mine, others)
