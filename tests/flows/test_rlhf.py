@@ -82,12 +82,13 @@ def test_every_stage_is_a_task_and_an_unchanged_one_is_cached(project: Path) -> 
     assert state.is_completed()
     assert task_states(state) == {**dict.fromkeys(("plan", *STAGES, "report"), ("Completed", 1))}
     assert (project / "report" / "report.html").exists()
+    cached = dict.fromkeys(STAGES, ("Cached", 1)) | dict.fromkeys(("plan", "report"), ("Completed", 1))
     (project / "sft.out").write_text("changed by hand")
-    state = run(project)
-    # sft is made again, with the same content as before: nothing after it has to be
-    cached = dict.fromkeys(STAGES, ("Cached", 1))
-    assert task_states(state) == {**cached, **dict.fromkeys(("plan", "sft", "report"), ("Completed", 1))}
-    assert ends(project) == ["completed", "completed"]
+    assert task_states(run(project)) == cached, "what sft made comes back from DVC's cache"
+    assert (project / "sft.out").read_text() != "changed by hand"
+    # with another parameter sft is made again, with the same content as before: nothing after it has to be
+    assert task_states(run(project, "sft.epochs=9.0")) == cached | {"sft": ("Completed", 1)}
+    assert ends(project) == ["completed"] * 3
 
 
 def test_bad_input_fails_the_flow_at_once_with_the_stages_line(project: Path) -> None:
