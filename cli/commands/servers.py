@@ -15,7 +15,7 @@ from config.errors import EnvironmentFault, ParamsError, RlhfError
 from config.load import load
 from config.workspace.at_work import locked, run_at_work
 from config.workspace.login import MLFLOW_KEY, MLFLOW_USER, SERVE_KEY, key
-from config.workspace.rows import pipeline_rows
+from config.workspace.rows import ENDED, pipeline_rows
 from tasks.run.run import end_left_open
 from tasks.servers.flow_runs import runs_at_work
 from tasks.servers.logins import asks_for_key, asks_for_login
@@ -170,13 +170,12 @@ def status(as_json: bool) -> None:
     _record_killed(root)
     rows = pipeline_rows(root)
     newest = rows[-1] if rows else None
+    ends = {row.run_id: row.state for row in rows if row.event == "end"}
     shown: dict[str, Any] = {
         "servers": [
             {**server._asdict(), "url": server.url, "healthy": server.is_healthy()} for server in servers(root)
         ],
-        "run": {"run_id": newest.run_id, "state": newest.state if newest.event == "end" else "running"}
-        if newest
-        else None,
+        "run": {"run_id": newest.run_id, "state": ends.get(newest.run_id, "running")} if newest else None,
     }
     if as_json:
         print(json.dumps(shown, indent=2))
@@ -194,7 +193,7 @@ def status(as_json: bool) -> None:
 def _record_killed(root: Path) -> None:
     """Write the end of a run that was killed, and tell MLflow; Prefect finds out by itself."""
     rows = pipeline_rows(root)
-    if not rows or rows[-1].event == "end" or run_at_work(root):
+    if not rows or rows[-1].event in ENDED or run_at_work(root):
         return
     from tracking.sync import sync  # MLflow takes seconds to import
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from config.errors import EnvironmentFault
 from config.locks import is_held, lock_file
-from config.workspace.rows import pipeline_rows
+from config.workspace.rows import ENDED, pipeline_rows
 
 RUN_LOCK = Path(".rlhf") / "run.lock"
 """Held while a run is running; the system releases it when the process ends."""
@@ -17,7 +17,7 @@ APPROVAL_PATIENCE_SECONDS = 7 * 24 * 3600
 def run_at_work(root: Path) -> str | None:
     """Its run id, None if no run is running in `root`."""
     rows = pipeline_rows(root)
-    return rows[-1].run_id if rows and rows[-1].event not in ("end", "left") and is_held(root / RUN_LOCK) else None
+    return rows[-1].run_id if rows and rows[-1].event not in ENDED and is_held(root / RUN_LOCK) else None
 
 
 @contextmanager

@@ -8,6 +8,10 @@ from config.records import STAGES, AttemptRow, PipelineRow, UsageRow
 PIPELINE = Path("runs") / "pipeline.jsonl"
 
 
+ENDED = ("end", "left")
+"""Events of a run that is not running any more."""
+
+
 def pipeline_rows(root: Path) -> list[PipelineRow]:
     """Start, stages and end of every run, oldest first."""
     return jsonl.read(root / PIPELINE, PipelineRow).rows

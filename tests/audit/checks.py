@@ -18,7 +18,7 @@ def check_ledger(content: dict[str, Any], accounts: Accounts) -> None:
         "waste_usd": accounts.wasted_usd, "saved_usd": accounts.saved_usd,
         "usd_per_win_rate_point": accounts.usd_per_point, "skipped_rows": 0,
         "usd_per_device_hour": accounts.price("sft"),
-        "started": accounts.events[0]["time"], "finished": accounts.events[-1]["time"],
+        "started": accounts.events[0]["time"], "finished": accounts.ended,
     }  # fmt: skip
     agrees(content, total | total_comparison(accounts))
     assert (content["run_id"], content["state"]) == (accounts.run_id, "completed")

@@ -154,7 +154,7 @@ def test_a_run_has_its_params_what_it_changed_and_what_each_stage_did(root: Path
         assert run.info.run_name == f"{run_id.split('-', 2)[2]} (ppo)"
         assert run.info.status == states[run_id]
         assert run.info.start_time == round(accounts.events[0]["time"] * 1000)
-        assert run.info.end_time == round(accounts.events[-1]["time"] * 1000)
+        assert run.info.end_time == round(accounts.ended * 1000)
         inputs = {
             dataset_input.dataset.name: dataset_input.dataset.digest for dataset_input in run.inputs.dataset_inputs
         }

@@ -73,9 +73,9 @@ if behaviour == "fails alike":
 if behaviour == "diverges":
     mark("end", 3, "loss is nan at step 3.")
     sys.exit(3)
-steps = 40 if behaviour == "long" else 8
+steps = {"long": 40, "endless": 4000}.get(behaviour, 8)
 while step < steps:
-    time.sleep({"slow": 0.4, "long": 0.2}.get(behaviour, 0.05))
+    time.sleep({"slow": 0.4, "long": 0.2, "endless": 0.1}.get(behaviour, 0.05))
     step += 1
     use(step, "train", tokens=10)
     values = {"loss": 1 / step}
