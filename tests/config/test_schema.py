@@ -209,6 +209,19 @@ def test_adapters_that_cannot_work_are_one_line_that_names_what_to_change(change
             r"a mini-batch of 2 episodes .* where\.grpo\.processes=4",
         ),
         (["where.default.offload=true"], r"nothing is sharded\. Set where\.default\.sharding to zero2 or zero3"),
+        *(
+            (
+                [
+                    f"where.ppo={{processes: 2, sharding: {level}}}",
+                    "ppo.rollout_engine=vllm",
+                    "ppo.recompute_logprobs=true",
+                    "ppo.layout=separate",
+                    "ppo.lora=null",
+                ],
+                rf"ppo\.rollout_engine=vllm needs whole weights after each update, and where\.ppo\.sharding={level}",
+            )
+            for level in ("zero2", "zero3")
+        ),
         (["where.sft.sharding=zero1"], r"where\.sft\.sharding='zero1' .* is gone; write zero2"),
         (
             ["where.ppo.sharding=zero2", "ppo.optimizer=adamw8bit"],

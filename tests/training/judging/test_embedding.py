@@ -73,6 +73,10 @@ def test_a_reward_model_prefers_the_higher_score(tmp_path: Path, labels: int) ->
     result = verdicts(judge, pairs(20, seed=1), 1)
     assert (result.flips, result.unusable) == (0, 0)
     assert judge.prefer([Pair("we", "it", "it")]) == [0.5]
+    judge._model.config.max_position_embeddings = 16
+    prompt = "the kettle is broken and the lid is gone " * 8
+    first, second = judge.scores([prompt, prompt], ["we send a new one", "it is not our fault"])
+    assert first != second, "of a pair that is too long the reply is kept"
 
 
 def test_a_reply_is_scored_once_in_whatever_place_it_stands() -> None:
