@@ -18,7 +18,7 @@ from config.locks import is_held, lock_file
 from config.records import STAGES
 from config.workspace.at_work import RUN_LOCK
 from config.workspace.champions import read_record
-from config.workspace.project import STUDIES
+from config.workspace.project import STUDIES, workspaces_of
 from tasks.dvc.origins import cached_files, origins_folder, read_origin
 from tasks.dvc.status import yaml_of
 from tasks.stage.progress import attempts
@@ -63,10 +63,10 @@ def leftovers(root: Path, now: float | None = None) -> list[Leftover]:
 
 def _outputs(root: Path, champions: set[str], now: float) -> list[Leftover]:
     """What each run made that a later run could reuse."""
-    running = is_held(root / RUN_LOCK)
-    reached = {
-        path for entry in yaml_of(root / "dvc.lock").get("stages", {}).values() for path in cached_files(root, entry)
-    }
+    workspaces = workspaces_of(root)  # studies share the cache
+    running = any(is_held(workspace / RUN_LOCK) for workspace in workspaces)
+    locks = [yaml_of(workspace / "dvc.lock").get("stages", {}) for workspace in workspaces]
+    reached = {path for lock in locks for entry in lock.values() for path in cached_files(root, entry)}
     records = {
         folder: {
             path

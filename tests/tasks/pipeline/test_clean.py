@@ -160,3 +160,15 @@ def test_outputs_go_with_the_newest_run_that_made_them_unless_something_that_sta
     assert all(remove(leftover) for leftover in judged if leftover.goes)
     assert [path.exists() for path in (kept, shared, old, old_too, young)] == [True, False, False, True, True]
     assert {path.name for path in (tmp_path / ".dvc/cache/origins").iterdir()} == {"1-champion", "4-young"}
+
+
+def test_outputs_that_a_study_uses_stay(tmp_path: Path) -> None:
+    (old,) = made(tmp_path, "1-old", 90, "shared")
+    study = tmp_path / ".rlhf/studies/mine"
+    study.mkdir(parents=True)
+    lock = {"stages": {"sft": {"outs": [{"path": "a", "md5": "".join(old.parts[-2:])}]}}}
+    (study / "dvc.lock").write_text(json.dumps(lock))
+    with locked(study):
+        assert {leftover.kept_because for leftover in leftovers(tmp_path)} == {RUN_AT_WORK}
+    assert all(remove(leftover) for leftover in leftovers(tmp_path) if leftover.kind == "outputs")
+    assert old.exists()
