@@ -4,8 +4,6 @@ import os
 import socket
 
 HOST = "127.0.0.1"
-
-
 LOCAL = (HOST, "localhost", "::1")
 
 

@@ -218,7 +218,7 @@ class Params(_WithMethods):
         for loop in self._loops():
             name, mini_batch = loop.method, loop.batch_size // loop.num_mini_batches
             place = self.where.of(name)
-            if loop.rollout_engine == "vllm" and place.sharding in ("zero2", "zero3"):
+            if loop.rollout_engine == "vllm" and place.sharding in WEIGHTS_DIVIDED:
                 raise ParamsError(
                     f"{name}.rollout_engine=vllm needs whole weights after each update, and "
                     f"{self.where.key_and_value(name, 'sharding')} shards them. Set {name}.rollout_engine: static, or "

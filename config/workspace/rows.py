@@ -6,8 +6,6 @@ from config import jsonl
 from config.records import STAGES, AttemptRow, PipelineRow, UsageRow
 
 PIPELINE = Path("runs") / "pipeline.jsonl"
-
-
 ENDED = ("end", "left")
 """Events of a run that is not running any more."""
 

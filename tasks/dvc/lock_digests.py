@@ -93,15 +93,20 @@ def is_copy(outs: dict[str, Any], dep: Any) -> bool:
 
 def dvc_stages(repo: Any, root: Path, method: str | None = None) -> dict[str, Any]:
     """DVC's own objects of the stages in dvc.yaml, by their names there; with a method, as if params.yaml named it."""
+    stages = _stage_loader(repo, root, method)
+    return {name: stages[name] for name in stages}  # each look-up makes a new object
+
+
+def dvc_stage(repo: Any, root: Path, stage: str) -> Any:
+    """DVC's own object of a stage; of an alignment method also where params.yaml names another one for now."""
+    return _stage_loader(repo, root, stage if stage in METHODS else None)[dvc_name(stage)]
+
+
+def _stage_loader(repo: Any, root: Path, method: str | None) -> Any:
     from dvc.dvcfile import load_file
     from dvc.parsing.context import Context
 
     stages = load_file(repo, str(root.resolve() / "dvc.yaml")).stages
     if method is not None:
         stages.resolver.context.merge_update(Context({"align": {"method": method}}), overwrite=True)
-    return {name: stages[name] for name in stages}
-
-
-def dvc_stage(repo: Any, root: Path, stage: str) -> Any:
-    """DVC's own object of a stage; of an alignment method also where params.yaml names another one for now."""
-    return dvc_stages(repo, root, stage if stage in METHODS else None)[dvc_name(stage)]
+    return stages

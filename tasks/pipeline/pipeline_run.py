@@ -20,7 +20,7 @@ from config.alive import created, now
 from config.differences import in_a_line
 from config.errors import EnvironmentFault, OverBudget, RlhfError, StageStopped
 from config.workspace.at_work import locked
-from config.workspace.rows import pipeline_rows
+from config.workspace.rows import ENDED, pipeline_rows
 from costs.ledger.history import remember
 from costs.ledger.ledger import BEGAN, read_ledger
 from costs.ledger.reconcile import read_plan, reconcile
@@ -226,7 +226,7 @@ def _send(pipeline: Pipeline) -> None:
 
 def _detail(root: Path, prepared: Prepared) -> dict[str, Any]:
     """Where the run comes from, for the tracker, and which run it goes on from."""
-    ends = [row.time for row in pipeline_rows(root) if row.event in ("end", "left")]
+    ends = [row.time for row in pipeline_rows(root) if row.event in ENDED]
     detail: dict[str, Any] = {
         BEGAN: max([time.time() - (now() - created(os.getpid())), *ends[-1:]]),
         "continues": prepared.continues,
