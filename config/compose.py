@@ -12,6 +12,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from config.errors import ParamsError
+from config.terminal_text import shown
 from config.yaml_text import require_small
 
 EXTENDS = "extends"
@@ -42,7 +43,7 @@ def compose(base: Mapping[str, Any], overlay: Mapping[str, Any], sets: Sequence[
         dotted, equals, text = assignment.partition("=")
         if not equals or not dotted.strip():
             raise ParamsError(
-                f"--set {assignment!r} is not of the form section.key=value, for example --set sft.epochs=2."
+                f"--set {shown(assignment)} is not of the form section.key=value, for example --set sft.epochs=2."
             )
         composed = _set(composed, dotted.strip().split("."), _value(text), assignment)
     return composed
@@ -73,7 +74,7 @@ def _set(node: Any, keys: list[str], value: Any, assignment: str) -> dict[str, A
         node = {}
     if not isinstance(node, dict):
         raise ParamsError(
-            f"--set {assignment!r} goes below a plain value. Name an existing section.key of params.yaml."
+            f"--set {shown(assignment)} goes below a plain value. Name an existing section.key of params.yaml."
         )
     return {**node, keys[0]: value if len(keys) == 1 else _set(node.get(keys[0]), keys[1:], value, assignment)}
 

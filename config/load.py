@@ -14,6 +14,7 @@ from config.atomic_file import write_atomically
 from config.compose import EXTENDS, base_path, compose, missing_keys, parse_yaml
 from config.errors import ParamsError
 from config.schema import Params
+from config.terminal_text import shown
 
 BASE = Path(__file__).parents[1] / "recipes" / "base.yaml"
 YAML_1_1_BOOLEANS = dict.fromkeys(("yes", "on", "y"), "true") | dict.fromkeys(("no", "off", "n"), "false")
@@ -66,7 +67,7 @@ def read(path: Path) -> dict[str, Any]:
         name = content.pop(EXTENDS)
         if not isinstance(name, str) or not name:
             raise ParamsError(
-                f"extends={name!r} in {chain[-1]}: the name of a recipe or of a params "
+                f"extends={shown(name)} in {chain[-1]}: the name of a recipe or of a params "
                 "file beside it is needed, such as base."
             )
         base = base_path(chain[-1], name)
@@ -147,14 +148,14 @@ def _explain(error: ValidationError, origin: str, overrides: Sequence[str]) -> s
             return f"{place} is missing {origin}; every parameter must be given, recipes/base.yaml has them all.{more}"
         case "union_tag_invalid":
             kind, known_kinds = first["ctx"]["tag"], first["ctx"]["expected_tags"]
-            return f"{place}={kind!r} {origin}: input should be one of {known_kinds}.{more}"
+            return f"{place}={shown(kind)} {origin}: input should be one of {known_kinds}.{more}"
         case _:
-            shown = first.get("input")
+            value = first.get("input")
             note = ""
-            meant = YAML_1_1_BOOLEANS.get(shown.lower()) if isinstance(shown, str) else None
+            meant = YAML_1_1_BOOLEANS.get(value.lower()) if isinstance(value, str) else None
             if first["type"].startswith("bool") and meant:
-                note = f" {shown} is text in YAML 1.2, which DVC reads: write {meant}."
-            return f"{place}={shown!r} {origin}: {first['msg'][0].lower()}{first['msg'][1:]}.{note}{more}"
+                note = f" {value} is text in YAML 1.2, which DVC reads: write {meant}."
+            return f"{place}={shown(value)} {origin}: {first['msg'][0].lower()}{first['msg'][1:]}.{note}{more}"
 
 
 def _kinds() -> set[str]:

@@ -3,6 +3,7 @@
 import re
 
 from config.errors import EnvironmentFault
+from config.terminal_text import shown
 
 INNER_NAME = re.compile(r"\w[\w.-]*")
 
@@ -14,7 +15,6 @@ def inner_name(name: str, what: str) -> str:
     """
     if not isinstance(name, str) or not INNER_NAME.fullmatch(name):
         raise EnvironmentFault(
-            f"{what} {str(name)[:80]!r} cannot name a folder: letters, digits, _ - and . can, "
-            "after the first character."
+            f"{what} {shown(name)} cannot name a folder: letters, digits, _ - and . can, after the first character."
         )
     return name

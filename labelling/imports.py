@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from config.errors import DataError, ParamsError
+from config.terminal_text import shown
 from labelling.votes import Pair, Vote, annotator_name, is_prompt
 
 COLUMNS: dict[str, tuple[str, ...]] = {
@@ -268,7 +269,7 @@ def _pair(texts: Mapping[str, Any], names: Names) -> Pair:
     prompt = texts[names["prompt"]]
     if not is_prompt(prompt):
         raise _Unreadable(
-            "no_text", f"{names['prompt']}={str(prompt)[:60]!r} is neither text nor messages with role and content"
+            "no_text", f"{names['prompt']}={shown(prompt)} is neither text nor messages with role and content"
         )
     first, second = (_text(texts, names[ours]) for ours in ("response1", "response2"))
     if first == second:
@@ -279,7 +280,7 @@ def _pair(texts: Mapping[str, Any], names: Names) -> Pair:
 def _text(texts: Mapping[str, Any], name: str) -> str:
     text = texts[name]
     if not isinstance(text, str) or not text.strip():
-        raise _Unreadable("no_text", f"{name}={str(text)[:60]!r} is not text")
+        raise _Unreadable("no_text", f"{name}={shown(text)} is not text")
     return text.strip("\n").rstrip()
 
 
@@ -308,7 +309,7 @@ def _vote(choice: Any, names: Names) -> int | None:
             return vote
     raise _Unreadable(
         "no_choice" if not text else "not_a_vote",
-        f"{str(choice)[:60]!r} is not one of left, right, 1, 2, tie or a response's name",
+        f"{shown(choice)} is not one of left, right, 1, 2, tie or a response's name",
     )
 
 
@@ -321,5 +322,5 @@ def _ranked_choice(choice: Sequence[Any], names: Names) -> int | None:
         ranks[_vote(str(value), names)] = rank
     first, second = ranks.get(1), ranks.get(2)
     if len(ranks) != 2 or not isinstance(first, int) or not isinstance(second, int):
-        raise _Unreadable("not_a_vote", f"{str(choice)[:60]!r} does not rank the two responses")
+        raise _Unreadable("not_a_vote", f"{shown(choice)} does not rank the two responses")
     return 0 if first == second else 1 if first < second else 2

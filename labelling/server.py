@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from config.errors import DataError, EnvironmentFault, UserError
+from config.terminal_text import shown
 from labelling.votes import Pair, Vote, annotator_name, append, current, read_pairs, read_votes, shown_left
 
 LOOPBACK = "127.0.0.1"
@@ -65,12 +66,12 @@ class Session:
         """Keep a vote. Raises DataError for an unknown pair or choice, EnvironmentFault if it cannot be written."""
         pair = self._pairs.get(key)
         if pair is None:
-            raise DataError(f"pair {key[:40]!r} is not one of the {len(self._pairs)} pairs. Load the page again.")
-        shown = shown_left(pair, annotator)
-        vote_of = {"left": shown, "right": 3 - shown, "tie": 0, "skip": None}
+            raise DataError(f"pair {shown(key)} is not one of the {len(self._pairs)} pairs. Load the page again.")
+        left = shown_left(pair, annotator)
+        vote_of = {"left": left, "right": 3 - left, "tie": 0, "skip": None}
         if choice not in vote_of:
-            raise DataError(f"choice {choice[:40]!r} is not one of {', '.join(vote_of)}.")
-        vote = Vote(pair, annotator, vote_of[choice], shown)
+            raise DataError(f"choice {shown(choice)} is not one of {', '.join(vote_of)}.")
+        vote = Vote(pair, annotator, vote_of[choice], left)
         with self._lock:
             append(self._votes_file, [vote])
             self._votes.pop((annotator, key), None)

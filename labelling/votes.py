@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 from config.errors import DataError, EnvironmentFault
+from config.terminal_text import shown
 
 LABELS = Path("data/labels")
 PAIRS_FILE = LABELS / "pairs.jsonl"
@@ -77,8 +78,7 @@ def annotator_name(name: Any) -> str:
     cleaned = " ".join(unicodedata.normalize("NFC", name).split()) if isinstance(name, str) else ""
     if not cleaned or len(cleaned) > MAX_ANNOTATOR_CHARS or not cleaned.isprintable():
         raise DataError(
-            f"annotator {str(name)[:80]!r}: a name has 1 to {MAX_ANNOTATOR_CHARS} printable "
-            "characters. Choose another."
+            f"annotator {shown(name)}: a name has 1 to {MAX_ANNOTATOR_CHARS} printable characters. Choose another."
         )
     return cleaned
 
@@ -140,7 +140,7 @@ def _pair(row: dict[str, Any], place: str) -> Pair:
         raise DataError(f"{place}: prompt is neither text nor messages with role and content. Fix or remove the line.")
     for name in ("response1", "response2"):
         if not isinstance(row.get(name), str) or not row[name].strip():
-            raise DataError(f"{place}: {name}={str(row.get(name))[:60]!r} is not text. Fix or remove the line.")
+            raise DataError(f"{place}: {name}={shown(row.get(name))} is not text. Fix or remove the line.")
     return Pair(prompt, row["response1"], row["response2"], seed if isinstance(seed, int) else 0)
 
 
@@ -164,10 +164,10 @@ def _vote(row: dict[str, Any], place: str) -> Vote:
     value = row.get("vote", "")
     if isinstance(value, bool) or value not in VOTES:
         raise DataError(
-            f"{place}: vote={value!r} is not one of 0 (tie), 1, 2, null (skipped). Fix or remove the line."
+            f"{place}: vote={shown(value)} is not one of 0 (tie), 1, 2, null (skipped). Fix or remove the line."
         )
-    shown = row.get("left")
-    return Vote(pair, annotator, value, shown if shown in (1, 2) else None)
+    left = row.get("left")
+    return Vote(pair, annotator, value, left if left in (1, 2) else None)
 
 
 # ---------------------------------------------------------------- writing

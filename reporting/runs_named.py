@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from config.errors import UserError
+from config.terminal_text import shown
 from config.workspace.rows import pipeline_rows
 
 SHOWN = 10
@@ -61,7 +62,7 @@ def _resolve(name: str, run_ids: Sequence[str]) -> str:
     match = re.fullmatch(r"last(?:-(\d+))?", name)
     if match is None:
         raise UserError(
-            f"run {name!r} is not in runs/pipeline.jsonl. Name a run by its id or nickname, or as "
+            f"run {shown(name)} is not in runs/pipeline.jsonl. Name a run by its id or nickname, or as "
             f"last, last-1, ... {_list(run_ids)}"
         )
     back = int(match[1] or 0)

@@ -15,6 +15,7 @@ from cli.commands.data import ReaderOption, UnknownLayout, VoteOption, inspected
 from cli.project import project_root, typed_path
 from config.errors import CostError, DataError, EnvironmentFault, ParamsError
 from config.methods.registry import METHODS
+from config.terminal_text import shown
 
 if TYPE_CHECKING:
     from config.schema import Params
@@ -254,7 +255,7 @@ def new_file(root: Path, folder: str, name: str) -> Path:
     """Path of the new recipe or study. Raises ParamsError for an invalid or existing name."""
     path = root / folder / f"{name}.yaml"
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
-        raise ParamsError(f"{name!r} cannot name a file: letters, digits, _ - and . can. Take another name.")
+        raise ParamsError(f"{shown(name)} cannot name a file: letters, digits, _ - and . can. Take another name.")
     if path.exists():
         raise ParamsError(f"{folder}/{name}.yaml already exists and is not replaced. Take another name, or remove it.")
     return path

@@ -21,6 +21,7 @@ from config import jsonl
 from config.errors import CostError
 from config.records import NO_RUN_ID, STAGES, PipelineRow, UsageRow
 from config.schema import Params
+from config.terminal_text import shown
 from config.workspace.at_work import run_at_work
 from config.workspace.rows import PIPELINE
 from costs.ledger.attempts import Attempt, read_attempts, split_usage
@@ -188,7 +189,7 @@ def read_ledger(root: Path, params: Params, run_id: str | None = None) -> Ledger
     if not rows and chosen != NO_RUN_ID:
         run_ids = ", ".join(dict.fromkeys(row.run_id for row in reversed(pipeline.rows))) or "none"
         raise CostError(
-            f"run {chosen!r} is not in {root / 'runs' / 'pipeline.jsonl'}. Name one of its runs "
+            f"run {shown(chosen)} is not in {root / 'runs' / 'pipeline.jsonl'}. Name one of its runs "
             f"(newest first): {run_ids}."
         )
     stages, skipped = [], pipeline.skipped

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from config.errors import CostError
+from config.terminal_text import shown
 from config.workspace.machine import TimedStage
 from config.yaml_text import yaml_content
 from costs.tables.shapes import ModelShape, from_config
@@ -114,7 +115,7 @@ def hardware(name: str) -> Hardware:
         close = difflib.get_close_matches(wanted, index, n=3, cutoff=0.4)
         hint = f"Did you mean {', '.join(dict.fromkeys(index[c] for c in close))}? " if close else ""
         raise CostError(
-            f"device {name!r} is not known. {hint}Known: {', '.join(_table('hardware.yaml'))}. Add "
+            f"device {shown(name)} is not known. {hint}Known: {', '.join(_table('hardware.yaml'))}. Add "
             "a row to costs/tables/hardware.yaml."
         )
     return hardware_row(key, _table("hardware.yaml")[key])
@@ -263,7 +264,7 @@ def shape(name: str) -> ModelShape:
         close = difflib.get_close_matches(model_name(name), index, n=3)
         hint = f"Did you mean {', '.join(dict.fromkeys(index[c] for c in close))}? " if close else ""
         raise CostError(
-            f"model {name!r} is not a known shape. {hint}"
+            f"model {shown(name)} is not a known shape. {hint}"
             "Add its config.json fields to costs/tables/shapes.yaml, or name a folder that holds "
             "its config.json."
         )

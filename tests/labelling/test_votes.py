@@ -73,7 +73,7 @@ def test_writers_at_once_lose_no_vote(tmp_path: Path) -> None:
         ('{"prompt": "p", "response1": "a", "response2": "b", "annotator": "ada", "vote": true}', "vote=True"),
         ('{"prompt": "p", "response1": "a", "response2": "b", "annotator": "ada"}', "vote=''"),
         ('{"prompt": "p", "response1": "a", "response2": "b", "annotator": " ", "vote": 1}', "annotator ' '"),
-        ('{"prompt": "p", "response1": "a", "response2": 7, "annotator": "ada", "vote": 1}', "response2='7'"),
+        ('{"prompt": "p", "response1": "a", "response2": 7, "annotator": "ada", "vote": 1}', "response2=7 is"),
         (
             '{"prompt": [{"role": "user"}], "response1": "a", "response2": "b", "annotator": "ada", "vote": 1}',
             "prompt",

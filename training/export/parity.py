@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
+from config.terminal_text import shown
 from training.export.aligned import as_messages
 from training.export.llama_cpp import Server
 from training.modeling.tokenizer import Message, Prompt, TemplateRefusal, encode_prompt, special_tokens
@@ -37,7 +38,7 @@ def differences(server: Server, tokenizer: PreTrainedTokenizerBase, prompts: Seq
         if ids != expected:
             text = "; ".join(f"{message['role']}: {message['content']}" for message in chat)
             counts = " and ".join("a refusal" if row is None else f"{len(row)} tokens" for row in (ids, expected))
-            lines.append(f"{text!r:.60} gives {counts} in training.")
+            lines.append(f"{shown(text)} gives {counts} in training.")
     return lines
 
 

@@ -27,6 +27,7 @@ from config.errors import EnvironmentFault, OverBudget
 from config.prerequisites import require_key
 from config.records import USD_LEFT_VARIABLE
 from config.sections.judge import EndpointJudgeSettings
+from config.terminal_text import shown
 from training.judging.client import Client, retry_after_seconds
 from training.judging.judge import Pair
 from training.modeling.tokenizer import prompt_text
@@ -284,8 +285,3 @@ def preference_of(text: str) -> float | None:
     lines = [line for line in THOUGHTS.sub("", text).splitlines() if line.strip()]
     matches = (ANSWER.fullmatch(line.strip()) for line in (lines[:1] + lines[-1:]))
     return next((MEANING[match[1].lower()] for match in matches if match), None)
-
-
-def shown(text: str) -> str:
-    """An answer as part of a message: printable, and short."""
-    return repr(text[:40] + ("..." if len(text) > 40 else ""))

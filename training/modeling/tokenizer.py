@@ -21,6 +21,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from config.errors import ModelError
 from config.sections.model import Model
+from config.terminal_text import shown
 from training.modeling.duplicates import digest, first_occurrences
 
 logger = logging.getLogger(__name__)
@@ -117,7 +118,7 @@ def pretrained_tokenizer(settings: Model, prompt_template: str = PLAIN_TEMPLATE)
     if settings.pad_token is not None:
         if settings.pad_token not in tokenizer.get_vocab():
             raise ModelError(
-                f"model.pad_token={settings.pad_token!r} is not in the vocabulary of "
+                f"model.pad_token={shown(settings.pad_token)} is not in the vocabulary of "
                 f"{settings.path}.{_pad_hint(tokenizer)} "
                 "Change it in params.yaml."
             )

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from config.errors import DataError, ParamsError
+from config.terminal_text import shown
 from training.preparation.conversations import SPELT, is_conversation
 from training.preparation.layouts import LOOKED_AT, MESSAGES, ORDERS, REPLIES, published
 from training.preparation.sources import Table
@@ -129,7 +130,7 @@ def check_columns(table: Table, form: str, columns: Mapping[str, str], setting: 
         ours, theirs = missing
         names = ", ".join(present) if present else "none: its rows are not objects"
         raise DataError(
-            f"{table.place} has no column {theirs!r}, which format {form} needs as {ours}; "
+            f"{table.place} has no column {shown(theirs)}, which format {form} needs as {ours}; "
             f"columns present: {names}. "
             f"Set {setting}.columns.{ours.split()[0]} or {setting}.format in params.yaml."
         )
@@ -138,8 +139,8 @@ def check_columns(table: Table, form: str, columns: Mapping[str, str], setting: 
     ids = [prompt for prompt in prompts if _is_id(prompt)]
     if prompt_column is not None and 2 * len(ids) > len(prompts):
         raise DataError(
-            f"{table.place}: the prompts in column {prompt_column!r} are numbers or ids, such as "
-            f"{str(ids[0])[:40]!r}. Name the column of the texts: {setting}.columns.prompt, or "
+            f"{table.place}: the prompts in column {shown(prompt_column)} are numbers or ids, such as "
+            f"{shown(ids[0])}. Name the column of the texts: {setting}.columns.prompt, or "
             "--column prompt=COLUMN."
         )
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from config.terminal_text import shown
 from training.modeling.tokenizer import Message
 from training.preparation.cleaning import Refused, type_name
 
@@ -50,7 +51,7 @@ def turn(item: Any, column: str, text: str = "content", role: str = "role") -> M
     if item.get("tool_calls") or item.get("function_call") or speaker in TOOLS:
         raise Refused("tool_turn", column, "calls of tools and their answers cannot be learnt from")
     if not isinstance(speaker, str) or speaker not in ROLE_OF:
-        raise Refused("role", f"{column}.{role}", f"{item[role]!r} is not one of {', '.join(ROLE_OF)}")
+        raise Refused("role", f"{column}.{role}", f"{shown(item[role])} is not one of {', '.join(ROLE_OF)}")
     return {"role": ROLE_OF[speaker], "content": _content(item[text], f"{column}.{text}")}
 
 

@@ -6,8 +6,10 @@ Redirects and host names that resolve to such an address are refused too; the ad
 import errno
 import http.client
 import ipaddress
+import shutil
 import socket
 import ssl
+import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -76,10 +78,19 @@ def download(url: str, setting: str, target: IO[bytes], max_bytes: int | None = 
         )
     except Exception as error:  # every transport has exceptions of its own
         if getattr(error, "errno", None) == errno.ENOSPC:
-            raise
+            raise no_room(url) from error
         reason = str(error) or type(error).__name__
     reason = " ".join(without_secrets(reason).split()).rstrip(".")[:MAX_REASON_CHARS]
     raise DataError(f"{url} cannot be read: {reason}. Try again later, or fix {setting}.path in params.yaml.")
+
+
+def no_room(place: str) -> EnvironmentFault:
+    """What to say where a source does not fit on the disk of temporary files."""
+    folder = tempfile.gettempdir()
+    return EnvironmentFault(
+        f"{place} is larger than what {folder} has to spare ({shutil.disk_usage(folder).free / 2**30:.1f} GiB are "
+        "free). Free some space there, or set TMPDIR to a folder on a larger disk."
+    )
 
 
 def _copy(file: IO[bytes], target: IO[bytes], most: int, announced: int) -> None:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from config.terminal_text import shown
 from training.modeling.tokenizer import Message
 from training.preparation.cleaning import Refused, type_name
 from training.preparation.conversations import is_conversation, last_reply, parsed, same_turns, transcript, turns
@@ -223,7 +224,7 @@ def _voted(prompt: Any, texts: Sequence[Any], votes: list[int], names: Sequence[
 def _trees(row: Row, columns: Columns) -> Iterator[Row]:
     root = row.get(columns["prompt"])
     if root is None:
-        raise Refused("missing_column", "", f"this row has no {columns['prompt']!r} with the tree's first message")
+        raise Refused("missing_column", "", f"no column {shown(columns['prompt'])} with the tree's first message")
     yield {"prompt": root}
 
 
@@ -251,7 +252,7 @@ def ranked(prompt: Any, row: Row, name: str, orders: Sequence[str] = ORDERS) -> 
         raise Refused("no_order", order, f"{len(values)} for {len(replies)} replies")
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-            raise Refused("not_a_number", order, f"{value!r} orders no replies")
+            raise Refused("not_a_number", order, f"{shown(value)} orders no replies")
     sign = 1 if order.startswith("rank") else -1
     places = sorted({sign * value for value in values})
     texts = [
@@ -329,7 +330,7 @@ def _flat_trees(table: Table, columns: Columns, vote: str | None = None) -> Iter
         if parent_id is None:
             yield row, {"prompt": node}
         elif parent_id not in nodes:
-            yield row, Refused("no_parent", "parent_id", f"{parent_id!r} is not in this file")
+            yield row, Refused("no_parent", "parent_id", f"{shown(parent_id)} is not in this file")
 
 
 def _canonical(row: Row, columns: Columns) -> Iterator[Row]:

@@ -7,6 +7,7 @@ file read by a function of one's own, all rows may be in memory at once.
 
 import codecs
 import csv
+import errno
 import io
 import json
 import os
@@ -22,11 +23,15 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn
 
 from config.errors import DataError, EnvironmentFault
+from config.inputs import data_files
 from config.schema import Params
 from config.sections.data import FileSource, HubSource, PythonSource
+from config.terminal_text import shown
 from training.modeling.duplicates import Reread
-from training.preparation.download import download
+from training.preparation.download import CHUNK_BYTES, MAX_BYTES, download, no_room
 
+LEFT_FREE_BYTES = 2**30
+"""Bytes of the temporary disk that unpacking leaves to others."""
 ROWS_AT_ONCE = 1000
 """Rows of a columnar file that are objects at once."""
 
@@ -68,7 +73,7 @@ def source_rows(read: Callable[[], Iterable[tuple[int, Any]]], empty: str) -> It
 
 def local_files(params: Params) -> list[str]:
     """Existing local files that the data section reads: part of the stage's fingerprint."""
-    return sorted({str(Path(path)) for path in params.data.local_paths().values() if Path(path).is_file()})
+    return sorted({str(Path(path)) for path in data_files(Path(), params) if Path(path).is_file()})
 
 
 def read_file(source: FileSource, root: Path, setting: str) -> Table:
@@ -243,12 +248,30 @@ def _unpacked(content: Content, kind: str, path: str) -> Content:
     try:
         with content.opened() as file:
             codec = {".gz": "gzip", ".zst": "zstd"}[kind]
-            shutil.copyfileobj(pyarrow.CompressedInputStream(file, codec), whole.file)
+            _copy_bounded(pyarrow.CompressedInputStream(file, codec), whole.file, path)
     except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise no_room(path) from error
         if error.errno is not None:  # of the disk
             raise
         raise DataError(f"{path} is not a complete {kind} file ({one_line(error)}). Fetch it again.") from None
     return whole
+
+
+def _copy_bounded(file: IO[bytes], target: IO[bytes], path: str) -> None:
+    """Copy what is unpacked: of a URL at most what may be downloaded, of a file as much as the temporary disk has."""
+    free = shutil.disk_usage(tempfile.gettempdir()).free - LEFT_FREE_BYTES
+    most, size = min(MAX_BYTES, free) if "://" in path else free, 0
+    while chunk := file.read(CHUNK_BYTES):
+        size += len(chunk)
+        if size > most == free:
+            raise no_room(path)
+        if size > most:
+            raise DataError(
+                f"{path} unpacks to more than {MAX_BYTES} bytes, the most that is read from a URL (MAX_BYTES in "
+                "training/preparation/download.py). Fetch it, look at it, and name the local file."
+            )
+        target.write(chunk)
 
 
 def one_line(error: BaseException) -> str:
@@ -385,7 +408,7 @@ def _csv_header(fields: list[str], place: str) -> list[str]:
     header = [field.strip() for field in fields]
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
-        raise DataError(f"{place} line 1: column {twice[0]!r} appears twice in the header. Rename one of them.")
+        raise DataError(f"{place} line 1: column {shown(twice[0])} appears twice in the header. Rename one of them.")
     return header
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from config.terminal_text import shown
 from training.modeling.tokenizer import Message
 from training.preparation.cleaning import Origin, Refusal, Refused, TextRules
 from training.preparation.formats import Example, message, pairs_of
@@ -161,7 +162,7 @@ def _rank(value: Any, column: str) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value % 1 != 0:
-        raise Refused("rank", column, f"{value!r} is not a whole number")
+        raise Refused("rank", column, f"{shown(value)} is not a whole number")
     return int(value)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from config.sections.data import FileSource
+from config.terminal_text import shown
 from training.preparation.cleaning import Origin, Refusal, Refused
 from training.preparation.sources import SourceRow, Table, open_source, parse_json, read_file
 
@@ -116,7 +117,7 @@ def _parse_row(line: bytes, form: str) -> Any:
     if not isinstance(row, dict):
         raise Refused("wrong_type", "", f"{type(row).__name__} where an object with columns is expected")
     if form == "votes" and ANNOTATOR in row and VOTE in row and not _is_vote(row[VOTE]):
-        raise Refused("not_a_vote", VOTE, f"{row[VOTE]!r} is not one of 0 (tie), 1, 2, null (skipped)")
+        raise Refused("not_a_vote", VOTE, f"{shown(row[VOTE])} is not one of 0 (tie), 1, 2, null (skipped)")
     return row
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from config.errors import DataError
+from config.terminal_text import shown
 from training.preparation.cleaning import Refused
 
 WORD = re.compile(
@@ -38,7 +39,7 @@ def winner(value: Any, convention: str, columns: Replies, replies: Sequence[Any]
     """
     number = _winner(value, convention, columns, replies)
     if number is None:
-        raise Refused("not_a_vote", "", f"{value!r} is no vote ({convention})")
+        raise Refused("not_a_vote", "", f"{shown(value)} is no vote ({convention})")
     return number
 
 
@@ -132,19 +133,18 @@ def _two_readings(
     ways = CONVENTIONS[2:] if signed else CONVENTIONS[:2]
     value, replies = vote
     won = {way: _winner(value, way, columns, replies) for way in ways}
-    shown = "; ".join(
-        f"--vote {way}: {value!r} is {_cut(replies[said - 1]) if said else 'a tie'}"
+    ways_said = "; ".join(
+        f"--vote {way}: {shown(value)} is {_cut(replies[said - 1]) if said else 'a tie'}"
         for way, said in won.items()
         if said is not None
     )
     values = ", ".join(f"{number:g}" for number in sorted(numbers)[:7])
     return (
-        f"{place}: column {column!r} holds {values}, which can be read in two ways. In its first "
-        f"row with {value!r}, {shown}. Say which with --vote, or `vote` of the source in "
+        f"{place}: column {shown(column)} holds {values}, which can be read in two ways. In its first "
+        f"row with {shown(value)}, {ways_said}. Say which with --vote, or `vote` of the source in "
         "params.yaml; see the card of the data."
     )
 
 
 def _cut(text: Any) -> str:
-    shown = " ".join(str(text).split())
-    return repr(shown if len(shown) <= 60 else f"{shown[:60]} ...")
+    return shown(" ".join(str(text).split()))

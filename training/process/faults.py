@@ -36,7 +36,8 @@ def named_fault(error: Exception, target: Path) -> Exception:
     number = _error_number(error)
     place = getattr(error, "filename", None) or target
     if number in (errno.ENOSPC, errno.EDQUOT):
-        existing = next(path for path in (target, *target.resolve().parents) if path.exists())
+        at = Path(place)
+        existing = next(path for path in (at, *at.resolve().parents) if path.exists())
         free = shutil.disk_usage(existing).free
         return EnvironmentFault(
             f"{place}: no space left on the disk ({free / 2**20:.0f} MiB free). Free some space "

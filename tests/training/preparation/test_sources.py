@@ -4,7 +4,10 @@ import gzip
 import http.server
 import io
 import json
+import re
+import shutil
 import socket
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +19,7 @@ import pytest
 
 from config.errors import DataError, EnvironmentFault
 from config.sections.data import FileSource, HubSource, PythonSource
+from training.preparation import sources
 from training.preparation.download import download
 from training.preparation.sources import Table, read_file, read_hub, read_python
 
@@ -411,3 +415,30 @@ def test_a_dataset_or_split_that_is_not_there_is_refused_in_one_line(tmp_path: P
             read_hub(source, "data.sft_source")
         assert "\n" not in str(failure.value)
         assert "data.sft_source" in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("limit", "fault", "words"),
+    [
+        ("LEFT_FREE_BYTES", EnvironmentFault, "is larger than what .* has to spare .*TMPDIR"),
+        ("MAX_BYTES", DataError, "unpacks to more than 4096 bytes, the most that is read from a URL"),
+    ],
+)
+def test_what_is_unpacked_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, fault: type[Exception], words: str
+) -> None:
+    """A megabyte of one letter is a kilobyte to download."""
+    packed = gzip.compress(b"a" * 2**20)
+    content = sources.Content()
+    content.file.write(packed)
+    local = limit == "LEFT_FREE_BYTES"
+    free = shutil.disk_usage(tempfile.gettempdir()).free
+    monkeypatch.setattr(sources, limit, free - 4096 if local else 4096)
+    with pytest.raises(fault, match=words):
+        sources._unpacked(content, ".gz", "rows.jsonl.gz" if local else "https://data.example/rows.jsonl.gz")
+
+
+def test_a_full_temporary_disk_is_named(tmp_path: Path, site: str) -> None:
+    write(tmp_path / "a.jsonl", b"1\n" * 2**12)
+    with Path("/dev/full").open("wb") as full, pytest.raises(EnvironmentFault, match=re.escape(tempfile.gettempdir())):
+        download(f"{site}/a.jsonl", "data.source", full)

@@ -23,3 +23,6 @@ def test_the_room_that_is_named_is_that_of_the_disk_which_is_full(
     faults.named_fault(full, tmp_path)
     faults.named_fault(full, tmp_path / "models" / "ppo")
     assert asked_paths == [tmp_path, tmp_path]
+    elsewhere = OSError(errno.ENOSPC, "No space left on device", "/dev/shm/part")
+    assert str(faults.named_fault(elsewhere, tmp_path)).startswith("/dev/shm/part: no space")
+    assert asked_paths[-1] == Path("/dev/shm")
