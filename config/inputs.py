@@ -12,8 +12,10 @@ when the content does. The DVC stage `inputs` writes them (tasks/dvc/inputs_stag
 process.
 """
 
+import ast
 import hashlib
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from config.atomic_file import write_atomically
@@ -41,14 +43,57 @@ def named_paths(root: Path, params: Params) -> list[str]:
     """The files and folders outside the project that params name, as they name them; they may be missing, and a model
     that is not a local folder comes from a hub.
     """
-    files = sorted({*params.data.local_paths().values(), *reward_script(params)})
+    files = sorted({*data_files(root, params), *reward_files(root, params)})
     models = {params.model.path, student_path(params), judge_path(params)}
     return [*files, *sorted(path for path in models if path and (root / path).is_dir())]
 
 
-def reward_script(params: Params) -> list[str]:
-    """The file of the reward function, if there is one."""
-    return [params.reward.script] if isinstance(params.reward, RewardFunction) else []
+def data_files(root: Path, params: Params) -> list[str]:
+    """The files that data names, and the modules of the project that readers among them import."""
+    return with_imported(root, params.data.local_paths().values())
+
+
+def reward_files(root: Path, params: Params) -> list[str]:
+    """The file of the reward function, if there is one, and the modules of the project that it imports."""
+    return with_imported(root, [params.reward.script] if isinstance(params.reward, RewardFunction) else [])
+
+
+def with_imported(root: Path, files: Iterable[str]) -> list[str]:
+    """The files, and of Python files among them all modules below `root` that they import, and these in turn: what is
+    written as an import, not what code loads by name.
+    """
+    found: dict[str, None] = {}
+    ahead = list(files)
+    while ahead:
+        file = ahead.pop()
+        if file in found:
+            continue
+        found[file] = None
+        if file.endswith(".py"):
+            ahead += [path for path in _imports(root, file) if (root / path).is_file()]
+    return sorted(found)
+
+
+def _imports(root: Path, file: str) -> Iterator[str]:
+    """Paths where the modules that a file imports would be; none for a file that cannot be parsed."""
+    try:
+        nodes = list(ast.walk(ast.parse((root / file).read_text(encoding="utf-8"))))
+    except (OSError, ValueError, SyntaxError):
+        return
+    package = Path(file).parent.parts
+    for node in nodes:
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            names = [f"{module}.{alias.name}".lstrip(".") for alias in node.names]
+        for name in names:
+            parts = name.split(".")
+            for length in range(1, len(parts) + 1):
+                place = "/".join(parts[:length])
+                yield from (f"{place}.py", f"{place}/__init__.py")
 
 
 def judge_path(params: Params) -> str | None:
@@ -72,7 +117,7 @@ def expected_files(root: Path, params: Params) -> dict[str, str]:
 
 def digest_files(root: Path, params: Params) -> dict[Path, str]:
     """The expected content of the files, by path in the project."""
-    data = {path: _digest(root / path) for path in sorted(set(params.data.local_paths().values()))}
+    data = {path: _digest(root / path) for path in data_files(root, params)}
     model, student = (
         _folder_digests(root, path) if path else {} for path in (params.model.path, student_path(params))
     )
@@ -86,7 +131,7 @@ def digest_files(root: Path, params: Params) -> dict[Path, str]:
         for path, digests in (
             (DATA_DIGESTS, data),
             (MODEL_DIGESTS, model),
-            (REWARD_DIGESTS, {path: _digest(root / path) for path in reward_script(params)}),
+            (REWARD_DIGESTS, {path: _digest(root / path) for path in reward_files(root, params)}),
             (STUDENT_DIGESTS, student),
             (JUDGE_DIGESTS, judge),
         )

@@ -81,7 +81,7 @@ def ppo(stage: Stage) -> None:
     prompts = read_prompts(stage)
     limits = Limits(settings.max_new_tokens, tokenizer.eos_token_id, tokenizer.pad_token_id)
     roles = load_roles(stage, tokenizer)
-    reward_function = episode_rewards(stage, tokenizer)
+    reward_function = episode_rewards(stage, tokenizer, prompts)
     state = load_state(stage, roles, PpoState(0, 0, settings.kl.coef))
     if settings.on_divergence == "roll_back" and state.update == state.rolled_back == 0:
         with stage.meter.phase("save", 0):
@@ -95,7 +95,8 @@ def ppo(stage: Stage) -> None:
         backoff = partial(oom.run, step=update)
 
         # 1. roll out
-        batch = choose_prompts(prompts, settings, seed, update)
+        places = choose_prompts(range(len(prompts)), settings, seed, update)
+        batch = [prompts[place] for place in places]
         own_seed = stream_seed(seed, "sampling", update)
         noise_BT = sampling_noise(len(batch), limits.max_new_tokens, own_seed)
         with phase("rollout", roles.policy, roles.trunk_value_head) as work:
@@ -117,7 +118,7 @@ def ppo(stage: Stage) -> None:
         # 2. score
         with phase("score", roles.reward_model) as work:
             if reward_function is not None:
-                score_B = reward_function.scores(batch, rollout.responses)
+                score_B = reward_function.scores(places, rollout.responses)
                 work.add(sequences=len(batch))
             else:
                 score_B = scores(backoff, roles.reward_model, sequences)

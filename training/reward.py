@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl import RewardConfig, RewardTrainer
 
 from config.errors import TrainingDiverged
-from config.inputs import reward_script
+from config.inputs import reward_files
 from config.schema import Params
 from config.sections.offline import Reward
 from config.work import NORMALISATION_PAIRS
@@ -54,7 +54,7 @@ OF_DATA = ("bayes_accuracy", "baseline_longer_wins", "baseline_bow")
 
 
 def inputs(params: Params) -> tuple[str, ...]:
-    script_inputs = ("data/prepared/prompts/test.jsonl", *reward_script(params))
+    script_inputs = ("data/prepared/prompts/test.jsonl", *reward_files(Path(), params))
     return (
         "data/prepared/preference",
         "data/tokenizer",

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from config.schema import Params
 from config.sections.offline import RewardFunction
@@ -23,15 +24,17 @@ def seconds_per_reply(params: Params, root: Path) -> float:
     """Seconds of the function for one reply, as the reward stage measured them here; 0 for a reward model."""
     if not isinstance(params.reward, RewardFunction):
         return 0.0
-    measured = _measured(params.reward.path, root)
-    return UNMEASURED_SECONDS if measured is None else measured
+    return float(_measured(params.reward.path, root).get("seconds_per_reply", UNMEASURED_SECONDS))
 
 
 def plan_function(params: Params, root: Path, device: Hardware, gpus: int, price: Price, rented: int) -> StagePlan:
     """The plan of the reward stage with a function."""
     assert isinstance(params.reward, RewardFunction)
     seconds = seconds_per_reply(params, root)
-    basis = "as measured here" if _measured(params.reward.path, root) is not None else "assumed"
+    measured = _measured(params.reward.path, root)
+    basis = "as measured here" if measured else "assumed"
+    if measured.get("empty_as_good"):
+        basis += "; it scores empty replies as well as known ones"
     return fixed_stage(
         "reward",
         {"start": START_SECONDS, "score": TRIED_REPLIES * seconds},
@@ -44,12 +47,13 @@ def plan_function(params: Params, root: Path, device: Hardware, gpus: int, price
     )
 
 
-def _measured(path: str, root: Path) -> float | None:
+def _measured(path: str, root: Path) -> dict[str, Any]:
+    """What the reward stage wrote of this function; {} if it has not run."""
     try:
         card, metrics = (
             json.loads((root / name).read_text(encoding="utf-8"))
             for name in ("models/reward/function.json", "metrics/reward.json")
         )
-        return float(metrics["seconds_per_reply"]) if card["path"] == path else None
+        return dict(metrics) if card["path"] == path and "seconds_per_reply" in metrics else {}
     except (OSError, ValueError, KeyError, TypeError):
-        return None
+        return {}

@@ -28,6 +28,8 @@ def reward_section(findings: Findings) -> Markup:
     if isinstance(settings, RewardFunction):
         tried = findings.value("reward", "tried")
         lead = f"{settings.path}, tried on {count(tried)} held-out replies."
+        if findings.metrics["reward"].get("empty_as_good"):
+            lead += " It scores empty replies as well as known ones: a model can learn to say nothing."
         return section("reward", title, lead, stack(_accuracy(findings), _numbers(findings)))
     return section(
         "reward",

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from config.errors import EnvironmentFault, RlhfError, StageStopped, UserError
-from config.inputs import reward_script
+from config.inputs import reward_files
 from config.load import dump as dump_params
 from config.load import load
 from config.names import inner_name
@@ -343,7 +343,7 @@ def request_of(
         "data/inputs/student.json",
         "data/inputs/judge.json",
         f"runs/{stage}/attempts.jsonl",
-        *reward_script(run.params),
+        *reward_files(run.root, run.params),
     ]
     return {
         "id": identity,

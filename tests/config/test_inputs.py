@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from config.inputs import DATA_DIGESTS, MODEL_DIGESTS, write_digests
+from config.inputs import DATA_DIGESTS, MODEL_DIGESTS, REWARD_DIGESTS, write_digests
 from config.load import load
 from config.schema import Params
 from tests.conftest import ROOT
@@ -77,3 +77,24 @@ def test_the_data_stage_depends_on_them(missing: Path) -> None:
 
     pipeline = yaml.safe_load((ROOT / "dvc.yaml").read_text())
     assert str(missing) in pipeline["stages"]["data"]["deps"]
+
+
+def test_modules_that_a_function_or_a_reader_imports_enter_too(tmp_path: Path) -> None:
+    (tmp_path / "readers/deep").mkdir(parents=True)
+    for name, text in {
+        "readers/mine.py": "import json\nfrom readers import words\nfrom .deep.more import x\n",
+        "readers/words.py": "import readers.mine, helper",
+        "readers/deep/__init__.py": "",
+        "readers/deep/more.py": "x = 1",
+        "helper.py": "",
+        "other.py": "",
+    }.items():
+        (tmp_path / name).write_text(text)
+    function = params(
+        "reward={kind: function, path: 'readers/mine.py:score', timeout_seconds: 5}", "align.method=rloo"
+    )
+    write_digests(tmp_path, function)
+    imported = {"helper.py", "readers/deep/__init__.py", "readers/deep/more.py", "readers/mine.py", "readers/words.py"}
+    assert set(digests(tmp_path, REWARD_DIGESTS)) == imported
+    write_digests(tmp_path, params("data.source={kind: python, path: 'readers/mine.py:read', files: []}"))
+    assert set(digests(tmp_path, DATA_DIGESTS)) == imported

@@ -97,7 +97,8 @@ class Accepted:
         self.characters += len(prompt_text(example.prompt)) + sum(map(len, replies_of(example)))
         prompt = same_prompt_key(example.prompt)
         for use, digests in self.digests.items():
-            digests.extend(digest(prompt, *row.values()) for row in REPLIES[use](example))
+            columns = [json.dumps(example.columns, sort_keys=True)] if use == "prompts" and example.columns else []
+            digests.extend(digest(prompt, *row.values(), *columns) for row in REPLIES[use](example))
 
     def remove(self) -> None:
         """Remove the file."""

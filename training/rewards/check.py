@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from statistics import mean, pstdev
 from typing import Any
 
@@ -21,10 +22,10 @@ from config.errors import DataError
 from config.sections.offline import RewardFunction as Settings
 from training.evaluation.intervals import wilson
 from training.evaluation.reliability import pair_accuracy
-from training.modeling.tokenizer import prompt_text, response_text
+from training.modeling.tokenizer import response_text
 from training.process.artifacts import replacing, write_csv, write_json
 from training.process.stage import Stage
-from training.rewards.function import CARD, CODE, Call, RewardFunction, rows_by_prompt
+from training.rewards.function import CARD, CODE, Call, RewardFunction, rows_of
 
 logger = logging.getLogger("training")
 
@@ -50,10 +51,9 @@ def check_function(stage: Stage, limits: Mapping[str, Any]) -> None:
         shutil.copyfile(stage.root / settings.script, folder / CODE)
         write_json(folder / CARD, {"path": settings.path, "timeout_seconds": settings.timeout_seconds})
         function = RewardFunction(folder, stage.root)
-        rows = rows_by_prompt(stage.root)
         with stage.meter.phase("score", 0) as work:
             replies = known_replies(list(islice(jsonl.plain(prepared / "prompts/test.jsonl"), TRIED_PROMPTS)))
-            pairs = pair_calls(list(islice(jsonl.plain(prepared / "preference/test.jsonl"), TRIED_PAIRS)), rows)
+            pairs = pair_calls(stage.root, list(islice(jsonl.plain(prepared / "preference/test.jsonl"), TRIED_PAIRS)))
             began = time.perf_counter()
             calls = [*replies, *pairs]
             scores = function.scores(calls)
@@ -116,10 +116,11 @@ def changed_texts(texts: Iterable[str]) -> Iterator[str]:
             yield " ".join(rng.sample(words, len(words)))
 
 
-def pair_calls(pairs: Sequence[Mapping[str, Any]], rows: Mapping[str, Mapping[str, Any]]) -> list[Call]:
+def pair_calls(root: Path, pairs: Sequence[Mapping[str, Any]]) -> list[Call]:
     """Chosen and rejected reply of each pair, one after the other."""
+    rows = rows_of(root, [pair["prompt"] for pair in pairs])
     return [
-        Call(pair["prompt"], response_text(pair[side]), rows.get(prompt_text(pair["prompt"]), {}))
-        for pair in pairs
+        Call(pair["prompt"], response_text(pair[side]), row)
+        for pair, row in zip(pairs, rows, strict=True)
         for side in ("chosen", "rejected")
     ]

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from config import jsonl
 from training.distributed.collectives import map_across_ranks
 from training.modeling.tokenizer import Prompt, decode_response
-from training.preparation.tokens import TokenTable
+from training.preparation.tokens import Rows
 from training.process.stage import Stage
 from training.rewards.function import Call, RewardFunction, is_function
 
@@ -31,29 +31,29 @@ class EpisodeRewards(NamedTuple):
     """A reward function, and the prompts that the loop samples."""
 
     function: RewardFunction
-    prompts: Mapping[tuple[int, ...], KnownPrompt]
-    """Prompts by their tokens."""
+    prompts: Sequence[KnownPrompt]
+    """The prompts that the loop chooses from, in their order: equal texts may have different rows."""
     tokenizer: PreTrainedTokenizerBase
 
-    def scores(self, prompts: Sequence[list[int]], responses: Sequence[list[int]]) -> Tensor:
-        """The score of each response to its prompt, [B]. Collective: processes share the calls."""
+    def scores(self, places: Sequence[int], responses: Sequence[list[int]]) -> Tensor:
+        """The score of each response to the prompt at its place, [B]. Collective: processes share the calls."""
         calls = [
             Call(prompt.prompt, decode_response(self.tokenizer, response), prompt.row)
-            for prompt, response in zip((self.prompts[tuple(prompt)] for prompt in prompts), responses, strict=True)
+            for prompt, response in zip((self.prompts[place] for place in places), responses, strict=True)
         ]
         return torch.tensor(
             map_across_ranks(lambda work: work(0), lambda _, __, share: self.function.scores(share), responses, calls)
         )
 
 
-def episode_rewards(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> EpisodeRewards | None:
-    """The reward function of models/reward; None where a model is there."""
+def episode_rewards(
+    stage: Stage, tokenizer: PreTrainedTokenizerBase, prompts: Rows[list[int]]
+) -> EpisodeRewards | None:
+    """The reward function of models/reward, for these training prompts; None where a model is there."""
     if not is_function(stage.root / REWARD):
         return None
-    prompts = stage.root / "data/prepared/prompts"
-    tokens = TokenTable(prompts / "train.arrow")
-    by_tokens = {
-        tuple(tokens.row(place)["prompt_ids"]): KnownPrompt(row["prompt"], row.get("row", {}))
-        for place, row in enumerate(jsonl.plain(prompts / "train.jsonl"))
-    }
-    return EpisodeRewards(RewardFunction(stage.root / REWARD, stage.root), by_tokens, tokenizer)
+    rows = jsonl.plain(stage.root / "data/prepared/prompts/train.jsonl")
+    known = [KnownPrompt(row["prompt"], row.get("row", {})) for row in rows]
+    return EpisodeRewards(
+        RewardFunction(stage.root / REWARD, stage.root), prompts.beside(known.__getitem__), tokenizer
+    )

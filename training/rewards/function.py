@@ -14,14 +14,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from itertools import cycle, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from config import jsonl
 from config.child import BOUND
 from config.errors import DataError, ModelError
+from config.terminal_text import shown
 from training.modeling.tokenizer import Prompt, prompt_text
 from training.rewards import worker
 
@@ -70,7 +72,7 @@ class RewardFunction:
             return float(answer.get("score", 0.0))
         place = ""
         if call is not None:
-            prompt, response = (f"{text[:60]!r}" for text in (prompt_text(call.prompt), call.response))
+            prompt, response = map(shown, (prompt_text(call.prompt), call.response))
             place = f" for the response {response} to {prompt}"
         raise DataError(f"reward.path={self.path}: it {answer['fault']}{place}. Fix the function.")
 
@@ -82,7 +84,7 @@ class RewardFunction:
         with tempfile.TemporaryDirectory() as folder, os.fdopen(reading, "rb", buffering=0) as results:
             batch = Path(folder) / "calls.json"
             batch.write_text(json.dumps(calls), encoding="utf-8")
-            command = [*BOUND, sys.executable, worker.__file__, str(self._code), self.path.rpartition(":")[2]]
+            command = [*BOUND, sys.executable, "-B", worker.__file__, str(self._code), self.path.rpartition(":")[2]]
             command += [str(self._root), str(batch), str(writing)]
             with log.open("wb") as printed:
                 process = subprocess.Popen(
@@ -122,24 +124,19 @@ def is_function(folder: Path) -> bool:
     return (folder / CARD).exists()
 
 
-def rows_by_prompt(folder: Path) -> dict[str, dict[str, Any]]:
-    """The other columns of the prepared prompts below a project's folder, by prompt."""
-    prepared = folder / "data/prepared/prompts"
-    return {
-        prompt_text(row["prompt"]): row.get("row", {})
-        for path in sorted(prepared.glob("*.jsonl"))
-        for row in jsonl.plain(path)
-    }
+def rows_of(folder: Path, prompts: Iterable[Prompt]) -> Iterator[dict[str, Any]]:
+    """The other columns of each prompt, as prepared below a project's folder: of equal prompts one row after another,
+    as in the file; empty for a prompt that is not there.
+    """
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted((folder / "data/prepared/prompts").glob("*.jsonl")):
+        for row in jsonl.plain(path):
+            rows.setdefault(prompt_text(row["prompt"]), []).append(row.get("row", {}))
+    turns = {text: cycle(found) for text, found in rows.items()}
+    yield from (next(turns.get(prompt_text(prompt), repeat({}))) for prompt in prompts)
 
 
 def function_scores(folder: Path, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[float]:
-    """The scores of the function in models/reward below a project's folder, which knows the rows of its prepared
-    prompts; another prompt's row is empty.
-    """
-    rows = rows_by_prompt(folder)
-    return RewardFunction(folder / "models/reward", folder).scores(
-        [
-            Call(prompt, response, rows.get(prompt_text(prompt), {}))
-            for prompt, response in zip(prompts, responses, strict=True)
-        ]
-    )
+    """The scores of the function in models/reward below a project's folder, with the rows of `rows_of`."""
+    calls = map(Call, prompts, responses, rows_of(folder, prompts))
+    return RewardFunction(folder / "models/reward", folder).scores(list(calls))

@@ -8,7 +8,7 @@ import hashlib
 from array import array
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from torch import Tensor
 from config.sections.online import SamplingLoop
 from training.distributed.collectives import counted_batches
 from training.modeling.batching import token_budget_batches
+
+T = TypeVar("T")
 
 
 class MicroBatch(NamedTuple):
@@ -87,7 +89,7 @@ def stream_seed(seed: int, stream: str, number: int) -> int:
     return int.from_bytes(digest[:7], "big")
 
 
-def choose_prompts(prompts: Sequence[list[int]], settings: SamplingLoop, seed: int, update: int) -> list[list[int]]:
+def choose_prompts(prompts: Sequence[T], settings: SamplingLoop, seed: int, update: int) -> list[T]:
     """The prompts of an update, each repeated responses_per_prompt times: in random order, without replacement until
     all were used.
 

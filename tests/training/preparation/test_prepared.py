@@ -228,3 +228,11 @@ def test_of_many_pairs_some_are_taken_evenly(tmp_path: Path, monkeypatch: pytest
     place = split_of("p", 0.5)
     chosen = [texts.chosen for texts in some_pairs(datasets.splits["preference"][place])]
     assert chosen == ["a0", "a3", "a6", "a9"]
+
+
+def test_equal_prompts_with_other_answers_are_two_prompts_of_one_split(tmp_path: Path) -> None:
+    rows = [{"prompt": f"p{i}", "completion": answer} for i in range(6) for answer in ("2", "3", "2")]
+    datasets = written(tmp_path, *rows)
+    assert contents(datasets, "prompts") != []
+    assert [row["row"]["completion"] for row in contents(datasets, "prompts")] == ["2", "3"] * 6
+    assert datasets.duplicates["prompts"] == 6

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from config.errors import DataError, ModelError
-from training.rewards.function import CARD, CODE, LOG, Call, RewardFunction
+from training.rewards.function import CARD, CODE, LOG, Call, RewardFunction, function_scores
 
 CALLS = [
     Call("2 + 2?", "It is 4.", {"completion": "4"}),
@@ -134,3 +134,29 @@ def test_a_whole_number_and_a_truth_value_are_numbers(tmp_path: Path) -> None:
     scores = function(tmp_path, "def score(p, response, r): return 'know' in response").scores(CALLS)
     assert scores == [0.0, 1.0]
     assert all(isinstance(score, float) and math.isfinite(score) for score in scores)
+
+
+def test_a_pool_of_processes_in_it_works(tmp_path: Path) -> None:
+    code = """
+from multiprocessing import get_context
+def length(text):
+    return len(text)
+def score(prompt, response, row):
+    scores = []
+    for method in ("fork", "spawn"):
+        with get_context(method).Pool(2) as pool:
+            scores += pool.map(length, [response, response])
+    assert len(set(scores)) == 1
+    return scores[0]
+"""
+    assert function(tmp_path, code, 60).scores(CALLS[:1]) == [8.0]
+    assert {path.name for path in (tmp_path / "models/reward").iterdir()} == {CARD, CODE}
+
+
+def test_equal_prompts_have_their_own_rows(tmp_path: Path) -> None:
+    prompts = tmp_path / "data/prepared/prompts"
+    prompts.mkdir(parents=True)
+    rows = [{"prompt": "p", "row": {"is": i}} for i in (1, 2)] + [{"prompt": "q", "row": {"is": 3}}]
+    (prompts / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    function(tmp_path, "def score(prompt, response, row): return row.get('is', 0)")
+    assert function_scores(tmp_path, ["p", "q", "p", "q", "new"], ["a"] * 5) == [1.0, 3.0, 2.0, 3.0, 0.0]

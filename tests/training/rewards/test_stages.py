@@ -12,12 +12,16 @@ import pytest
 
 from config import jsonl
 from config.errors import DataError, ParamsError
-from config.load import validate
+from config.load import validate, write
 from config.prerequisites import require_reward_function
 from config.records import UsageRow
 from tests.training.support.processes import killed_stopped_and_resumed, metric_rows, metrics, start
 from tests.training.support.tiny import files, open_stage, params, work
 from training.inference.trained_models import TrainedModels
+from training.modeling.tokenizer import load_tokenizer
+from training.preparation.prompts import read_prompts
+from training.process.stage import Stage
+from training.rewards.episodes import episode_rewards
 from training.rewards.function import Call, RewardFunction
 
 pytestmark = pytest.mark.usefixtures("forks")
@@ -172,8 +176,6 @@ def instructions(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_instructions_alone_are_enough_and_the_function_gets_their_other_columns(tmp_path: Path) -> None:
-    from config.load import write
-
     root = tmp_path / "project"
     root.mkdir()
     write(validate(instructions(tmp_path), "test"), root / "params.yaml")
@@ -275,3 +277,25 @@ def test_a_function_of_the_project_is_the_one_that_was_tried(project: Project) -
     (root / "mine.py").write_text("def score(*call): return -1.0")
     first = RewardFunction(root / "models/reward", root)
     assert first.scores([Call("a", "x" * 50, {})]) == [0.5]
+
+
+def test_episodes_of_equal_prompts_are_scored_by_their_own_rows(tmp_path: Path) -> None:
+    """The answer of the second row would be wrong for the first."""
+    root = tmp_path / "project"
+    root.mkdir()
+    content = instructions(tmp_path)
+    rows = [{"question": f"what is {i // 2} ?", "solution": str(i % 2)} for i in range(60)]
+    (tmp_path / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(validate(content, "test"), root / "params.yaml")
+    (root / "mine.py").write_text("def score(prompt, response, row):\n    return 1.0 + 2 * int(row['completion'])\n")
+    for stage in ("data", "sft", "reward"):
+        work(root, stage)
+    stage = Stage("rloo", (), (), root)
+    prompts, tokenizer = read_prompts(stage), load_tokenizer(root / "data/tokenizer")
+    rewards = episode_rewards(stage, tokenizer, prompts)
+    assert rewards is not None
+    solutions = [row["row"]["completion"] for row in jsonl.plain(root / "data/prepared/prompts/train.jsonl")]
+    assert prompts[0] == prompts[1]
+    scores = rewards.scores(range(len(prompts)), [[5]] * len(prompts))
+    assert scores.tolist() == [1.0 + 2 * int(solution) for solution in solutions]
+    assert {*solutions} == {"0", "1"}

@@ -49,10 +49,10 @@ def step_of_the_loop(
     settings = settings.model_copy(update={"missing_eos_penalty": 0.0, "score_clip": None})
     given = {
         "load_tokenizer": tokenizer(),
-        "read_prompts": [],
+        "read_prompts": list(prompts),
         "load_roles": roles,
         "load_state": PpoState(update=0, episodes=0, kl_coef=settings.kl.coef),
-        "choose_prompts": list(prompts),
+        "choose_prompts": range(len(prompts)),
         "roll_out": Rollout(list(responses), list(logprobs), None),
         "scores": score_B,
         "mini_batches": [list(mini_batch)],
