@@ -9,6 +9,19 @@ from config.schema import Params
 from config.sections.judge import EmbeddingJudgeSettings, EndpointJudgeSettings, RewardModelJudgeSettings
 from config.sections.offline import RewardFunction
 
+KEPT_ELSEWHERE = ("data", "models", "checkpoints", "runs", "mlartifacts")
+"""Large folders, which may be links to a larger disk."""
+
+
+def require_folders(root: Path) -> None:
+    """Check that folders of the project that link to another disk lead somewhere. Raises EnvironmentFault."""
+    for path in (root / name for name in KEPT_ELSEWHERE):
+        if path.is_symlink() and not path.exists():
+            raise EnvironmentFault(
+                f"{path} is a link to {path.readlink()}, which does not exist. Mount that disk, make the folder, or "
+                "remove the link."
+            )
+
 
 def require_judge(root: Path, params: Params) -> None:
     """Check the encoder's folder, the pairs it learns from, and the key of an endpoint. Raises ParamsError or
@@ -41,7 +54,7 @@ def require_reward_function(root: Path, params: Params) -> None:
         return
     path, script = params.reward.path, params.reward.script
     name = path.rpartition(":")[2]
-    if not (root / script).resolve().is_relative_to(root.resolve()):
+    if os.path.relpath(root / script, root).startswith(os.pardir):  # where it is written, wherever links lead
         raise ParamsError(
             f"reward.path={path} is outside of the project: a run keeps the function with its "
             "models. Copy the file into the project."

@@ -33,7 +33,7 @@ def study(file: str) -> State[Any]:
                 if stop.requested:
                     return Cancelled(name=STOPPED, message="asked to stop: the same command goes on there.")
                 named = rlhf.with_options(flow_run_name=f"{run.name}, seed {run.seed}")
-                with chdir(running.place), tags(f"{STUDY}{path.stem}"), known_plan(prepared):
+                with chdir(running.place), tags(f"{STUDY}{running.name}"), known_plan(prepared):
                     state = named(run.params, return_state=True)
                 if state.is_cancelled():
                     return Cancelled(name=state.name, message=state.message)

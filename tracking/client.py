@@ -2,8 +2,9 @@
 
 import logging
 import os
+import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -51,6 +52,16 @@ Runs of the RLHF pipeline, one below the other; each opens to the attempts of it
 docs/mlflow.md has more of them, chart by chart.
 """
 """The experiment's description in MLflow."""
+
+
+ARTIFACT_COLUMNS = (
+    ("experiments", "artifact_location"),
+    ("runs", "artifact_uri"),
+    ("logged_models", "artifact_location"),
+    ("model_versions", "source"),
+    ("model_versions", "storage_location"),
+)
+"""Where MLflow's database has absolute paths of artifacts: table and column."""
 
 
 class Connection(NamedTuple):
@@ -117,6 +128,9 @@ def connect(root: Path, tracking: Tracking) -> Connection:
             if error.error_code != ErrorCode.Name(RESOURCE_ALREADY_EXISTS):
                 raise
             experiment = client.get_experiment_by_name(tracking.experiment)
+    local = artifact_location(root, uri)
+    if local is not None and experiment.artifact_location != local and uri.startswith("sqlite:///"):
+        follow_move(Path(uri.removeprefix("sqlite:///")), experiment.artifact_location, local)
     if experiment.lifecycle_stage != "active":
         raise EnvironmentFault(
             f"tracking.experiment={tracking.experiment} was deleted in MLflow. Restore it there, "
@@ -125,6 +139,21 @@ def connect(root: Path, tracking: Tracking) -> Connection:
     if experiment.tags.get(VIEW_TAG) != view():
         client.set_experiment_tag(experiment.experiment_id, VIEW_TAG, view())
     return Connection(client, experiment.experiment_id)
+
+
+def follow_move(database: Path, before: str, now: str) -> None:
+    """Name artifacts by the place where they are, after a database was moved or copied together with them: MLflow
+    keeps their absolute paths. A location of another name was chosen by someone, and stays.
+    """
+    if not before.startswith("file://") or Path(before).name != Path(now).name:
+        return
+    with closing(sqlite3.connect(database)) as connection, connection:
+        for table, column in ARTIFACT_COLUMNS:
+            connection.execute(
+                f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column} || '/', 1, ?) = ?",
+                (now, len(before) + 1, len(before) + 1, f"{before}/"),
+            )
+    logger.info("this project was at %s before: MLflow names its artifacts below %s now", before, now)
 
 
 def log_in(root: Path, uri: str) -> None:

@@ -1,6 +1,7 @@
 """`rlhf data check`: inspect a data file before training on it."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -58,7 +59,7 @@ def check(
     """
     path = None if "://" in file else typed_path(file)
     root = project_root()
-    named = file if path is None else _from_root(root, path.resolve())
+    named = file if path is None else _from_root(root, Path(os.path.normpath(root / path)))
     inspection = inspected(root, named, form, column or [], recipe, vote, reader)
     typer.echo(json.dumps(inspection, indent=2) if as_json else visible("\n".join(lines(inspection, str(recipe)))))
     if (

@@ -22,7 +22,7 @@ def study(
     variants share is made once; the same command goes on after Ctrl-C.
     """
     from cli.flow_run import exit_code, on_server
-    from config.workspace.project import STUDIES
+    from config.workspace.project import STUDIES, study_name
     from config.workspace.study import read_study
     from reporting.comparison.runs import Comparison
     from tasks.study.runs import PAGE, RECORD, works
@@ -34,7 +34,7 @@ def study(
     if state.is_cancelled():
         print(f"rlhf: {state.message}", file=sys.stderr)
         raise typer.Exit(exit_code(state))
-    place = root / STUDIES / file.stem
+    place = root / STUDIES / study_name(file)
     result = Comparison.model_validate_json((place / RECORD).read_bytes())
     if as_json:
         typer.echo(result.model_dump_json(indent=2))

@@ -1,9 +1,20 @@
 """Which workspaces are of one project: its own folder, and those of its studies below it."""
 
+import hashlib
+import os
 from pathlib import Path
 
 STUDIES = Path(".rlhf/studies")
 """Below the project: the workspaces of its studies."""
+
+
+def study_name(file: Path) -> str:
+    """Name of a study and its workspace, by its path in the project: that of a file in studies/ is its stem, and files
+    of one stem in several folders are several studies.
+    """
+    path = os.path.normpath(file)
+    stem, digest = Path(path).stem, hashlib.sha256(path.encode()).hexdigest()
+    return stem if path == f"studies/{stem}.yaml" else f"{stem}-{digest[:6]}"
 
 
 def project_of(root: Path) -> Path:

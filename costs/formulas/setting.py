@@ -215,9 +215,14 @@ class Setting:
             raise CostError(f"gpus={self.gpus} must be at least 1. Change --gpus.")
 
     @property
+    def devices(self) -> int:
+        """Devices that work: one for each process, but a CPU is one for all."""
+        return 1 if self.hardware.is_cpu else self.gpus
+
+    @property
     def paid_gpus(self) -> int:
         """Devices that are paid for: those that work, and those that are rented with them."""
-        return max(self.gpus, self.rented)
+        return max(self.devices, self.rented)
 
     @property
     def accelerator_bytes(self) -> float:

@@ -25,7 +25,7 @@ from config.terminal_text import shown
 from config.workspace.at_work import run_at_work
 from config.workspace.rows import PIPELINE
 from costs.ledger.attempts import Attempt, read_attempts, split_usage
-from costs.tables.price import StagePrice, stage_price, usd_of, usd_per_device_hour
+from costs.tables.price import StagePrice, devices, stage_price, usd_of, usd_per_device_hour
 
 BEGAN = "began"
 """Key of a run's first row: when its process began, or the run before it in the process ended."""
@@ -77,7 +77,7 @@ class StageCost:
     """Price of the hardware that the stage is placed on."""
     seconds: float
     device_seconds: float
-    """seconds x world_size of every row: devices in use."""
+    """seconds x devices in use, of every row."""
     rented: int
     """Devices paid for while the stage runs, if it uses fewer."""
     idle_usd: float
@@ -362,4 +362,4 @@ def _seconds(rows: Sequence[UsageRow]) -> float:
 
 
 def _device_seconds(rows: Sequence[UsageRow]) -> float:
-    return sum((row.seconds * row.world_size for row in rows), 0.0)
+    return sum((row.seconds * devices(row) for row in rows), 0.0)

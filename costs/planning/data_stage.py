@@ -72,6 +72,7 @@ def fixed_stage(
 ) -> StagePlan:
     """The plan of a stage that runs no model, from the seconds of its phases."""
     total = sum(seconds.values())
+    gpus = 1 if device.is_cpu else gpus
     hours, paid = total / 3600 * gpus, max(gpus, rented)
     paid_hours = total / 3600 * paid
     return StagePlan(

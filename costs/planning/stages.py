@@ -27,7 +27,7 @@ def planned(
     highest = peak(held)
     needed = device_bytes(setting, highest.total)
     seconds = sum(phase.seconds for phase in phases)
-    gpu_hours = seconds * setting.gpus / 3600
+    gpu_hours = seconds * setting.devices / 3600
     shortfall = max(0.0, needed - setting.hardware.usable_bytes)
     rate = price.expected / 3600 * setting.paid_gpus
     paid_hours = seconds * setting.paid_gpus / 3600
@@ -35,7 +35,7 @@ def planned(
     return StagePlan(
         stage=setting.stage,
         hardware=setting.hardware.name,
-        gpus=setting.gpus,
+        gpus=setting.devices,
         rented=setting.paid_gpus,
         idle_usd=(paid_hours - gpu_hours) * price.expected,
         fits=shortfall == 0,

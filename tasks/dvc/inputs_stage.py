@@ -6,6 +6,7 @@ a run and by the stage itself: its deps are the named files, or the folder of on
 cannot depend on is looked at each time.
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ def _within_reach(root: Path, places: set[str]) -> set[str]:
         return set()
     with repo_about(root, STAGE) as repo:
         makes = [Path(out.fs_path) for stage in repo.index.stages for out in stage.outs if stage.name != STAGE]
-        return {at for at in places if _can_be_watched(repo, makes, root, (root / at).resolve())}
+        return {at for at in places if _can_be_watched(repo, makes, root, Path(os.path.normpath(root.resolve() / at)))}
 
 
 def _can_be_watched(repo: Any, makes: Sequence[Path], root: Path, place: Path) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from config.atomic_file import write_atomically
 from config.errors import CostError, ParamsError
-from config.prerequisites import require_judge, require_reward_function
+from config.prerequisites import require_folders, require_judge, require_reward_function
 from config.records import RESTART, STAGES, PipelineRow
 from config.schema import Params
 from config.vocabulary import require_students_vocabulary
@@ -97,6 +97,7 @@ def prepare(
     tokenizer than its teacher.
     """
     require_students_vocabulary(root, params)
+    require_folders(root)
     require_judge(root, params)
     require_reward_function(root, params)
     rows = pipeline_rows(root)

@@ -15,7 +15,7 @@ from tracking.sync import log_study
 
 def publish(root: Path, study: Study) -> str:
     """Write page and record into the study's workspace; returns the result in a sentence."""
-    comparison, name = study.result(), study.file.stem
+    comparison, name = study.result(), study.name
     conclusion = sentence(comparison)
     page, record = study.place / PAGE, study.place / RECORD
     write_atomically(page, comparison_page(comparison, f"Study {name}", f"rlhf study {study.file}"))

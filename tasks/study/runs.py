@@ -21,7 +21,7 @@ from config.schema import Params
 from config.workspace.kept import kept_params
 from config.workspace.login import MLFLOW_KEY, SERVERS
 from config.workspace.machine import MACHINE_FILE, SERVING_FILE
-from config.workspace.project import STUDIES
+from config.workspace.project import STUDIES, study_name
 from config.workspace.rows import pipeline_rows
 from config.workspace.study import StudyFile
 from costs.ledger.budget import results_key, total
@@ -52,7 +52,8 @@ class Study:
 
     def __init__(self, root: Path, file: Path, content: StudyFile) -> None:
         self.root, self.file, self.content = root, file, content
-        self.place = root / STUDIES / file.stem
+        self.name = study_name(file)
+        self.place = root / STUDIES / self.name
         self.works = works(root, content)
         self.reasons = dict[tuple[str, int], str]()
         """Why a run did not complete."""
@@ -116,7 +117,7 @@ def opened(root: Path, file: Path, content: StudyFile) -> Iterator[Study]:
     """
     study = Study(root, file, content)
     study.place.parent.mkdir(parents=True, exist_ok=True)
-    with lock_file(study.place.parent / f".{file.stem}.lock") as holder:
+    with lock_file(study.place.parent / f".{study.name}.lock") as holder:
         if holder is not None:
             raise ParamsError(f"process {holder} runs this study: wait for its end, or stop it.")
         remote = {"name": "store", "url": str(study.place / "store")}

@@ -30,9 +30,10 @@ class Sum:
     device_seconds: float = 0.0
 
     def add(self, row: Row, seconds: float, price: float, rented: int, tokens: bool = True) -> None:
-        devices = max(row["world_size"], rented)
+        used = 1 if row["device"] == "cpu" else row["world_size"]
+        devices = max(used, rented)
         self.seconds += seconds
-        self.device_seconds += seconds * row["world_size"]
+        self.device_seconds += seconds * used
         self.usd += seconds / 3600 * devices * price
         self.tokens += row["tokens"] if tokens else 0
         self.sequences += row["sequences"] if tokens else 0
@@ -249,7 +250,7 @@ def _split(number: int, numbers: list[int], usage: list[Row], events: list[Row])
             rows = [*rows, {
                 "phase": "other", "seconds": missing, "tokens": 0, "sequences": 0, "peak_bytes": 0,
                 "step": max((row["step"] for row in rows), default=0), "time": last,
-                "world_size": mine[0]["world_size"], "attempt": number,
+                "world_size": mine[0]["world_size"], "device": mine[0]["device"], "attempt": number,
             }]  # fmt: skip
     done = any(row["event"] == "end" and row["exit_code"] == 0 for row in mine)
     later = numbers[numbers.index(number) + 1 :]

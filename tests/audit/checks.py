@@ -92,7 +92,7 @@ def check_points(root: Path, client: MlflowClient, shipped: dict[str, Any]) -> N
         expected: dict[str, list[tuple[int, float]]] = {}
         for row in rows_of(root / "runs" / stage / "usage.jsonl"):
             if row["attempt"] == int(number):
-                devices = max(row["world_size"], accounts.rented(stage))
+                devices = max(1 if row["device"] == "cpu" else row["world_size"], accounts.rented(stage))
                 price = accounts.price(stage)
                 for name, value in {
                     "seconds": row["seconds"], "tokens": row["tokens"],

@@ -22,8 +22,9 @@ PLACES = (
     "reward: {pool: gpus, processes: 4}, ppo: {processes: 2}}"
 )
 CHANGES = {
-    FIRST: ["prices.usd_per_device_hour=0.9", "prices.watts=170", "ppo.kl.coef=0.07", PLACES],
+    FIRST: ["prices.device=rtx4090", "prices.usd_per_device_hour=0.9", "prices.watts=170", "ppo.kl.coef=0.07", PLACES],
     SECOND: [
+        "prices.device=rtx4090",
         "prices.usd_per_device_hour=1.3",
         "prices.usd_per_kwh=0.31",
         "prices.watts=170",
@@ -34,6 +35,7 @@ CHANGES = {
     ],
     THIRD: ["prices.usd_per_device_hour=2.1", "seed=5"],
 }
+ON_GPUS = ("reward", "ppo")
 BEGIN = {FIRST: 1_795_510_800.0, SECOND: 1_795_600_800.0, THIRD: 1_795_690_800.0}
 PHASES = {
     "data": ("start", "read", "tokenise", "summarise"),
@@ -164,7 +166,7 @@ class Writer:
     def attempt(self, stage: str, number: int, event: str, step: int = 0, **values: Any) -> None:
         self._append(
             f"{stage}/attempts.jsonl", attempt=number, event=event, fingerprint=f"print of {stage}",
-            pid=4242, step=step, device="cuda" if stage == "reward" else "cpu",
+            pid=4242, step=step, device="cuda" if stage in ON_GPUS else "cpu",
             world_size=self.params.where.of(stage).processes, **values,
         )  # fmt: skip
 
@@ -177,7 +179,7 @@ class Writer:
         self._append(
             f"{stage}/usage.jsonl", attempt=number, step=step, phase=phase, seconds=seconds,
             tokens=tokens, sequences=n, peak_bytes=(300 + 13 * n % 997) * MIB,
-            device="cuda" if stage == "reward" else "cpu",
+            device="cuda" if stage in ON_GPUS else "cpu",
             world_size=self.params.where.of(stage).processes,
         )  # fmt: skip
 

@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 from tests.audit.accounts import STAGES, Accounts, rows_of
 from tests.audit.checks import check_points, runs_by_key
 from tests.audit.expected import comparisons, total_comparison
-from tests.audit.ledgers import FIRST, SECOND, THIRD, write_ledgers
+from tests.audit.ledgers import FIRST, ON_GPUS, SECOND, THIRD, write_ledgers
 from tracking.sync import sync
 
 pytestmark = pytest.mark.integration
@@ -68,7 +68,7 @@ def test_there_is_a_run_for_each_run_and_attempt(root: Path, shipped: dict[str, 
         if ends:
             tags |= {
                 "rlhf.exit_code": str(code), "rlhf.fingerprint": f"print of {stage}",
-                "rlhf.device": "cuda" if stage == "reward" else "cpu",
+                "rlhf.device": "cuda" if stage in ON_GPUS else "cpu",
             }  # fmt: skip
             assert run.info.end_time == round(ends[0]["time"] * 1000)
         if code == 3:

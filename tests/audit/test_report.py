@@ -17,7 +17,7 @@ from reporting.summary import summary
 from tests.audit.accounts import Accounts, rows_of
 from tests.audit.checks import agrees, check_ledger, check_summary
 from tests.audit.expected import PANELS, comparisons, curve, key_figure, report_figures, sequences, total_comparison
-from tests.audit.ledgers import FIRST, SECOND, THIRD, write_ledgers
+from tests.audit.ledgers import FIRST, ON_GPUS, SECOND, THIRD, write_ledgers
 from tests.audit.page import Page, numbers, read, says
 
 RUNS = (FIRST, SECOND)
@@ -184,7 +184,7 @@ def test_json_is_the_ledger_of_the_files(root: Path, accounts: Accounts) -> None
     content = json.loads(printed(root, accounts.run_id, "--json"))
     check_ledger(content, accounts)
     devices = {stage["stage"]: stage["device"] for stage in content["stages"]}
-    assert devices == {name: "cuda" if name == "reward" else "cpu" for name in accounts.stages}
+    assert devices == {name: "cuda" if name in ON_GPUS else "cpu" for name in accounts.stages}
 
 
 def lines(text: str, *start: str) -> Iterator[str]:

@@ -34,7 +34,13 @@ def params(*changes: str) -> Params:
 
 
 def usage(
-    step: int, phase: str, seconds: float, time: float = 0.0, world_size: int = 1, run_id: str = "r1"
+    step: int,
+    phase: str,
+    seconds: float,
+    time: float = 0.0,
+    world_size: int = 1,
+    run_id: str = "r1",
+    device: str = "cuda",
 ) -> UsageRow:
     return UsageRow(
         time=time,
@@ -46,7 +52,7 @@ def usage(
         tokens=0,
         sequences=0,
         peak_bytes=0,
-        device="cpu",
+        device=device,
         world_size=world_size,
     )
 
@@ -115,6 +121,8 @@ def test_spent_is_device_time_at_its_price_of_the_runs_asked_for() -> None:
     ]
     assert spent(attempts, ["r1"], PRICE) == pytest.approx((0.020, 5.0))
     assert spent(attempts, ["r1", "r2"], PRICE) == pytest.approx((0.027, 12.0))
+    shared = attempt("r3", usage(1, "train", 3.0, world_size=2, device="cpu"))
+    assert spent([shared], ["r3"], PRICE) == pytest.approx((0.003, 3.0))  # one CPU for both
 
 
 # ---------------------------------------------------------------- the gate

@@ -156,7 +156,7 @@ def test_without_a_limit_or_below_it_a_run_may_start(project: Path) -> None:
 
 
 def test_an_hour_of_a_stage_may_not_cost_more_than_it_may(project: Path) -> None:
-    dear = ("where.ppo={processes: 2}", "prices.usd_per_device_hour=3.0")
+    dear = ("where.ppo={processes: 2}", "prices.usd_per_device_hour=3.0", "prices.device=rtx4090")
     said = refusal(project, *dear, "budget.max_usd_per_hour=5")
     assert "data is planned above its budget: 6 USD/h are planned" in said  # rented together
     assert "budget.max_usd_per_hour=5 does not allow it. Give data fewer or cheaper devices" in said
@@ -274,6 +274,7 @@ def test_the_gate_asks_for_what_rlhf_plan_shows_wherever_stages_are_placed(proje
         project,
         "where.sft.pool=gpus",
         "where.reward.processes=2",
+        "prices.device=rtx4090",
         "prices.device_by_pool={gpus: a100-80}",
         "prices.usd_per_device_hour_by_pool={gpus: 36.0}",
     )

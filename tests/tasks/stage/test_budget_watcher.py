@@ -69,9 +69,13 @@ def events(project: Path) -> list[tuple[int, str, int]]:
 
 def test_devices_that_wait_use_the_budget_up_too(project: Path) -> None:
     alone = a_run(project, "alone", "budget.max_usd=1")
-    together = a_run(project, "together", "budget.max_usd=1", "where.sft.processes=4")
-    rooms = [BudgetWatch(run, "evaluate").time_left(1) for run in (alone, together)]
-    assert [room.seconds for room in rooms if room] == pytest.approx([1000.0, 250.0])
+    on_a_cpu = a_run(project, "shared", "budget.max_usd=1", "where.sft.processes=4")
+    together = a_run(project, "together", "budget.max_usd=1", "where.sft.processes=4", "prices.device=rtx4090")
+    rooms = [BudgetWatch(run, "evaluate").time_left(1) for run in (alone, together, on_a_cpu)]
+    assert [room.seconds for room in rooms if room] == pytest.approx([1000.0, 250.0, 1000.0])
+    own = BudgetWatch(on_a_cpu, "sft").time_left(4)
+    assert own is not None
+    assert own.seconds == pytest.approx(1000.0)
 
 
 @pytest.mark.parametrize(

@@ -93,14 +93,15 @@ def test_a_stopped_run_of_a_study_has_its_own_spending_and_what_is_left() -> Non
 def test_a_study_is_killed_goes_on_and_shares_what_its_variants_share(tmp_path: Path) -> None:
     project = checkout(tmp_path / "project")
     (project / "tiny.yaml").write_bytes((ROOT / TINY).read_bytes())
-    (project / "mine.yaml").write_text(
+    (project / "studies").mkdir(exist_ok=True)
+    (project / "studies/mine.yaml").write_text(
         "recipe: tiny.yaml\n"
         "variants:\n"
         "  as it is: []\n"
         "  other reward model: [reward.learning_rate=2.0e-3]\n"
         "  fewer updates: [ppo.updates=2]\n"
     )
-    command = [str(Path(sys.executable).with_name("rlhf")), "study", "mine.yaml", "--json"]
+    command = [str(Path(sys.executable).with_name("rlhf")), "study", "studies/mine.yaml", "--json"]
     environment = os.environ | {"PYTHONPATH": str(project)}
     first = subprocess.Popen(
         command, cwd=project, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
