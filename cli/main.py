@@ -24,7 +24,7 @@ from cli.ignored_options import refuse_ignored
 from cli.output import survive_closed_output
 from cli.project import typed_path
 from cli.tables.past_runs import restore, runs
-from config.errors import RlhfError
+from config.errors import EXIT_INTERRUPTED, RlhfError
 from config.ports import spare_proxy_for_local_servers
 from config.terminal_text import visible
 
@@ -255,7 +255,7 @@ def main() -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         print("rlhf: stopped.", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(EXIT_INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,10 @@ micro-batches.
 """
 
 
+EXIT_INTERRUPTED = 130
+"""Ctrl-C where nothing is left to resume, as a shell reports SIGINT."""
+
+
 class RlhfError(Exception):
     """Any error this project raises on purpose. `exit_code` is that of the process."""
 

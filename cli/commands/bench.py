@@ -8,6 +8,7 @@ import typer
 
 from cli.commands.export import champion_or_last
 from cli.project import project_root
+from config.errors import EXIT_INTERRUPTED
 from serving.settings import EngineName, Weights
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def bench(
         _show(result)
     if result.interrupted:
         print("rlhf: stopped; the loads above were measured to their end.", file=sys.stderr)
-        raise typer.Exit(130)
+        raise typer.Exit(EXIT_INTERRUPTED)
 
 
 def _loads(concurrency: str, rate: str) -> "list[LoadSpec]":

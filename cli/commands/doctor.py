@@ -131,9 +131,9 @@ def tools(root: Path) -> list[Finding]:
     """git and DVC are installed, and DVC can read the pipeline."""
     findings = []
     if shutil.which("git") is None:
-        findings.append(Finding("git", "problem", "not on PATH", "install git"))
+        findings.append(Finding("git", "notice", "not on PATH: runs do not know their commit", "install git"))
     elif not (root / ".git").exists():
-        findings.append(Finding("git", "problem", f"{root} is not a git checkout, DVC needs one", "git init"))
+        findings.append(Finding("git", "notice", "no checkout: runs do not know their commit", "git init"))
     else:
         findings.append(Finding("git", "ok", "checkout found"))
     done = subprocess.run(

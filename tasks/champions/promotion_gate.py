@@ -8,6 +8,7 @@ from typing import NamedTuple
 from config.sections.retraining import Retrain
 from config.workspace.retraining import Contest
 from reporting.numbers import percent
+from reporting.verdict import FEWEST_PROMPTS
 
 
 class Check(NamedTuple):
@@ -55,12 +56,13 @@ def _win_rate(contest: Contest) -> Check:
     if contest.judge_fault is not None:
         reason = f"the judge ({contest.judge}) gives no verdict: {contest.judge_fault}"
         return Check("wins against the champion", False, reason)
-    passed = rate.low > 0.5
+    passed = rate.low > 0.5 and rate.of >= FEWEST_PROMPTS
+    few = f"; {FEWEST_PROMPTS} prompts are needed" if rate.of < FEWEST_PROMPTS else ""
     reason = (
         f"it wins {percent(rate.value)} against the champion on {rate.of} held-out prompts, by "
         f"{contest.judge}; the interval "
-        f"{percent(rate.low)} to {percent(rate.high)} {'is above' if passed else 'must be above'} "
-        "50%"
+        f"{percent(rate.low)} to {percent(rate.high)} {'is above' if rate.low > 0.5 else 'must be above'} "
+        f"50%{few}"
     )
     return Check("wins against the champion", passed, reason)
 

@@ -31,6 +31,7 @@ def summary(prepared: Planned | Unplannable) -> list[str]:
         lines.append(
             f"Goes on from run {prepared.continues}, which spent {usd(before.usd)} and {duration(before.seconds)}."
         )
+    lines += prepared.left_aside
     done = "Going on from it." if policy() == CONTINUE else "Starting over."
     lines += [f"warning: {change} {done}" for change in prepared.changed]
     for stage in prepared.plan.stages:
@@ -62,6 +63,7 @@ def markdown(prepared: Planned | Unplannable) -> str:
     if budget.approval_usd is not None:
         bounds.append(f"- `budget.approval_usd`: {budget.approval_usd:g} USD")
     spent_line = f"Spent by the runs it goes on from: {usd(before.usd)}.\n\n" if before.seconds else ""
+    spent_line += "".join(f"{line}\n\n" for line in prepared.left_aside)
     spent_line += "".join(f"{change} Decided: {policy()}.\n\n" for change in prepared.changed)
     assumed = "\n".join(f"- {line}" for line in prepared.plan.assumptions)
     return (

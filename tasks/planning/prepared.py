@@ -29,7 +29,7 @@ from tasks.dvc.origins import Origin
 from tasks.dvc.reuse import fetch_records, reusable
 from tasks.planning.placement_check import require_reachable
 from tasks.planning.steps import planned_steps
-from tasks.run.changed_code import ChangedCode, changed_since_checkpoint, newest_checkpoint, policy
+from tasks.run.changed_code import ChangedCode, changed_since_checkpoint, left_aside, newest_checkpoint, policy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +58,8 @@ class Planned(Prepared):
     """Stage -> the run that made it: of those that are not ahead."""
     fixed: Cost
     """The part of that which no lever changes: starting processes, reading data."""
+    left_aside: tuple[str, ...]
+    """Paid work of stopped stages that these params do not go on from, a line each."""
     changed: tuple[ChangedCode, ...]
     """Checkpoints that other code made. Where the policy is to start over, `ahead` counts that in."""
 
@@ -130,6 +132,7 @@ def prepare(
         ahead={name: _ahead(stage, shares[name]) for name, stage in planned.items()},
         origins=origins,
         fixed=total({name: _fixed(stage) for name, stage in planned.items()}),
+        left_aside=tuple(filter(None, (left_aside(root, params, stage) for stage in stale if not before))),
         changed=changed,
     )
 

@@ -7,10 +7,13 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from config.differences import differences, in_a_line, sections_of
+from config.dvc_stages import defined
 from config.errors import ParamsError
 from config.records import CHANGED_CODE_VARIABLE, CONTINUE, RESTART
 from config.schema import Params
 from config.stage_code import changed_code, some, stage_code
+from config.workspace.kept import kept_params
 from costs.ledger.attempts import Attempt, read_attempts
 from costs.ledger.budget import Cost
 from costs.tables.price import stage_price
@@ -57,6 +60,28 @@ def newest_checkpoint(root: Path, stage: str, attempts: list[Attempt]) -> tuple[
     return (newest, int(newest.name.removeprefix("step-"))) if newest else None
 
 
+def left_aside(root: Path, params: Params, stage: str) -> str | None:
+    """What was paid for a checkpoint of `stage` that these params do not go on from, as a line; None if they may."""
+    attempts, _ = read_attempts(root / "runs" / stage)
+    checkpoint = newest_checkpoint(root, stage, attempts)
+    if checkpoint is None:
+        return None
+    try:
+        kept = kept_params(root, attempts[-1].run_id)
+    except ParamsError:  # of an earlier schema
+        return None
+    stages, listed = params.stages[: params.stages.index(stage) + 1], defined(root)
+    names = dict.fromkeys(name for before_it in stages for name in listed[before_it]["params"])
+    changes = differences(sections_of(kept, [*names]), sections_of(params, [*names]))
+    if not changes:
+        return None
+    cost = _cost(params, stage, attempts, checkpoint[1])
+    return (
+        f"{stage}: {usd(cost.usd)} and {duration(cost.seconds)} are left aside: its checkpoint after step "
+        f"{checkpoint[1]} has {in_a_line(changes, 3)}. Runs with the old values go on from it."
+    )
+
+
 def changed_since_checkpoint(root: Path, params: Params, stage: str) -> ChangedCode | None:
     """None where the stage has no checkpoint, or today's code made it."""
     attempts, _ = read_attempts(root / "runs" / stage)
@@ -64,12 +89,13 @@ def changed_since_checkpoint(root: Path, params: Params, stage: str) -> ChangedC
     files = changed_code(checkpoint[0], stage_code(root, stage)) if checkpoint else []
     if checkpoint is None or not files:
         return None
-    step, same_attempts = (
-        checkpoint[1],
-        [attempt for attempt in attempts if attempt.fingerprint == attempts[-1].fingerprint],
-    )
+    return ChangedCode(stage, checkpoint[1], files, _cost(params, stage, attempts, checkpoint[1]))
+
+
+def _cost(params: Params, stage: str, attempts: list[Attempt], step: int) -> Cost:
+    """Cost of the steps up to `step` of the last attempt and those before it with the same parameters and inputs."""
+    same_attempts = [attempt for attempt in attempts if attempt.fingerprint == attempts[-1].fingerprint]
     rows = {
         (row.step, row.phase): row for attempt in same_attempts for row in attempt.usage if 1 <= row.step <= step
     }.values()
-    usd = stage_price(params, stage).usd_of_rows(rows)
-    return ChangedCode(stage, step, files, Cost(usd, sum(row.seconds for row in rows)))
+    return Cost(stage_price(params, stage).usd_of_rows(rows), sum(row.seconds for row in rows))

@@ -40,7 +40,7 @@ class EmbeddingJudge:
         """Load the encoder from a local folder. Raises ModelError if there is none."""
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-            self._encoder = AutoModel.from_pretrained(folder, local_files_only=True).eval()
+            self._encoder = AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True).eval()
         except (OSError, ValueError) as error:
             raise ModelError(
                 f"evaluate.judge.path={folder} has no sentence encoder "

@@ -24,7 +24,7 @@ class RewardModelJudge(ByScore):
         try:
             # a pair that is too long loses the beginning of its prompt, not the reply that is judged
             self._tokenizer = AutoTokenizer.from_pretrained(path, truncation_side="left")
-            model = AutoModelForSequenceClassification.from_pretrained(path, dtype="auto")
+            model = AutoModelForSequenceClassification.from_pretrained(path, dtype="auto", use_safetensors=True)
         except (OSError, ValueError) as error:
             raise ModelError(
                 f"evaluate.judge.path={path} cannot be loaded: {' '.join(str(error).split())[:160]}"

@@ -13,6 +13,7 @@ data/prepared/quarantine.jsonl          refused rows
 import json
 import pickle
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -24,9 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
+from config import jsonl
 from config.errors import DataError
 from config.schema import Params
 from config.sections.data import Data
+from config.terminal_text import shown
 from training.modeling.batching import shared_length
 from training.modeling.duplicates import digest, first_occurrences
 from training.modeling.tokenizer import (
@@ -45,7 +48,7 @@ from training.modeling.tokenizer import (
 from training.preparation.cleaning import KEPT_QUARANTINE, Quarantine, Refusal, TextRules, same_prompt_key
 from training.preparation.examples import Need, Reading
 from training.preparation.formats import REPLIES, USES, Example, replies_of
-from training.preparation.splits import JUDGE, SPLITS, VALIDATION, split_of
+from training.preparation.splits import JUDGE, SPLITS, VALIDATION, opening, split_of
 from training.preparation.tokens import COLUMNS, Ids, TokenTable, TokenWriter
 
 EXAMPLES_AT_ONCE = 2000
@@ -373,9 +376,12 @@ def refuse_empty_splits(datasets: Datasets, test_fraction: float) -> None:
     for use, name, split in datasets.items():
         in_all = sum(other.rows for other in datasets.splits[use].values())
         if not split.rows and (in_all or use != "preference"):
+            rows = (row for other in datasets.splits[use].values() for row in jsonl.plain(other.path))
+            [(text, alike)] = Counter(opening(row["prompt"]) for row in rows).most_common(1) or [("", 0)]
+            most = f" {alike} of them begin with {shown(text)}, and what begins alike is in one split."
             raise DataError(
                 f"no row is left for {use}/{name}: {in_all} rows in all, split by prompt at "
-                f"data.test_fraction={test_fraction}. "
+                f"data.test_fraction={test_fraction}.{most if 2 * alike > max(in_all, 2) else ''} "
                 "Add prompts to the source, or change data.test_fraction (of judge and "
                 "validation: data.judge_fraction, data.validation_fraction) in params.yaml."
             )

@@ -21,7 +21,7 @@ def split_of(prompt: Prompt, test: float, judge: float = 0.0, validation: float 
     A conversation is split by its first user message, so that all its turns are in the same split; white space does
     not count, so that a prompt that was indented anew does not leak.
     """
-    digest = hashlib.sha256(" ".join(_opening(prompt).split()).encode()).digest()
+    digest = hashlib.sha256(" ".join(opening(prompt).split()).encode()).digest()
     place = int.from_bytes(digest[:8])
     reached = 0.0
     for split, fraction in (("test", test), (JUDGE, judge), (VALIDATION, validation)):
@@ -31,7 +31,8 @@ def split_of(prompt: Prompt, test: float, judge: float = 0.0, validation: float 
     return "train"
 
 
-def _opening(prompt: Prompt) -> str:
+def opening(prompt: Prompt) -> str:
+    """The text by which a prompt is split: itself, or its first user message."""
     if isinstance(prompt, str):
         return prompt
     return next((message["content"] for message in prompt if message["role"] == "user"), prompt[0]["content"])

@@ -45,9 +45,9 @@ def test_a_full_disk_is_a_problem(project: Path, monkeypatch: pytest.MonkeyPatch
     assert levels(doctor.disk(project)) == [("disk", "problem")]
 
 
-def test_a_folder_without_git_is_a_problem(tmp_path: Path) -> None:
+def test_a_folder_without_git_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "dvc.yaml").write_text("stages: {}\n")
-    assert ("git", "problem") in levels(doctor.tools(tmp_path))
+    assert ("git", "notice") in levels(doctor.tools(tmp_path))
 
 
 def test_a_pipeline_that_dvc_cannot_read_is_a_problem(project: Path) -> None:

@@ -50,6 +50,13 @@ def test_a_win_rate_that_may_be_chance_keeps_the_champion(low: float) -> None:
     assert f"{low:.1%}" in in_a_line(judged.failed)
 
 
+def test_a_few_prompts_promote_nothing_however_clear() -> None:
+    """Twenty prompts of twenty: Wilson's interval ends at 84%."""
+    judged = verdict(win_rate=Share(value=1.0, low=0.84, high=1.0, of=20))
+    assert failed(judged) == ["wins against the champion"]
+    assert judged.failed[0].reason.endswith("is above 50%; 30 prompts are needed")
+
+
 def test_a_model_that_does_not_win_has_no_price_per_point() -> None:
     assert verdict(win_rate=Share(value=0.5, low=0.4, high=0.6, of=200)).usd_per_point is None
 
@@ -141,10 +148,10 @@ def test_conditions_that_fail_or_cannot_be_checked_say_why() -> None:
     def check(number: int, **changes: Any) -> tuple[str, bool | None, str]:
         return tuple(verdict(**changes).checks[number])
 
-    assert check(0, win_rate=Share(value=0.55, low=0.5, high=0.6, of=9)) == (
+    assert check(0, win_rate=Share(value=0.55, low=0.5, high=0.6, of=90)) == (
         "wins against the champion",
         False,
-        "it wins 55.0% against the champion on 9 held-out prompts, by the gold score; the "
+        "it wins 55.0% against the champion on 90 held-out prompts, by the gold score; the "
         "interval 50.0% to 60.0% must be above 50%",
     )
     name = "no reward hacking"

@@ -85,6 +85,15 @@ def stopped_in_sft(project: Path, seconds: float, *changes: str) -> Run:
 # ---------------------------------------------------------------- what is still to be done
 
 
+def test_paid_work_that_other_params_leave_aside_is_named(project: Path) -> None:
+    stopped_in_sft(project, 40.0)
+    assert not any("left aside" in line for line in summary(prepare(project, params(project, "ppo.updates=99"))))
+    prepared = prepare(project, params(project, "sft.max_steps=900"))
+    [line] = [line for line in summary(prepared) if "left aside" in line]
+    assert line.startswith("sft: $0.040 and 40 s are left aside: its checkpoint after step 150 has sft.max_steps ")
+    assert line in markdown(prepared)
+
+
 def test_every_stage_is_ahead_of_the_first_run_and_none_of_an_unchanged_one(project: Path, finished: Path) -> None:
     assert stale_stages(project, params(project), STAGES) == list(STAGES)
     project = finished

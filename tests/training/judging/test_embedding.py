@@ -90,3 +90,16 @@ def test_a_reply_is_scored_once_in_whatever_place_it_stands() -> None:
     result = verdicts(Counting(), [Pair("p", "longer", "short"), Pair("p", "longer", "longer")], 1)
     assert (result.preferences, result.flips) == ([1.0, 0.5], 0)
     assert sorted(Counting.scored) == ["longer", "short"]
+
+
+def test_a_pickled_judge_is_one_line(tmp_path: Path) -> None:
+    """Its weights could run code when they are read."""
+    tokenizer().save_pretrained(tmp_path)
+    config = LlamaConfig(vocab_size=320, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+                         num_attention_heads=2, num_labels=1)  # fmt: skip
+    config.save_pretrained(tmp_path)
+    torch.save({"score.weight": Path()}, tmp_path / "pytorch_model.bin")
+    for judge in (lambda: RewardModelJudge(str(tmp_path)), lambda: EmbeddingJudge(tmp_path)):
+        with pytest.raises(ModelError, match="safetensors") as raised:
+            judge()
+        assert "\n" not in str(raised.value)

@@ -166,6 +166,14 @@ def test_an_empty_split_is_refused_by_name(tmp_path: Path) -> None:
         refuse_empty_splits(datasets, 0.5)
 
 
+def test_one_opening_that_fills_a_split_is_named(tmp_path: Path) -> None:
+    hello = [{"role": "user", "content": "Hello!"}, {"role": "assistant", "content": "Yes?"}]
+    rows = [{"prompt": [*hello, {"role": "user", "content": text}], "completion": "x"} for text in "abcdef"]
+    datasets = written(tmp_path, *rows)
+    with pytest.raises(DataError, match=r"6 of them begin with 'Hello!', and what begins alike is in one split"):
+        refuse_empty_splits(datasets, 0.5)
+
+
 def test_a_digest_tells_texts_apart_and_where_one_ends() -> None:
     assert digest("a", "b") == digest("a", "b")
     assert len({digest("a", "b"), digest("ab"), digest("", "ab"), digest("b", "a")}) == 4
