@@ -42,6 +42,8 @@ FAULTS_VARIABLE = "RLHF_FAULTS"
 it.
 """
 FAULT_SUFFIX = ".fault"
+NODES_APART_VARIABLE = "RLHF_NODES_APART"
+"""Set for processes on several machines that share no folder."""
 RENDEZVOUS_VARIABLE = "RLHF_RENDEZVOUS"
 """Environment variable with the file for the rendezvous of a stage's several processes."""
 

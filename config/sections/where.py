@@ -17,7 +17,7 @@ SINGLE_STAGES = ("data", "evaluate")
 SHARED_STAGES = tuple(stage for stage in STAGES if stage not in SINGLE_STAGES)
 """Stages that may run as several processes."""
 DEFAULT = "default"
-ONE_PROCESS = {"processes": 1, "sharding": "none", "offload": False}
+ONE_PROCESS = {"nodes": 1, "processes": 1, "sharding": "none", "offload": False}
 """Place settings of SINGLE_STAGES."""
 
 Pool = Annotated[str, Field(min_length=1)]
@@ -42,11 +42,13 @@ class Place(Section):
     """Where stages run by default."""
 
     pool: Pool = Field(
-        description="local runs it beside the pipeline; the name of a Prefect work pool runs it "
-        "there, in a container of its own."
+        description="local runs it beside the pipeline; any other name on nodes of the Ray cluster at RAY_ADDRESS "
+        "that were started with --labels pool=NAME, or without that variable in a container of the Prefect work pool "
+        "of that name."
     )
+    nodes: Positive = Field(description="Nodes of a Ray cluster that share the stage's processes; 1 elsewhere.")
     processes: Positive = Field(
-        description="Processes that share the stage's work: one per GPU, or several on a CPU. Must "
+        description="Processes that share the stage's work, over all nodes: one per GPU, or several on a CPU. Must "
         "divide the batch_size of sft, reward and dpo. data and evaluate are always one process."
     )
     sharding: Level = Field(
@@ -66,6 +68,7 @@ class PlaceOverride(Sparse):
     """Overrides for a stage; absent keys are as in where.default."""
 
     pool: Pool | None = Field(None, description="As where.default.pool.")
+    nodes: Positive | None = Field(None, description="As where.default.nodes.")
     processes: Positive | None = Field(None, description="As where.default.processes.")
     sharding: Level | None = Field(None, description="As where.default.sharding.")
     offload: bool | None = Field(None, description="As where.default.offload.")
@@ -123,6 +126,22 @@ class Where(_WithStages):
                         f"where.{stage}.{name}={_written(value)}, and stage {stage} is always one "
                         f"process. Remove where.{stage}.{name} from params.yaml."
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _nodes_divide_the_processes(self) -> "Where":
+        for stage in STAGES:
+            place = self.of(stage)
+            if place.nodes > 1 and place.pool == LOCAL:
+                raise ParamsError(
+                    f"{self.key_and_value(stage, 'nodes')}, and {self.key(stage, 'pool')}: local is this machine. "
+                    "Name a pool of the cluster, or set nodes: 1 in params.yaml."
+                )
+            if place.processes % place.nodes:
+                raise ParamsError(
+                    f"{self.key_and_value(stage, 'processes')} does not divide over "
+                    f"{self.key_and_value(stage, 'nodes')}. Change either in params.yaml."
+                )
         return self
 
     @model_validator(mode="after")

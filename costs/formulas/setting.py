@@ -216,8 +216,8 @@ class Setting:
 
     @property
     def devices(self) -> int:
-        """Devices that work: one for each process, but a CPU is one for all."""
-        return 1 if self.hardware.is_cpu else self.gpus
+        """Devices that work: one for each process, but a node's CPU is one for all."""
+        return max(1, self.gpus // self.devices_per_node) if self.hardware.is_cpu else self.gpus
 
     @property
     def paid_gpus(self) -> int:

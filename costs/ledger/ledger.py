@@ -25,7 +25,7 @@ from config.terminal_text import shown
 from config.workspace.at_work import run_at_work
 from config.workspace.rows import PIPELINE
 from costs.ledger.attempts import Attempt, read_attempts, split_usage
-from costs.tables.price import StagePrice, devices, stage_price, usd_of, usd_per_device_hour
+from costs.tables.price import StagePrice, stage_price, usd_of, usd_per_device_hour
 
 BEGAN = "began"
 """Key of a run's first row: when its process began, or the run before it in the process ended."""
@@ -312,10 +312,10 @@ def _cost(name: str, run_attempts: list[Attempt], attempts: list[Attempt], price
         world_size=newest.world_size,
         usd_per_device_hour=price.usd_per_device_hour,
         seconds=sum((phase.seconds for phase in phases), 0.0),
-        device_seconds=_device_seconds(rows),
+        device_seconds=_device_seconds(rows, price),
         rented=price.rented_devices,
         idle_usd=price.usd_of_rows(rows)
-        - usd_of(_device_seconds(rows), price.usd_per_device_hour)
+        - usd_of(_device_seconds(rows, price), price.usd_per_device_hour)
         - sum(row.usd for row in rows),
         usd=sum((phase.usd for phase in phases), 0.0),
         waste_seconds=_seconds(redone),
@@ -361,5 +361,5 @@ def _seconds(rows: Sequence[UsageRow]) -> float:
     return sum((row.seconds for row in rows), 0.0)
 
 
-def _device_seconds(rows: Sequence[UsageRow]) -> float:
-    return sum((row.seconds * devices(row) for row in rows), 0.0)
+def _device_seconds(rows: Sequence[UsageRow], price: StagePrice) -> float:
+    return sum((row.seconds * price.devices(row) for row in rows), 0.0)

@@ -55,7 +55,11 @@ def untimed(params: Params, target: Target) -> list[str]:
 def setting_of(params: Params, target: Target, stage: str, rows: Rows, model: ModelShape) -> Setting:
     """The Setting of a stage that runs a model, sharded according to `where`."""
     stage_target = target.of(params, stage)
-    setting = replace(_SETTINGS[stage](params, stage_target, rows, model), rented=stage_target.rented)
+    setting = replace(
+        _SETTINGS[stage](params, stage_target, rows, model),
+        rented=stage_target.rented,
+        devices_per_node=stage_target.devices_per_node,
+    )
     place = params.where.of(stage)
     parallel = PARALLEL[place.sharding]
     # a single process shards nothing, and so offloads nothing

@@ -23,6 +23,8 @@ class Target:
     rented: int = 0
     """Devices paid for while a stage runs; 0: as many as it uses."""
     root: Path = Path()
+    devices_per_node: int = 8
+    """Devices that reach each other over the fast links of one machine."""
     by_stage: bool = False
     """Each stage has as many devices as `where` gives it processes, instead of `gpus`."""
 
@@ -33,8 +35,15 @@ class Target:
 
     def of(self, params: Params, stage: str) -> "Target":
         """What the plan of a stage is for. Raises CostError for a pool's unknown device."""
+        place = params.where.of(stage)
         target = (
-            replace(self, gpus=params.where.of(stage).processes, rented=rented_devices(params, stage), by_stage=False)
+            replace(
+                self,
+                gpus=place.processes,
+                rented=rented_devices(params, stage),
+                devices_per_node=place.processes // place.nodes if place.nodes > 1 else self.devices_per_node,
+                by_stage=False,
+            )
             if self.by_stage
             else self
         )

@@ -25,10 +25,10 @@ def pool_of(params: Params, stage: str | None) -> str:
 def rented_devices(params: Params, stage: str | None = None) -> int:
     """Devices that are paid for while a stage runs. Those beside the pipeline are rented together for the entire run,
     so that the others wait where a stage uses fewer; a work pool's are rented for the stage alone. `stage` None is a
-    process of the pipeline's own, such as a contest. All processes of a CPU share it: it is one device.
+    process of the pipeline's own, such as a contest. All processes of a node's CPU share it: it is one device.
     """
     if on_cpu(params, stage):
-        return 1
+        return nodes_of(params, stage)
     if pool_of(params, stage) != LOCAL and stage is not None:
         return params.where.of(stage).processes
     here = [stage for stage in params.stages if pool_of(params, stage) == LOCAL]
@@ -41,9 +41,9 @@ def on_cpu(params: Params, stage: str | None = None) -> bool:
     return (named or OWN_DEVICE).startswith(OWN_DEVICE)
 
 
-def devices(row: UsageRow) -> int:
-    """Devices in use by the processes of a usage row: one each, but a CPU is one for all."""
-    return 1 if row.device == OWN_DEVICE else row.world_size
+def nodes_of(params: Params, stage: str | None) -> int:
+    """Nodes that a stage runs on."""
+    return params.where.of(stage).nodes if stage is not None else 1
 
 
 def watts(params: Params, stage: str | None = None) -> float:
@@ -83,25 +83,31 @@ class StagePrice:
     rented_devices: int = 1
     """Devices that are paid for at least, in use or waiting."""
     on_cpu: bool = False
-    """All processes share one device."""
+    """All processes of a node share one device."""
+    nodes: int = 1
 
     def usd(self, seconds: float, world_size: int = 1) -> float:
         """US dollars for `seconds` of wall time of `world_size` processes."""
-        return self._paid(seconds, 1 if self.on_cpu else world_size)
+        return self._paid(seconds, self.nodes if self.on_cpu else world_size)
 
     def _paid(self, seconds: float, devices: int) -> float:
         return usd_of(seconds * max(devices, self.rented_devices), self.usd_per_device_hour)
 
+    def devices(self, row: UsageRow) -> int:
+        """Devices in use by the processes of a usage row: one each, but a node's CPU is one for all."""
+        return self.nodes if row.device == OWN_DEVICE else row.world_size
+
     def usd_of_rows(self, rows: Iterable[UsageRow]) -> float:
         """US dollars for usage rows, with what was paid beside the devices' time."""
-        return sum((self._paid(row.seconds, devices(row)) + row.usd for row in rows), 0.0)
+        return sum((self._paid(row.seconds, self.devices(row)) + row.usd for row in rows), 0.0)
 
 
 def stage_price(params: Params, stage: str | None = None) -> StagePrice:
     """The price of a stage's time; `stage` None is a process of the pipeline's own. Raises CostError for an unknown
     device.
     """
-    return StagePrice(usd_per_device_hour(params, stage), rented_devices(params, stage), on_cpu(params, stage))
+    rate, rented = usd_per_device_hour(params, stage), rented_devices(params, stage)
+    return StagePrice(rate, rented, on_cpu(params, stage), nodes_of(params, stage))
 
 
 def kwh(device_seconds: Mapping[str, float], params: Params) -> float:

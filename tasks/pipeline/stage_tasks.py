@@ -13,6 +13,7 @@ from config.errors import OverBudget, StageStopped
 from config.methods.registry import METHODS
 from config.sections.where import LOCAL
 from reporting.numbers import duration, usd
+from tasks.cluster.driver import is_cluster, run_placed
 from tasks.dvc.light_stages import do_light_stages, record_no_student
 from tasks.pipeline.pipeline_run import Pipeline, write_report
 from tasks.remote.client import check_placement, place_of, remote_stages, run_locally, run_remote
@@ -75,6 +76,8 @@ def _run_stage(pipeline: Pipeline, stage: str, observer: "_Observer") -> Outcome
     place = place_of(pipeline.run, stage)
     if place == LOCAL:
         return run_locally(pipeline.run, stage, pipeline.stop, observer)
+    if is_cluster():
+        return run_placed(pipeline.run, stage, pipeline.stop, observer)
     return run_remote(pipeline.run, stage, place, pipeline.stop, observer)
 
 

@@ -13,6 +13,7 @@ from config import jsonl
 from config.errors import EnvironmentFault, StageStopped, UserError
 from config.records import AttemptRow
 from config.sections.where import LOCAL
+from tasks.cluster.driver import is_cluster
 from tasks.dvc.pull import inputs_of, remote_of, small_outputs
 from tasks.dvc.reuse import reuse
 from tasks.dvc.transfers import fetch, send_outputs
@@ -286,6 +287,8 @@ def check_placement(run: Run, stages: Sequence[str]) -> None:
 
     Raises EnvironmentFault with the first one that cannot: no pool, no worker, no image, no GPU, no store, other code.
     """
+    if is_cluster():
+        return
     places = {
         place_of(run, stage): run.params.where.key(stage, "pool")
         for stage in reversed(stages)

@@ -4,7 +4,7 @@ it made.
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,9 @@ Observer = Callable[[Progress], None]
 PLAIN_WORDS = re.compile(r"[\w./ -]+")
 
 
-def run_stage(run: Run, stage: str, stop: StopRequest, observe: Observer) -> Outcome:
-    """Run `stage` unless its outputs are valid; `observe` is called several times a second meanwhile.
+def run_stage(run: Run, stage: str, stop: StopRequest, observe: Observer, launch: Sequence[str] = ()) -> Outcome:
+    """Run `stage` unless its outputs are valid; `observe` is called several times a second meanwhile. `launch` are
+    options of the launcher beside what dvc.yaml has.
 
     Raises what `tasks.stage.outcome.judge` raises, OverBudget, and EnvironmentFault for what DVC cannot check or keep.
     """
@@ -46,7 +47,7 @@ def run_stage(run: Run, stage: str, stop: StopRequest, observe: Observer) -> Out
     if is_unchanged(run.root, stage) or reuse(run.root, run.params, stage, Display().say):
         return record(run, stage, Outcome(cached=True, attempt=None))
     require_inputs(run.root, stage)
-    attempt = _run(run, stage, stop, observe)
+    attempt = _run(run, stage, stop, observe, launch)
     record_outputs(run.root, stage, run.params)
     # DVC has recorded the outputs: a forced rerun shall compute, not find them done
     (run.root / "checkpoints" / stage / "done.json").unlink(missing_ok=True)
@@ -96,7 +97,7 @@ def command(root: Path, stage: str) -> list[str]:
     return text.split() if PLAIN_WORDS.fullmatch(text) else ["/bin/sh", "-c", text]
 
 
-def _run(run: Run, stage: str, stop: StopRequest, observe: Observer) -> int | None:
+def _run(run: Run, stage: str, stop: StopRequest, observe: Observer, launch: Sequence[str]) -> int | None:
     """Run the process of `stage` to its end; returns the attempt that made its outputs."""
     budget = BudgetWatch(run, stage)
     budget.refuse_without_room()
@@ -110,7 +111,7 @@ def _run(run: Run, stage: str, stop: StopRequest, observe: Observer) -> int | No
 
     left_usd = budget.usd_left()
     ended = run_process(
-        command(run.root, stage),
+        [*command(run.root, stage), *launch],
         run.root,
         log_path(run.root, stage),
         stop,

@@ -18,7 +18,7 @@ from tests.conftest import ROOT
 FIRST, SECOND, THIRD = ("20261124-090000-calm-heron", "20261125-100000-brave-otter", "20261126-110000-shy-newt")
 MIB = 2**20
 PLACES = (
-    "where={default: {pool: local, processes: 1, sharding: none, offload: false}, "
+    "where={default: {pool: local, nodes: 1, processes: 1, sharding: none, offload: false}, "
     "reward: {pool: gpus, processes: 4}, ppo: {processes: 2}}"
 )
 CHANGES = {

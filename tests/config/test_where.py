@@ -29,11 +29,11 @@ def demo(*assignments: str) -> Params:
 
 
 def test_a_stage_that_says_nothing_is_where_the_default_is() -> None:
-    params = demo("where.default={pool: gpus, processes: 4, sharding: zero3, offload: true}")
+    params = demo("where.default={pool: gpus, nodes: 2, processes: 4, sharding: zero3, offload: true}")
     for stage in SHARED_STAGES:
-        assert params.where.of(stage) == Place(pool="gpus", processes=4, sharding="zero3", offload=True)
+        assert params.where.of(stage) == Place(pool="gpus", nodes=2, processes=4, sharding="zero3", offload=True)
     for stage in SINGLE_STAGES:
-        assert params.where.of(stage) == Place(pool="gpus", processes=1, sharding="none", offload=False)
+        assert params.where.of(stage) == Place(pool="gpus", nodes=1, processes=1, sharding="none", offload=False)
 
 
 @given(
@@ -56,7 +56,7 @@ def test_each_key_of_a_stage_overrides_alone_and_the_file_keeps_the_short_form(
         said.get(stage, {}).pop("processes", None)
         said.get(stage, {}).pop("sharding", None)
     content = demo().model_dump(mode="json")
-    default = {"pool": "local", "processes": 2, "sharding": "zero2", "offload": False}
+    default = {"pool": "local", "nodes": 1, "processes": 2, "sharding": "zero2", "offload": False}
     content["where"] = {"default": default, **said}
     params = validate(content, "here")
     for stage in STAGES:
@@ -75,15 +75,20 @@ def test_each_key_of_a_stage_overrides_alone_and_the_file_keeps_the_short_form(
         ("where.data.offload=true", r"where\.data\.offload=true, and stage data is always one"),
         ("where.default.offload=true", r"where\.default\.offload=true moves sharded weights"),
         (
-            "where={default: {pool: local, processes: 2, sharding: zero3, offload: false}, ppo: "
+            "where={default: {pool: local, nodes: 1, processes: 2, sharding: zero3, offload: false}, ppo: "
             "{sharding: none, offload: true}}",
             r"where\.ppo\.offload=true moves .* Set where\.ppo\.sharding to zero2",
         ),
         ("where.default.processes=3", r"sft\.batch_size=32 .* where\.default\.processes=3\."),
         ("where.sft.processes=3", r"sft\.batch_size=32 does not split over where\.sft\.proc"),
         ("where.serve.pool=a", r"where\.serve is not a parameter"),
-        ("where.ppo.gpus=2", r"where\.ppo\.gpus is not a parameter .* known there: offload, pool"),
-        ("where.default={pool: local}", r"where\.default\.processes is missing"),
+        ("where.ppo.gpus=2", r"where\.ppo\.gpus is not a parameter .* known there: nodes, offload, pool"),
+        ("where.sft={nodes: 2, processes: 2}", r"where\.sft\.nodes=2, and where\.default\.pool: local is this"),
+        (
+            "where.sft={pool: gpus, nodes: 2, processes: 3}",
+            r"where\.sft\.processes=3 does not divide over where\.sft\.nodes=2",
+        ),
+        ("where.default={pool: local}", r"where\.default\.nodes is missing"),
     ],
 )
 def test_a_place_that_cannot_be_is_refused_in_one_line(assignment: str, message: str) -> None:

@@ -305,7 +305,7 @@ def test_a_run_killed_and_stopped_on_its_way_ends_with_the_bits_of_the_undisturb
 @pytest.mark.parametrize("sharding", ["none", pytest.param("zero3", marks=pytest.mark.slow)])
 def test_two_processes_go_the_way_of_one(project: Project, undisturbed: Path, sharding: str) -> None:
     root = project("distill", distill={})
-    place = {"default": {"pool": "local", "processes": 1, "sharding": sharding, "offload": False}}
+    place = {"default": {"pool": "local", "nodes": 1, "processes": 1, "sharding": sharding, "offload": False}}
     write(params(distill={}, where=place), root / "params.yaml")
     assert signalled(root, "distill", 4, signal.SIGTERM, processes=2) == 75
     stopped = attempts(root, "distill")[-1]

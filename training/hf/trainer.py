@@ -25,7 +25,7 @@ from transformers import (
 
 from config.errors import EnvironmentFault, ParamsError, TrainingDiverged
 from config.sections.offline import Optimisation
-from training.distributed import collectives
+from training.distributed import collectives, nodes
 from training.hf.validation import Validation
 from training.modeling.batching import LengthBuckets
 from training.modeling.low_bit import require_bitsandbytes
@@ -267,7 +267,7 @@ class StageCallback(TrainerCallback):
             self._stage.meter.lap("save", step, Work())
             self._validation.check(model, step, state.max_steps)
         with self._stage.checkpoints.saving(step) as folder:
-            if state.is_world_process_zero:
+            if collectives.rank() in (0, *nodes.leaders()):
                 folder.rmdir()
                 saved.rename(folder)
         self._stage.meter.lap("save", step, Work())

@@ -8,6 +8,7 @@ A run that is killed between two checkpoints repeats its steps, and so its losse
 """
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from training.distributed import collectives, sharding, shards
+from training.distributed import collectives, nodes, sharding, shards
 from training.distributed.model_files import replacing_on_rank0
 from training.evaluation.overfitting import RowLosses, is_worse
 from training.modeling.models import autocast
@@ -77,6 +78,7 @@ class Validation:
         assert self.best is not None
         assert self.last is not None
         if self._keeps_best and self.best.step != self.last.step:
+            nodes.bring_files(self._weights, shards.WEIGHTS)
             shards.load_tensors(self._weights / shards.WEIGHTS, sharding.learning_parameters(model))
         later = self.last.step > self.best.step and is_worse(self.last.losses, self.best.losses)
         return {
@@ -87,11 +89,13 @@ class Validation:
 
     def _save(self, model: PreTrainedModel) -> None:
         with replacing_on_rank0(self._weights) as folder:
-            if self._stage.rank == 0:
+            if self._stage.rank in (0, *nodes.leaders()):
+                shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir(parents=True)
             collectives.barrier()
             shards.save_tensors(folder / shards.WEIGHTS, sharding.learning_parameters(model))
             collectives.barrier()
+            nodes.gather_files(folder)
 
 
 def has_validation(stage: Stage, dataset: str) -> bool:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from config.errors import CheckpointError
 from config.stage_code import CODE, changed_code
-from training.distributed import collectives
+from training.distributed import collectives, nodes
 from training.process.artifacts import replacing, temporary_of, write_json
 
 logger = logging.getLogger(__name__)
@@ -72,15 +72,23 @@ class Checkpoints:
         """
         target = self.folder / f"step-{step:08d}"
         if collectives.rank() > 0:
+            apart = temporary_of(target) if collectives.rank() in nodes.leaders() else None
+            if apart is not None:
+                shutil.rmtree(apart, ignore_errors=True)
+                apart.mkdir(parents=True)
             collectives.barrier()
             yield temporary_of(target)
             collectives.barrier()
+            nodes.gather_files(temporary_of(target))
+            if apart is not None:
+                shutil.rmtree(apart)
             return
         with replacing(target) as temporary:
             temporary.mkdir()
             collectives.barrier()
             yield temporary
             collectives.barrier()
+            nodes.gather_files(temporary)
             (temporary / CODE).write_text(json.dumps(self._code, indent=1), encoding="utf-8")
             write_manifest(temporary)
         bad = [path for path in self._passed_over if path != target]
@@ -93,7 +101,10 @@ class Checkpoints:
 
         Collective; rank 0 reads.
         """
-        return collectives.broadcast_from_rank0(self._latest)
+        found = collectives.broadcast_from_rank0(self._latest)
+        if found is not None:
+            nodes.bring_files(found.path, MANIFEST)
+        return found
 
     def _latest(self) -> Checkpoint | None:
         passed_over = len(self._passed_over)

@@ -1,5 +1,5 @@
 """`python -m training.process.launch <stage> [--processes N]`: a stage as one process, or as several on this machine
-that share its work.
+that share its work; with --nodes, --node-rank and --meet on several machines, each with this command.
 
 The number comes from `where` in params.yaml. One: this process becomes the stage.
 Several: it stays as their parent, passes SIGTERM and Ctrl-C on to all, prints why one of them fails, ends the others
@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 from config import jsonl
 from config.errors import (
@@ -33,7 +34,14 @@ from config.errors import (
 )
 from config.load import load
 from config.methods.registry import stage_module
-from config.records import FAULT_SUFFIX, FAULTS_VARIABLE, LAUNCHER_VARIABLE, RENDEZVOUS_VARIABLE, AttemptRow
+from config.records import (
+    FAULT_SUFFIX,
+    FAULTS_VARIABLE,
+    LAUNCHER_VARIABLE,
+    NODES_APART_VARIABLE,
+    RENDEZVOUS_VARIABLE,
+    AttemptRow,
+)
 from config.sections.where import SHARED_STAGES
 
 POLL_SECONDS = 0.1
@@ -49,7 +57,10 @@ def main(arguments: Sequence[str]) -> int:
         prog="python -m training.process.launch", description="Run a stage as one or several processes."
     )
     parser.add_argument("stage", choices=sorted(SHARED_STAGES))
-    parser.add_argument("--processes", type=int, help="instead of what where says in params.yaml")
+    parser.add_argument("--processes", type=int, help="over all nodes, instead of what where says in params.yaml")
+    parser.add_argument("--nodes", type=int, default=1, help="machines that run this command, with disks of their own")
+    parser.add_argument("--node-rank", type=int, default=0, help="which of them this is, from 0")
+    parser.add_argument("--meet", default="", metavar="HOST:PORT", help="a free port of the first node")
     options = parser.parse_args(arguments)
     try:
         configured = load(Path("params.yaml")).where.of(options.stage).processes
@@ -57,21 +68,38 @@ def main(arguments: Sequence[str]) -> int:
         say(options.stage, str(error))
         return error.exit_code
     processes = configured if options.processes is None else options.processes
-    if processes < 1:
-        say(options.stage, f"--processes={processes} must be at least 1.")
+    nodes = Nodes(options.nodes, options.node_rank, options.meet)
+    if processes < 1 or processes % nodes.total:
+        over_nodes = f", and a multiple of --nodes={nodes.total}" if nodes.total > 1 else ""
+        say(options.stage, f"--processes={processes} must be at least 1{over_nodes}.")
         return EXIT_BAD_INPUT
     command = [sys.executable, "-m", stage_module(options.stage), options.stage]
     if processes == 1:
         os.execve(command[0], command, os.environ | own_device(0, 1))
-    return supervise(options.stage, command, processes)
+    return supervise(options.stage, command, processes, nodes)
 
 
-def supervise(stage: str, command: Sequence[str], processes: int) -> int:
-    """Run `command` as a group of `processes` processes, restarting it as long as they request it; returns the
-    combined exit code.
+class Nodes(NamedTuple):
+    """The machines that share a stage's processes."""
+
+    total: int = 1
+    rank: int = 0
+    """Which of them this is."""
+    meet: str = ""
+    """HOST:PORT of the first one."""
+
+
+ONE_NODE = Nodes()
+
+
+def supervise(stage: str, command: Sequence[str], processes: int, nodes: Nodes = ONE_NODE) -> int:
+    """Run `command` as a group of `processes` processes over all nodes, restarting it as long as they request it, of
+    one node; returns the combined exit code of those of this node.
     """
     stops: list[int] = []
-    while (code := supervise_once(stage, command, processes, stops)) == EXIT_SMALLER_PIECES:
+    while (code := supervise_once(stage, command, processes, stops, nodes)) == EXIT_SMALLER_PIECES:
+        if nodes.total > 1:  # the others have to start anew too: whoever started them sees to it
+            return EXIT_CRASHED
         note_loss(stage)
         if stops:
             return EXIT_RESUMABLE
@@ -83,7 +111,9 @@ def supervise(stage: str, command: Sequence[str], processes: int) -> int:
     return code
 
 
-def supervise_once(stage: str, command: Sequence[str], processes: int, stops: list[int]) -> int:
+def supervise_once(
+    stage: str, command: Sequence[str], processes: int, stops: list[int], nodes: Nodes = ONE_NODE
+) -> int:
     """Run `command` as a group of `processes` processes to their end; returns the combined exit code. Received signals
     are appended to `stops`.
     """
@@ -91,10 +121,12 @@ def supervise_once(stage: str, command: Sequence[str], processes: int, stops: li
     printed: set[str] = set()
     with (
         tempfile.TemporaryDirectory(prefix="rlhf-") as folder,
-        started(command, processes, Path(folder), stops) as running,
+        started(command, processes, Path(folder), stops, nodes) as running,
     ):
-        # poll every one: a later process may have ended
-        while None in [process.poll() for process in running]:
+        ended = False
+        while not ended:
+            # poll every one: a later process may have ended
+            ended = None not in [process.poll() for process in running]
             print_faults(Path(folder), printed)
             lost = [
                 rank
@@ -104,10 +136,12 @@ def supervise_once(stage: str, command: Sequence[str], processes: int, stops: li
             if lost and lost_at is None:
                 lost_at = time.monotonic()
                 if running[lost[0]].returncode != EXIT_SMALLER_PIECES:
-                    say(stage, lost_line(lost[0], processes, running[lost[0]].returncode))
+                    first = nodes.rank * processes // nodes.total
+                    say(stage, lost_line(first + lost[0], processes, running[lost[0]].returncode))
             if lost_at is not None and time.monotonic() > lost_at + GRACE_SECONDS:
                 break
-            time.sleep(POLL_SECONDS)
+            if not ended:
+                time.sleep(POLL_SECONDS)
         print_faults(Path(folder), printed)
         codes = [process.returncode for process in running if process.returncode is not None]
     return exit_code(codes)
@@ -115,14 +149,14 @@ def supervise_once(stage: str, command: Sequence[str], processes: int, stops: li
 
 @contextmanager
 def started(
-    command: Sequence[str], processes: int, folder: Path, stops: list[int]
+    command: Sequence[str], processes: int, folder: Path, stops: list[int], nodes: Nodes = ONE_NODE
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Start the processes, with `folder` for rendezvous and error lines. Signals are forwarded to each, and none
     outlives the block.
 
     They start with signals blocked until their own handlers are installed, so that a stop during start-up is not lost.
     """
-    common = common_environment(processes, folder)
+    common, local = common_environment(processes, folder, nodes), processes // nodes.total
     running: list[subprocess.Popen[bytes]] = []
 
     def pass_on(signum: int, frame: FrameType | None) -> None:
@@ -136,8 +170,8 @@ def started(
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
-            for rank in range(processes):
-                environment = rank_environment(rank, processes)
+            for rank in range(local):
+                environment = rank_environment(rank, local) | {"RANK": str(nodes.rank * local + rank)}
                 running.append(subprocess.Popen(command, env={**common, **environment}))
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -151,15 +185,21 @@ def started(
             signal.signal(number, handler)
 
 
-def common_environment(processes: int, folder: Path) -> dict[str, str]:
-    """Environment of every process of the stage."""
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, usable_cores() // processes))
+def common_environment(processes: int, folder: Path, nodes: Nodes = ONE_NODE) -> dict[str, str]:
+    """Environment of every process of the stage on this node."""
+    local = processes // nodes.total
+    host, _, port = nodes.meet.rpartition(":")
+    meeting = (
+        {RENDEZVOUS_VARIABLE: str(folder / "rendezvous")}
+        if nodes.total == 1
+        else {"MASTER_ADDR": host, "MASTER_PORT": port, NODES_APART_VARIABLE: "1"}
+    )
     return {
         **os.environ,
+        **meeting,
         "WORLD_SIZE": str(processes),
-        "LOCAL_WORLD_SIZE": str(processes),
-        "OMP_NUM_THREADS": threads,
-        RENDEZVOUS_VARIABLE: str(folder / "rendezvous"),
+        "LOCAL_WORLD_SIZE": str(local),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, usable_cores() // local)),
         FAULTS_VARIABLE: str(folder),
         LAUNCHER_VARIABLE: str(os.getpid()),
     }

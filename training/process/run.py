@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 
-from config.errors import EXIT_CRASHED, EXIT_DONE, CheckpointError, EnvironmentFault, RlhfError
+from config.errors import EXIT_CRASHED, EXIT_DONE, CheckpointError, EnvironmentFault, RlhfError, StageStopped
 from config.methods.registry import stage_module
 from config.records import CHANGED_CODE_VARIABLE, CONTINUE, RESTART
 from config.stage_code import some
@@ -110,6 +110,9 @@ def run_stage(name: str, sections: Sequence[str], inputs: Inputs, work: Callable
             work(stage)
         stage.check_params()
         code = EXIT_DONE
+        collectives.leave()
+    except StageStopped as stopped:  # all processes have agreed on the step
+        code, message = stopped.exit_code, str(stopped)
         collectives.leave()
     except RlhfError as error:
         code, message = error.exit_code, str(error)

@@ -1,0 +1,193 @@
+"""The stage's process on a node: `python -m tasks.cluster.work`, in the workspace that the actor has made.
+
+On the first node it fetches the inputs and the checkpoint from the store, does the stage as `tasks.stage.runner` does
+it anywhere, sends each checkpoint, and pushes the outputs; on the others it starts their share of the processes.
+"""
+
+import errno
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from config.atomic_file import write_atomically
+from config.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_DONE,
+    EXIT_RESUMABLE,
+    EnvironmentFault,
+    RlhfError,
+    StageStopped,
+    UserError,
+)
+from config.load import load
+from config.records import CHANGED_CODE_VARIABLE, RUN_ID_VARIABLE
+from tasks.cluster.checkpoints import CheckpointStore
+from tasks.cluster.node import REPLY, REQUEST, ROWS, TAKEN
+from tasks.dvc.pull import inputs_of
+from tasks.dvc.transfers import fetch, send_outputs
+from tasks.run.exchange import Exchange
+from tasks.run.run import Run
+from tasks.run.stop import StopRequest, on_signals
+from tasks.run.transient import TransientFault, UnknownFault, persist
+from tasks.stage.outcome import StageCrashed
+from tasks.stage.process import last_line, run_process
+from tasks.stage.runner import command, log_path, run_stage
+
+logger = logging.getLogger(__name__)
+
+CHECKPOINTS_EVERY_SECONDS = 2.0
+TAKING_SECONDS = 10.0
+"""Longest wait for the pipeline to take the rows before a checkpoint: it may be gone."""
+LOOK_SECONDS = 1.0
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Reply(NamedTuple):
+    """How a stage ended on a node."""
+
+    kind: str
+    """done, bad_input, stopped, crashed."""
+    message: str = ""
+    attempt: int | None = None
+    cached: bool = False
+    hopeless: bool = False
+    lock: str = ""
+    """The new dvc.lock, of the first node."""
+
+
+def main() -> None:
+    root = Path.cwd()
+    request = json.loads((root / REQUEST).read_bytes())
+    os.environ[CHANGED_CODE_VARIABLE] = request["changed_code"]
+    with on_signals() as stop, _until_orphaned(stop):
+        reply = _answer(root, request, stop)
+    write_atomically(root / REPLY, json.dumps(reply._asdict()))
+
+
+def _answer(root: Path, request: dict[str, Any], stop: StopRequest) -> Reply:
+    run = Run(root, request["run_id"], load(root / "params.yaml"))
+    try:
+        persist(lambda: fetch(root, inputs_of(root, request["stage"])), lambda: stop.requested)
+        return (_first if request["node"] == 0 else _other)(run, request, stop)
+    except StageStopped as stopped:
+        return Reply("stopped", str(stopped))
+    except TransientFault as fault:
+        return Reply("stopped" if stop.requested else "crashed", str(fault))
+    except UnknownFault as fault:
+        return Reply("crashed", str(fault))
+    except UserError as error:
+        return Reply("bad_input", str(error))
+    except StageCrashed as crash:
+        return Reply("crashed", str(crash), hopeless=crash.hopeless)
+    except (RlhfError, OSError) as error:
+        if getattr(error, "errno", None) in DISK_FULL:  # otherwise the next try would find the disk full
+            full = getattr(error, "filename", None) or root
+            return Reply("bad_input", f"the disk of {full} on the node is full. Free some space there.")
+        return Reply("crashed", f"{type(error).__name__}: {error}")
+
+
+def _first(run: Run, request: dict[str, Any], stop: StopRequest) -> Reply:
+    stage = request["stage"]
+    mirror = CheckpointStore(run.root, stage, Exchange(request["remote"]["url"]), run.run_id)
+    persist(mirror.restore, lambda: stop.requested)
+    with _sending(run.root, stage, mirror, stop):
+        outcome = run_stage(run, stage, stop, lambda progress: None, request["launch"])
+    try:
+        persist(lambda: send_outputs(run.root, stage), lambda: stop.requested)
+    except EnvironmentFault as error:
+        raise type(error)(
+            f"{stage} is done, but its outputs could not be sent: {error} It resumes from its last checkpoint."
+        ) from None
+    try:
+        mirror.remove()
+    except EnvironmentFault as error:
+        logger.warning("checkpoints of a stage that is done stay in the store: %s", error)
+    lock = (run.root / "dvc.lock").read_text(encoding="utf-8")
+    return Reply("done", attempt=outcome.attempt, cached=outcome.cached, lock=lock)
+
+
+def _other(run: Run, request: dict[str, Any], stop: StopRequest) -> Reply:
+    stage = request["stage"]
+    ended = run_process(
+        [*command(run.root, stage), *request["launch"]], run.root, log_path(run.root, stage), stop,
+        variables={RUN_ID_VARIABLE: run.run_id, CHANGED_CODE_VARIABLE: request["changed_code"]},
+    )  # fmt: skip
+    kinds = {EXIT_DONE: "done", EXIT_RESUMABLE: "stopped", EXIT_BAD_INPUT: "bad_input"}
+    kind = kinds.get(ended.code, "stopped" if stop.requested else "crashed")
+    return Reply(kind, f"node {request['node']}: {last_line(ended.output)}")
+
+
+@contextmanager
+def _sending(root: Path, stage: str, mirror: CheckpointStore, stop: StopRequest) -> Iterator[None]:
+    """Send checkpoints while the block runs, and the last one at its end."""
+    ended = threading.Event()
+
+    def taken() -> None:
+        _wait_until_taken(root, root / "runs" / stage)
+
+    sender = threading.Thread(
+        target=_every, args=(CHECKPOINTS_EVERY_SECONDS, ended, lambda: mirror.send(taken)), daemon=True
+    )
+    sender.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        sender.join()
+        try:
+            persist(lambda: mirror.send(taken), lambda: stop.force)
+        except EnvironmentFault as error:  # it must not take the place of how the stage ended
+            logger.warning("%s", error)
+
+
+def _wait_until_taken(root: Path, folder: Path) -> None:
+    """Wait until the pipeline has the rows of now: a checkpoint without the rows before it would leave a gap."""
+    sizes = {name: path.stat().st_size for name in ROWS if name != "log.txt" and (path := folder / name).exists()}
+    until = time.monotonic() + TAKING_SECONDS
+    while time.monotonic() < until:
+        taken = json.loads((root / TAKEN).read_bytes()) if (root / TAKEN).exists() else {}
+        if all(taken.get(name, 0) >= size for name, size in sizes.items()):
+            return
+        time.sleep(LOOK_SECONDS / 4)
+
+
+def _every(seconds: float, ended: threading.Event, task: Callable[[], None]) -> None:
+    """A store that is away for a while does not stop the stage: what was not sent goes the next time."""
+    warned = False
+    while not ended.wait(seconds):
+        try:
+            task()
+            warned = False
+        except EnvironmentFault as fault:
+            if not warned:
+                logger.warning("%s", fault)
+            warned = True
+
+
+@contextmanager
+def _until_orphaned(stop: StopRequest) -> Iterator[None]:
+    """Request a stop when the actor, and with it the pipeline or the node's Ray, is gone."""
+    parent, ended = os.getppid(), threading.Event()
+
+    def look() -> None:
+        while not ended.wait(LOOK_SECONDS):
+            if os.getppid() != parent:
+                stop.requests = max(1, stop.requests)
+
+    threading.Thread(target=look, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout)
+    main()
