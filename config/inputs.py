@@ -62,16 +62,16 @@ def with_imported(root: Path, files: Iterable[str]) -> list[str]:
     """The files, and of Python files among them all modules below `root` that they import, and these in turn: what is
     written as an import, not what code loads by name.
     """
-    found: dict[str, None] = {}
+    closure: dict[str, None] = {}
     ahead = list(files)
     while ahead:
         file = ahead.pop()
-        if file in found:
+        if file in closure:
             continue
-        found[file] = None
+        closure[file] = None
         if file.endswith(".py"):
             ahead += [path for path in _imports(root, file) if (root / path).is_file()]
-    return sorted(found)
+    return sorted(closure)
 
 
 def _imports(root: Path, file: str) -> Iterator[str]:

@@ -67,11 +67,11 @@ class Session:
         pair = self._pairs.get(key)
         if pair is None:
             raise DataError(f"pair {shown(key)} is not one of the {len(self._pairs)} pairs. Load the page again.")
-        left = shown_left(pair, annotator)
-        vote_of = {"left": left, "right": 3 - left, "tie": 0, "skip": None}
+        on_the_left = shown_left(pair, annotator)
+        vote_of = {"left": on_the_left, "right": 3 - on_the_left, "tie": 0, "skip": None}
         if choice not in vote_of:
             raise DataError(f"choice {shown(choice)} is not one of {', '.join(vote_of)}.")
-        vote = Vote(pair, annotator, vote_of[choice], left)
+        vote = Vote(pair, annotator, vote_of[choice], on_the_left)
         with self._lock:
             append(self._votes_file, [vote])
             self._votes.pop((annotator, key), None)

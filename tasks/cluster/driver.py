@@ -173,18 +173,18 @@ def crew(run: Run, stage: str, place: Place, stop: StopRequest) -> Iterator["Cre
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     processes = place.processes // place.nodes
-    each = {"CPU": processes} | ({} if on_cpu(run.params, stage) else {"GPU": processes})
+    bundle = {"CPU": processes} | ({} if on_cpu(run.params, stage) else {"GPU": processes})
     group = placement_group(
-        [each] * place.nodes,
+        [bundle] * place.nodes,
         strategy="STRICT_SPREAD",
         bundle_label_selector=[{LABEL: place.pool}] * place.nodes,
         name=f"{run.run_id} {stage}",
     )
     try:
-        _wait_until_there(group, place, each, stop)
+        _wait_until_there(group, place, bundle, stop)
         actors = [
             ray.remote(Node).options(
-                num_cpus=each["CPU"], num_gpus=each.get("GPU", 0),
+                num_cpus=bundle["CPU"], num_gpus=bundle.get("GPU", 0),
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, number),
             ).remote()
             for number in range(place.nodes)
@@ -198,7 +198,7 @@ def crew(run: Run, stage: str, place: Place, stop: StopRequest) -> Iterator["Cre
         remove_placement_group(group)
 
 
-def _wait_until_there(group: Any, place: Place, each: Mapping[str, int], stop: StopRequest) -> None:
+def _wait_until_there(group: Any, place: Place, bundle: Mapping[str, int], stop: StopRequest) -> None:
     """Wait until the nodes are there. Raises StageStopped, or EnvironmentFault that says what is missing."""
     import ray
 
@@ -208,18 +208,18 @@ def _wait_until_there(group: Any, place: Place, each: Mapping[str, int], stop: S
             raise StageStopped("asked to stop before its nodes were there: run again to go on from there.")
         if time.monotonic() > until:
             raise EnvironmentFault(
-                f"pool {place.pool}: {_lacking(place, each, ray.nodes())}. Waited {START_SECONDS / 60:.0f} min."
+                f"pool {place.pool}: {_lacking(place, bundle, ray.nodes())}. Waited {START_SECONDS / 60:.0f} min."
             )
 
 
-def _lacking(place: Place, each: Mapping[str, int], nodes: Sequence[Mapping[str, Any]]) -> str:
+def _lacking(place: Place, bundle: Mapping[str, int], nodes: Sequence[Mapping[str, Any]]) -> str:
     """Why a stage has no place on the nodes of the cluster."""
     label = f"{LABEL}={place.pool}"
     labelled = [node for node in nodes if node["Alive"] and node["Labels"].get(LABEL) == place.pool]
     if not labelled:
         return f"no node of the Ray cluster has the label {label} (ray start --labels {label})"
-    needed = " and ".join(f"{count} {name}" for name, count in each.items())
-    held = "; ".join(", ".join(f"{node['Resources'].get(name, 0):g} {name}" for name in each) for node in labelled)
+    needed = " and ".join(f"{count} {name}" for name, count in bundle.items())
+    held = "; ".join(", ".join(f"{node['Resources'].get(name, 0):g} {name}" for name in bundle) for node in labelled)
     return f"nodes={place.nodes} with {needed} each, and those with the label {label} have {held} (in use or not)"
 
 
@@ -230,15 +230,17 @@ class Crew:
         """Ask the nodes who they are, and start the stage's process on each."""
         self._run, self._stage, self._actors = run, stage, actors
         self._folder = run.root / "runs" / stage
-        self._asked = 0
+        self._stops_sent = 0
         identity = f"{stage}-{uuid.uuid4().hex[:8]}"
-        facts = self._of_all("facts", [()] * len(actors))
+        facts = self._ask_all("facts", [()] * len(actors))
         for number, fact in enumerate(facts):
             _require_fit(number, fact)
         texts = files_of(run.root, ["dvc.lock", *map(str, OUTS), f"runs/{stage}/attempts.jsonl",
                                     *reward_files(run.root, run.params)])  # fmt: skip
         texts["params.yaml"] = dump_params(run.params)
-        self._taken = [{"attempts.jsonl": len(texts.get(f"runs/{stage}/attempts.jsonl", "").encode())} for _ in actors]
+        self._offsets = [
+            {"attempts.jsonl": len(texts.get(f"runs/{stage}/attempts.jsonl", "").encode())} for _ in actors
+        ]
         requests = [
             {
                 "id": f"{identity}-{number}", "run_id": run.run_id, "stage": stage, "node": number,
@@ -247,7 +249,7 @@ class Crew:
             }
             for number in range(len(actors))
         ]  # fmt: skip
-        self._of_all("start", [(request, texts) for request in requests])
+        self._ask_all("start", [(request, texts) for request in requests])
 
     def follow(self, stop: StopRequest, budget: BudgetWatch, observe: Observer) -> Reply:
         """Copy rows to runs/<stage>/ and pass on requests to stop until the stage has ended on every node."""
@@ -272,22 +274,22 @@ class Crew:
 
     def _news(self) -> list[News]:
         """What is new on every node, written here."""
-        found: list[News] = self._of_all("news", [(taken,) for taken in self._taken])
-        for number, (news, taken) in enumerate(zip(found, self._taken, strict=True)):
+        received: list[News] = self._ask_all("news", [(offsets,) for offsets in self._offsets])
+        for number, (news, offsets) in enumerate(zip(received, self._offsets, strict=True)):
             for name, lines in news.rows.items():
                 if number == 0:
                     self._folder.mkdir(parents=True, exist_ok=True)
                     with (self._folder / name).open("ab") as file:
                         file.write(lines)
-                taken[name] = taken.get(name, 0) + len(lines)
-        return found
+                offsets[name] = offsets.get(name, 0) + len(lines)
+        return received
 
     def _pass_on(self, requests: int) -> None:
         """Ask the stage to stop, as often as we were asked."""
-        for _ in range(requests - self._asked):
+        for _ in range(requests - self._stops_sent):
             for actor in self._actors:
                 actor.stop.remote()
-        self._asked = max(requests, self._asked)
+        self._stops_sent = max(requests, self._stops_sent)
 
     def _wait_for_checkpoint(self) -> None:
         until = time.monotonic() + CHECKPOINT_SECONDS
@@ -304,9 +306,9 @@ class Crew:
     def close(self) -> None:
         """End what still runs, and remove the workspaces."""
         with suppress(NodeLost):
-            self._of_all("close", [()] * len(self._actors))
+            self._ask_all("close", [()] * len(self._actors))
 
-    def _of_all(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def _ask_all(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """What a method of each actor returns. Raises NodeLost."""
         import ray
 
@@ -341,7 +343,7 @@ def _require_fit(number: int, facts: Facts) -> None:
 def _worst(replies: Sequence[Reply]) -> Reply:
     """The reply that explains the others: bad input on one node makes the rest crash, and a crash stops the rest."""
     for kind in ("bad_input", "crashed", "stopped"):
-        found = next((reply for reply in replies if reply.kind == kind), None)
-        if found is not None:
-            return found
+        reply_of_kind = next((reply for reply in replies if reply.kind == kind), None)
+        if reply_of_kind is not None:
+            return reply_of_kind
     return replies[0]

@@ -21,7 +21,7 @@ from config.names import inner_name
 from tasks.run.exchange import put_files
 from tasks.run.workspace import lay_out
 
-REQUEST, REPLY, TAKEN, OUTPUT = "request.json", "reply.json", "taken.json", "output.txt"
+REQUEST, REPLY, OFFSETS, OUTPUT = "request.json", "reply.json", "offsets.json", "output.txt"
 """Files of a workspace: what to do, how it ended, the bytes of each file that the pipeline has, what was printed."""
 ROWS = ("attempts.jsonl", "usage.jsonl", "metrics.jsonl", "samples.jsonl", "diverged.jsonl", "log.txt")
 """Files of runs/<stage>/ that the pipeline follows."""
@@ -87,13 +87,13 @@ class Node:
             )  # fmt: skip
         self._stage = request["stage"]
 
-    def news(self, taken: dict[str, int]) -> News:
-        """What is new behind `taken` bytes of each file; these are safe with the pipeline."""
+    def news(self, offsets: dict[str, int]) -> News:
+        """What is new behind `offsets` bytes of each file; these are safe with the pipeline."""
         assert self._process is not None
-        write_atomically(self._root / TAKEN, json.dumps(taken))
+        write_atomically(self._root / OFFSETS, json.dumps(offsets))
         code = self._process.poll()  # before the rows: the last ones are there when it has ended
         folder = self._root / "runs" / self._stage
-        rows = {name: lines for name in ROWS if (lines := _lines(folder / name, taken.get(name, 0)))}
+        rows = {name: lines for name in ROWS if (lines := _lines(folder / name, offsets.get(name, 0)))}
         return News(rows, None if code is None else self._reply(code))
 
     def _reply(self, code: int) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from config.errors import (
 from config.load import load
 from config.records import CHANGED_CODE_VARIABLE, RUN_ID_VARIABLE
 from tasks.cluster.checkpoints import CheckpointStore
-from tasks.cluster.node import REPLY, REQUEST, ROWS, TAKEN
+from tasks.cluster.node import OFFSETS, REPLY, REQUEST, ROWS
 from tasks.dvc.pull import inputs_of
 from tasks.dvc.transfers import fetch, send_outputs
 from tasks.run.exchange import Exchange
@@ -129,11 +129,11 @@ def _sending(root: Path, stage: str, mirror: CheckpointStore, stop: StopRequest)
     """Send checkpoints while the block runs, and the last one at its end."""
     ended = threading.Event()
 
-    def taken() -> None:
+    def wait_for_rows() -> None:
         _wait_until_taken(root, root / "runs" / stage)
 
     sender = threading.Thread(
-        target=_every, args=(CHECKPOINTS_EVERY_SECONDS, ended, lambda: mirror.send(taken)), daemon=True
+        target=_every, args=(CHECKPOINTS_EVERY_SECONDS, ended, lambda: mirror.send(wait_for_rows)), daemon=True
     )
     sender.start()
     try:
@@ -142,7 +142,7 @@ def _sending(root: Path, stage: str, mirror: CheckpointStore, stop: StopRequest)
         ended.set()
         sender.join()
         try:
-            persist(lambda: mirror.send(taken), lambda: stop.force)
+            persist(lambda: mirror.send(wait_for_rows), lambda: stop.force)
         except EnvironmentFault as error:  # it must not take the place of how the stage ended
             logger.warning("%s", error)
 
@@ -152,8 +152,8 @@ def _wait_until_taken(root: Path, folder: Path) -> None:
     sizes = {name: path.stat().st_size for name in ROWS if name != "log.txt" and (path := folder / name).exists()}
     until = time.monotonic() + TAKING_SECONDS
     while time.monotonic() < until:
-        taken = json.loads((root / TAKEN).read_bytes()) if (root / TAKEN).exists() else {}
-        if all(taken.get(name, 0) >= size for name, size in sizes.items()):
+        offsets = json.loads((root / OFFSETS).read_bytes()) if (root / OFFSETS).exists() else {}
+        if all(offsets.get(name, 0) >= size for name, size in sizes.items()):
             return
         time.sleep(LOOK_SECONDS / 4)
 

@@ -8,6 +8,7 @@ from config import jsonl
 from config.load import load
 from config.records import UsageRow, stages_of
 from config.schema import Params
+from config.sections.where import LOCAL
 from config.workspace.retraining import RETRAIN_ROWS, RetrainRow
 from costs.ledger.ledger import read_ledger
 from costs.tables.price import stage_price
@@ -90,6 +91,7 @@ def test_an_hour_of_the_contest_costs_what_an_hour_of_the_machine_costs(
     retraining = cycle.Cycle(tmp_path, params)
     retraining.helper("contest")
     (row,) = jsonl.read(tmp_path / RETRAIN_ROWS, RetrainRow).rows
-    devices = max(params.where.of(stage).processes for stage in stages_of(params.align.method))
+    places = [params.where.of(stage) for stage in stages_of(params.align.method)]
+    devices = max((place.processes for place in places if place.pool == LOCAL), default=1)
     hour = stage_price(params).usd_per_device_hour
     assert row.usd == retraining.usd == pytest.approx(devices * hour)

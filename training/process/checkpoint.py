@@ -101,10 +101,10 @@ class Checkpoints:
 
         Collective; rank 0 reads.
         """
-        found = collectives.broadcast_from_rank0(self._latest)
-        if found is not None:
-            nodes.bring_files(found.path, MANIFEST)
-        return found
+        newest = collectives.broadcast_from_rank0(self._latest)
+        if newest is not None:
+            nodes.bring_files(newest.path, MANIFEST)
+        return newest
 
     def _latest(self) -> Checkpoint | None:
         passed_over = len(self._passed_over)

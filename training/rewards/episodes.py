@@ -53,7 +53,7 @@ def episode_rewards(
     if not is_function(stage.root / REWARD):
         return None
     rows = jsonl.plain(stage.root / "data/prepared/prompts/train.jsonl")
-    known = [KnownPrompt(row["prompt"], row.get("row", {})) for row in rows]
+    in_order = [KnownPrompt(row["prompt"], row.get("row", {})) for row in rows]
     return EpisodeRewards(
-        RewardFunction(stage.root / REWARD, stage.root), prompts.beside(known.__getitem__), tokenizer
+        RewardFunction(stage.root / REWARD, stage.root), prompts.beside(in_order.__getitem__), tokenizer
     )

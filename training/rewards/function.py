@@ -132,7 +132,7 @@ def rows_of(folder: Path, prompts: Iterable[Prompt]) -> Iterator[dict[str, Any]]
     for path in sorted((folder / "data/prepared/prompts").glob("*.jsonl")):
         for row in jsonl.plain(path):
             rows.setdefault(prompt_text(row["prompt"]), []).append(row.get("row", {}))
-    turns = {text: cycle(found) for text, found in rows.items()}
+    turns = {text: cycle(alike) for text, alike in rows.items()}
     yield from (next(turns.get(prompt_text(prompt), repeat({}))) for prompt in prompts)
 
 
