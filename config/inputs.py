@@ -62,13 +62,13 @@ def with_imported(root: Path, files: Iterable[str]) -> list[str]:
     """The files, and of Python files among them all modules below `root` that they import, and these in turn: what is
     written as an import, not what code loads by name.
     """
-    closure: dict[str, None] = {}
+    closure: set[str] = set()
     ahead = list(files)
     while ahead:
         file = ahead.pop()
         if file in closure:
             continue
-        closure[file] = None
+        closure.add(file)
         if file.endswith(".py"):
             ahead += [path for path in _imports(root, file) if (root / path).is_file()]
     return sorted(closure)
@@ -92,8 +92,8 @@ def _imports(root: Path, file: str) -> Iterator[str]:
         for name in names:
             parts = name.split(".")
             for length in range(1, len(parts) + 1):
-                place = "/".join(parts[:length])
-                yield from (f"{place}.py", f"{place}/__init__.py")
+                module_path = "/".join(parts[:length])
+                yield from (f"{module_path}.py", f"{module_path}/__init__.py")
 
 
 def judge_path(params: Params) -> str | None:

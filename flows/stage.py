@@ -6,7 +6,8 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Completed, Failed
 
-from tasks.remote.worker import Reply, work
+from tasks.cluster.work import Reply
+from tasks.remote.worker import work
 from tasks.run.stop import on_signals
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from config import jsonl
+from config.atomic_file import write_atomically
 from config.errors import EnvironmentFault, StageStopped, UserError
 from config.inputs import reward_files
 from config.load import dump as dump_params
@@ -99,12 +100,17 @@ def _on_nodes(run: Run, stage: str, stop: StopRequest, observe: Observer) -> Out
             if reply.kind != "stopped" or stop.requested or budget.reached is not None:
                 break
             logger.warning("%s has lost its node: %s Going on with another one.", stage, reply.message)
+    return outcome_of(run, reply, budget, stop)
+
+
+def outcome_of(run: Run, reply: Reply, budget: BudgetWatch, stop: StopRequest) -> Outcome:
+    """What the reply of a placed stage means for the run. Raises UserError, StageStopped, OverBudget, StageCrashed."""
     match reply.kind:
         case "done":
             take_lock(run.root, reply.lock)
             return Outcome(cached=reply.cached, attempt=reply.attempt)
         case "bad_input":
-            raise UserError(f"{stage}: {reply.message}")
+            raise UserError(reply.message)
         case "stopped" if budget.reached is not None and not stop.requested:
             raise budget.over(reply.message)
         case "stopped":
@@ -115,8 +121,8 @@ def _on_nodes(run: Run, stage: str, stop: StopRequest, observe: Observer) -> Out
 
 def take_lock(root: Path, lock: str) -> None:
     """Put the dvc.lock in place that a stage on another node came back with."""
-    (root / "dvc.lock").write_text(lock, encoding="utf-8")
-    # what was here was pushed before the stage was handed over, and its node has pushed the rest
+    write_atomically(root / "dvc.lock", lock)
+    # what was here was pushed before the stage was handed over, and who did it has pushed the rest
     note_pushed(root)
 
 
@@ -254,7 +260,7 @@ class Crew:
     def follow(self, stop: StopRequest, budget: BudgetWatch, observe: Observer) -> Reply:
         """Copy rows to runs/<stage>/ and pass on requests to stop until the stage has ended on every node."""
         watch = Watch(self._run.root, self._run.params, self._stage)
-        replies: list[dict[str, Any] | None] = [None] * len(self._actors)
+        replies: list[bytes | None] = [None] * len(self._actors)
         try:
             while None in replies:
                 replies = [news.reply for news in self._news()]
@@ -262,7 +268,7 @@ class Crew:
                 self._pass_on(max(stop.requests, int(budget.look(watch))))
                 time.sleep(POLL_SECONDS if None in replies else 0.0)
         except NodeLost as lost:
-            self._note_loss(watch)
+            note_loss(self._folder, watch)
             return Reply("stopped", str(lost))
         except BaseException:
             self._pass_on(1)
@@ -270,7 +276,7 @@ class Crew:
                 self._wait_for_checkpoint()
             raise
         observe(watch.look())
-        return _worst([Reply(**reply) for reply in replies if reply is not None])
+        return _worst([Reply.of(reply) for reply in replies if reply is not None])
 
     def _news(self) -> list[News]:
         """What is new on every node, written here."""
@@ -296,13 +302,6 @@ class Crew:
         while time.monotonic() < until and any(news.reply is None for news in self._news()):
             time.sleep(POLL_SECONDS)
 
-    def _note_loss(self, watch: Watch) -> None:
-        """What a lost node cost is charged up to now, when its loss is noticed."""
-        watch.look()
-        if watch.attempt is not None and watch.attempt.event != "end":
-            row = watch.attempt.model_copy(update={"event": "lost", "time": time.time()})
-            jsonl.append(self._folder / "attempts.jsonl", row)
-
     def close(self) -> None:
         """End what still runs, and remove the workspaces."""
         with suppress(NodeLost):
@@ -317,6 +316,14 @@ class Crew:
             return list(ray.get(calls, timeout=ANSWER_SECONDS))
         except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
             raise NodeLost(f"{self._stage}: {' '.join(str(error).split())[:200]}") from None
+
+
+def note_loss(folder: Path, watch: Watch) -> None:
+    """What a lost machine cost is charged up to now, when its loss is noticed."""
+    watch.look()
+    if watch.attempt is not None and watch.attempt.event != "end":
+        row = watch.attempt.model_copy(update={"event": "lost", "time": time.time()})
+        jsonl.append(folder / "attempts.jsonl", row)
 
 
 def _launch(number: int, facts: Sequence[Facts]) -> list[str]:

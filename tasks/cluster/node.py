@@ -36,7 +36,6 @@ class Facts(NamedTuple):
     address: str
     port: int
     """A free one, where the processes of the stage can meet."""
-    python: str
     with_token: bool
     free_bytes: int
     folder: str
@@ -47,7 +46,7 @@ class News(NamedTuple):
 
     rows: dict[str, bytes]
     """File -> complete lines behind what the pipeline has."""
-    reply: dict[str, Any] | None
+    reply: bytes | None
     """How it ended; None while it runs."""
 
 
@@ -67,7 +66,7 @@ class Node:
             free.bind(("", 0))
             port = free.getsockname()[1]
         return Facts(
-            ray.util.get_node_ip_address(), port, sys.version.split()[0], os.environ.get("RAY_AUTH_MODE") == "token",
+            ray.util.get_node_ip_address(), port, os.environ.get("RAY_AUTH_MODE") == "token",
             shutil.disk_usage(self._home).free, str(self._home),
         )  # fmt: skip
 
@@ -96,13 +95,15 @@ class Node:
         rows = {name: lines for name in ROWS if (lines := _lines(folder / name, offsets.get(name, 0)))}
         return News(rows, None if code is None else self._reply(code))
 
-    def _reply(self, code: int) -> dict[str, Any]:
+    def _reply(self, code: int) -> bytes:
         try:
-            return dict(json.loads((self._root / REPLY).read_bytes()))
-        except (OSError, ValueError):
+            return (self._root / REPLY).read_bytes()
+        except OSError:
             printed = (self._root / OUTPUT).read_text(encoding="utf-8", errors="replace").strip().splitlines()
             last = printed[-1] if printed else "it printed nothing"
-            return {"kind": "crashed", "message": f"its process ended with exit code {code}: {last}"}
+            return json.dumps(
+                {"kind": "crashed", "message": f"its process ended with exit code {code}: {last}"}
+            ).encode()
 
     def stop(self) -> None:
         """Ask the stage to stop, once more."""

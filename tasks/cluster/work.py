@@ -8,6 +8,8 @@ import errno
 import json
 import logging
 import os
+import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -53,13 +55,18 @@ class Reply(NamedTuple):
     """How a stage ended on a node."""
 
     kind: str
-    """done, bad_input, stopped, crashed."""
+    """done, ready (of a check), bad_input, stopped, crashed."""
     message: str = ""
     attempt: int | None = None
     cached: bool = False
     hopeless: bool = False
     lock: str = ""
     """The new dvc.lock, of the first node."""
+
+    @classmethod
+    def of(cls, content: bytes) -> "Reply":
+        """Parse a reply; one of another version may hold more."""
+        return cls(**{key: value for key, value in json.loads(content).items() if key in cls._fields})
 
 
 def main() -> None:
@@ -72,10 +79,18 @@ def main() -> None:
 
 
 def _answer(root: Path, request: dict[str, Any], stop: StopRequest) -> Reply:
-    run = Run(root, request["run_id"], load(root / "params.yaml"))
-    try:
+    def do() -> Reply:
+        run = Run(root, request["run_id"], load(root / "params.yaml"))
         persist(lambda: fetch(root, inputs_of(root, request["stage"])), lambda: stop.requested)
         return (_first if request["node"] == 0 else _other)(run, request, stop)
+
+    return reply_of(do, stop, lambda full: f"the disk of {full.filename or root} on the node is full.")
+
+
+def reply_of(do: Callable[[], Reply], stop: StopRequest, disk_full: Callable[[OSError], str]) -> Reply:
+    """What `do` replies, or what its exception means; `disk_full` says which disk is full."""
+    try:
+        return do()
     except StageStopped as stopped:
         return Reply("stopped", str(stopped))
     except TransientFault as fault:
@@ -86,11 +101,17 @@ def _answer(root: Path, request: dict[str, Any], stop: StopRequest) -> Reply:
         return Reply("bad_input", str(error))
     except StageCrashed as crash:
         return Reply("crashed", str(crash), hopeless=crash.hopeless)
-    except (RlhfError, OSError) as error:
-        if getattr(error, "errno", None) in DISK_FULL:  # otherwise the next try would find the disk full
-            full = getattr(error, "filename", None) or root
-            return Reply("bad_input", f"the disk of {full} on the node is full. Free some space there.")
+    except (RlhfError, OSError, subprocess.SubprocessError) as error:
+        if isinstance(error, OSError) and _says_full(error):  # otherwise the next try would find the disk full
+            return Reply("bad_input", f"{disk_full(error)} Free some space on it.")
         return Reply("crashed", f"{type(error).__name__}: {error}")
+
+
+def _says_full(error: OSError) -> bool:
+    """When copying a folder, shutil collects the errors as texts."""
+    return error.errno in DISK_FULL or (
+        isinstance(error, shutil.Error) and any(os.strerror(code) in str(error) for code in DISK_FULL)
+    )
 
 
 def _first(run: Run, request: dict[str, Any], stop: StopRequest) -> Reply:
@@ -133,7 +154,7 @@ def _sending(root: Path, stage: str, mirror: CheckpointStore, stop: StopRequest)
         _wait_until_taken(root, root / "runs" / stage)
 
     sender = threading.Thread(
-        target=_every, args=(CHECKPOINTS_EVERY_SECONDS, ended, lambda: mirror.send(wait_for_rows)), daemon=True
+        target=every, args=(CHECKPOINTS_EVERY_SECONDS, ended, lambda: mirror.send(wait_for_rows)), daemon=True
     )
     sender.start()
     try:
@@ -158,7 +179,7 @@ def _wait_until_taken(root: Path, folder: Path) -> None:
         time.sleep(LOOK_SECONDS / 4)
 
 
-def _every(seconds: float, ended: threading.Event, task: Callable[[], None]) -> None:
+def every(seconds: float, ended: threading.Event, task: Callable[[], None]) -> None:
     """A store that is away for a while does not stop the stage: what was not sent goes the next time."""
     warned = False
     while not ended.wait(seconds):

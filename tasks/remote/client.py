@@ -9,11 +9,10 @@ from typing import Any, TypeVar
 
 import httpx
 
-from config import jsonl
-from config.errors import EnvironmentFault, StageStopped, UserError
-from config.records import AttemptRow
+from config.errors import EnvironmentFault, StageStopped
 from config.sections.where import LOCAL
-from tasks.cluster.driver import is_cluster
+from tasks.cluster.driver import PREEMPTIONS, STORE_PATIENCE_SECONDS, is_cluster, note_loss, outcome_of
+from tasks.cluster.work import Reply
 from tasks.dvc.pull import inputs_of, remote_of, small_outputs
 from tasks.dvc.reuse import reuse
 from tasks.dvc.transfers import fetch, send_outputs
@@ -21,14 +20,14 @@ from tasks.planning.placement_check import on_volumes
 from tasks.remote import heartbeat
 from tasks.remote.heartbeat import PIPELINE, Heartbeat
 from tasks.remote.pools import require_served, state_of, submit, withdraw
-from tasks.remote.recovery import ask_to_stop, recover_abandoned, remove_exchange, take_lock
-from tasks.remote.worker import STOP, Reply, request_of
+from tasks.remote.recovery import ask_to_stop, recover_abandoned, remove_exchange
+from tasks.remote.worker import STOP, request_of
 from tasks.run.exchange import REPLY, REQUEST, Exchange, Receiver, dump
 from tasks.run.run import Run
 from tasks.run.stop import StopRequest
 from tasks.run.transient import kind_of, persist
 from tasks.stage.budget_watcher import BudgetWatch
-from tasks.stage.outcome import Outcome, StageCrashed
+from tasks.stage.outcome import Outcome
 from tasks.stage.progress import Display, Watch
 from tasks.stage.runner import Observer, record, require_same_params, run_stage
 
@@ -39,10 +38,6 @@ STATE_EVERY_SECONDS = 3.0
 START_PATIENCE_SECONDS = 1800.0
 """Seconds for a container to start: a cluster may first have to start a machine."""
 CHECK_PATIENCE_SECONDS = 600.0
-STORE_PATIENCE_SECONDS = 240.0
-"""Seconds a store may be unreachable while a stage runs; its container keeps running too."""
-PREEMPTIONS = 20
-"""Times a stage resumes in a new container after losing its own, before that counts as a crash."""
 
 Result = TypeVar("Result")
 
@@ -128,24 +123,9 @@ def _in_containers(run: Run, stage: str, pool: str, stop: StopRequest, observe: 
         logger.warning("%s was taken away from its container: %s Going on in a new one.", stage, reply.message)
         placed.close()
     try:
-        return _judge(stage, placed, reply, stop)
+        return outcome_of(run, reply, placed.budget, stop)
     finally:
         placed.close()
-
-
-def _judge(stage: str, placed: "RemoteStage", reply: Reply, stop: StopRequest) -> Outcome:
-    match reply.kind:
-        case "done":
-            take_lock(placed.run.root, reply.lock)
-            return Outcome(cached=reply.cached, attempt=reply.attempt)
-        case "bad_input":
-            raise UserError(reply.message)
-        case "stopped" if placed.budget.reached is not None and not stop.requested:
-            raise placed.budget.over(reply.message)
-        case "stopped":
-            raise StageStopped(reply.message)
-        case _:
-            raise StageCrashed(reply.message, reply.hopeless)
 
 
 class RemoteStage:
@@ -193,14 +173,8 @@ class RemoteStage:
         persist(self._receiver.receive, lambda: stop.requested)
         observe(watch.look())
         reply = persist(self._reply, lambda: stop.requested)
-        if watch.attempt is not None and watch.attempt.event != "end":
-            self._note_loss(watch.attempt)
+        note_loss(self.run.root / "runs" / self._stage, watch)
         return reply
-
-    def _note_loss(self, attempt: AttemptRow) -> None:
-        """A killed container is charged up to now, when its death is noticed."""
-        row = attempt.model_copy(update={"event": "lost", "time": time.time()})
-        jsonl.append(self.run.root / "runs" / str(self._stage) / "attempts.jsonl", row)
 
     def close(self) -> None:
         """Remove the exchanged files once the reply has been acted upon; a run that is killed earlier finds them

@@ -9,13 +9,14 @@ import logging
 import time
 from pathlib import Path
 
-from config.atomic_file import write_atomically
 from config.errors import EnvironmentFault
 from config.workspace.rows import pipeline_rows
+from tasks.cluster.driver import take_lock
+from tasks.cluster.work import Reply
 from tasks.dvc.pull import remote_of
-from tasks.dvc.transfers import default_remote, note_pushed
+from tasks.dvc.transfers import default_remote
 from tasks.remote.heartbeat import CONTAINER, GONE_SECONDS, HeartbeatMonitor
-from tasks.remote.worker import STOP, Reply
+from tasks.remote.worker import STOP
 from tasks.run.exchange import REPLY, REQUEST, Exchange, Receiver
 from tasks.run.run import Run
 from tasks.run.stop import StopRequest
@@ -54,13 +55,6 @@ def recover_abandoned(run: Run, stage: str, stop: StopRequest) -> str | None:
             if reply is not None or not stop.requested:
                 remove_exchange(exchange)  # not before the lock is here: there is no other copy of it
     return lock
-
-
-def take_lock(root: Path, lock: str) -> None:
-    """Put the dvc.lock in place that a stage in a container came back with."""
-    write_atomically(root / "dvc.lock", lock)
-    # what was here was pushed before the stage was handed over, and its container has pushed the rest
-    note_pushed(root)
 
 
 def remove_exchange(exchange: Exchange) -> None:

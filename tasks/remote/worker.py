@@ -5,7 +5,6 @@ store, does the stage as `tasks.stage.runner` does it anywhere, sends its rows w
 The new dvc.lock goes back with the reply.
 """
 
-import errno
 import json
 import logging
 import os
@@ -13,18 +12,20 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from config.errors import EnvironmentFault, RlhfError, StageStopped, UserError
+from config.errors import EnvironmentFault
 from config.inputs import reward_files
 from config.load import dump as dump_params
 from config.load import load
 from config.names import inner_name
 from config.records import CHANGED_CODE_VARIABLE
 from config.workspace.at_work import locked
+from tasks.cluster.node import LOWEST_FREE_BYTES, ROWS
+from tasks.cluster.work import CHECKPOINTS_EVERY_SECONDS, Reply, every, reply_of
 from tasks.dvc.pull import inputs_of
 from tasks.dvc.transfers import fetch, send_outputs
 from tasks.remote import heartbeat
@@ -35,40 +36,17 @@ from tasks.run.code_version import code_digest
 from tasks.run.exchange import REPLY, REQUEST, Exchange, Sender, dump, files_of, put_files
 from tasks.run.run import Run
 from tasks.run.stop import StopRequest
-from tasks.run.transient import TransientFault, UnknownFault, persist
+from tasks.run.transient import persist
 from tasks.run.workspace import cache, lay_out, workspaces
-from tasks.stage.outcome import Outcome, StageCrashed
+from tasks.stage.outcome import Outcome
 from tasks.stage.runner import run_stage
 
 logger = logging.getLogger(__name__)
 
 STOP = "stop"
-ROWS = ("attempts.jsonl", "usage.jsonl", "metrics.jsonl", "samples.jsonl", "diverged.jsonl", "log.txt")
-"""Files of runs/<stage>/ that the pipeline follows."""
 ROWS_EVERY_SECONDS = 1.0
-CHECKPOINTS_EVERY_SECONDS = 2.0
-LOWEST_FREE_BYTES = 2 * 2**30
 ALIVE = Path("/tmp/rlhf-alive")
 """Touched while a stage runs, for the health check of the image."""
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-class Reply(NamedTuple):
-    """How a remote stage ended."""
-
-    kind: str
-    """done, ready (of a check), bad_input, stopped, crashed."""
-    message: str = ""
-    attempt: int | None = None
-    cached: bool = False
-    hopeless: bool = False
-    lock: str = ""
-    """The new dvc.lock."""
-
-    @classmethod
-    def of(cls, content: bytes) -> "Reply":
-        """Parse a reply; one of another version may hold more."""
-        return cls(**{key: value for key, value in json.loads(content).items() if key in cls._fields})
 
 
 def work(url: str, stop: StopRequest) -> Reply:
@@ -93,35 +71,13 @@ def work(url: str, stop: StopRequest) -> Reply:
 
 
 def _answer(request: dict[str, Any], exchange: Exchange, stop: StopRequest, afterwards: ExitStack) -> Reply:
-    try:
+    def do() -> Reply:
         _same_code(request)
-        if request["stage"] is None:
-            return _check(request)
-        return _stage(request, exchange, stop, afterwards)
-    except StageStopped as stopped:
-        return Reply("stopped", str(stopped))
-    except TransientFault as fault:
-        return Reply("stopped" if stop.requested else "crashed", str(fault))
-    except UnknownFault as fault:
-        return Reply("crashed", str(fault))
-    except UserError as error:
-        return Reply("bad_input", str(error))
-    except StageCrashed as crash:
-        return Reply("crashed", str(crash), hopeless=crash.hopeless)
-    except (RlhfError, OSError, subprocess.SubprocessError) as error:
-        if isinstance(error, OSError) and _says_full(error):  # otherwise another container would find the disk full
-            return Reply(
-                "bad_input",
-                f"the volume of {error.filename or workspaces()} in work pool {request['pool']} is "
-                "full. Free some space on it.",
-            )
-        return Reply("crashed", f"{type(error).__name__}: {error}")
+        return _check(request) if request["stage"] is None else _stage(request, exchange, stop, afterwards)
 
-
-def _says_full(error: OSError) -> bool:
-    """When copying a folder, shutil collects the errors as texts."""
-    return error.errno in DISK_FULL or (
-        isinstance(error, shutil.Error) and any(os.strerror(code) in str(error) for code in DISK_FULL)
+    pool = request["pool"]
+    return reply_of(
+        do, stop, lambda full: f"the volume of {full.filename or workspaces()} in work pool {pool} is full."
     )
 
 
@@ -292,7 +248,7 @@ def _transfers(
         ALIVE.touch()
 
     threads = [
-        threading.Thread(target=_every, args=(seconds, ended, task), daemon=True)
+        threading.Thread(target=every, args=(seconds, ended, task), daemon=True)
         for seconds, task in ((ROWS_EVERY_SECONDS, rows), (CHECKPOINTS_EVERY_SECONDS, lambda: mirror.send(send_rows)))
     ]
     for thread in threads:
@@ -308,19 +264,6 @@ def _transfers(
                 persist(send, lambda: stop.force)
             except EnvironmentFault as error:  # it must not take the place of how the stage ended
                 logger.warning("%s", error)
-
-
-def _every(seconds: float, ended: threading.Event, task: Callable[[], None]) -> None:
-    """A store that is away for a while does not stop the stage: what was not sent goes the next time."""
-    warned = False
-    while not ended.wait(seconds):
-        try:
-            task()
-            warned = False
-        except EnvironmentFault as fault:
-            if not warned:
-                logger.warning("%s", fault)
-            warned = True
 
 
 def request_of(

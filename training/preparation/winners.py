@@ -133,7 +133,7 @@ def _two_readings(
     ways = CONVENTIONS[2:] if signed else CONVENTIONS[:2]
     value, replies = vote
     won = {way: _winner(value, way, columns, replies) for way in ways}
-    ways_said = "; ".join(
+    readings = "; ".join(
         f"--vote {way}: {shown(value)} is {_cut(replies[said - 1]) if said else 'a tie'}"
         for way, said in won.items()
         if said is not None
@@ -141,7 +141,7 @@ def _two_readings(
     values = ", ".join(f"{number:g}" for number in sorted(numbers)[:7])
     return (
         f"{place}: column {shown(column)} holds {values}, which can be read in two ways. In its first "
-        f"row with {shown(value)}, {ways_said}. Say which with --vote, or `vote` of the source in "
+        f"row with {shown(value)}, {readings}. Say which with --vote, or `vote` of the source in "
         "params.yaml; see the card of the data."
     )
 
