@@ -99,12 +99,6 @@ def read_settings(path: Path) -> dict[str, str]:
                 f"{name} in {SETTINGS} is {state}: at least {SHORTEST_SECRET} letters and digits "
                 "are needed. Set it there."
             )
-    if not settings.get("DOCKER_GROUP", "").isdigit():
-        raise EnvironmentFault(
-            f"DOCKER_GROUP={settings.get('DOCKER_GROUP', '')} in {SETTINGS} is not a number: it is "
-            "the group of the engine's socket. "
-            "Set it to what stat -c %g /var/run/docker.sock prints."
-        )
     return settings
 
 
@@ -154,8 +148,8 @@ def _awaited(gpu: bool, serve: bool) -> list[str]:
         "prefect",
         "mlflow",
         "cpu-worker",
-        "docker-worker",
-        *(["gpu-worker"] if gpu else []),
+        "ray-worker",
+        *(["ray-gpu-worker"] if gpu else []),
         *(["serve"] if serve else []),
     ]
 

@@ -18,7 +18,7 @@ from config import jsonl
 from config.atomic_file import write_atomically
 from config.dvc_stages import dvc_name
 from config.records import UsageRow, stages_of
-from tasks.run.code_version import code_digest
+from tasks.run.workspace import HOME, code_digest
 
 RECIPE = ROOT / "tests" / "e2e" / "tiny.yaml"
 STAGES = stages_of("ppo")
@@ -51,12 +51,8 @@ class Project(NamedTuple):
         return self.folder / "remote"
 
     @property
-    def pool_workspaces(self) -> Path:
-        return self.folder / "workspaces"
-
-    @property
-    def pool_cache(self) -> Path:
-        return self.folder / "cache"
+    def cluster(self) -> Path:
+        return self.folder / "cluster"
 
     @property
     def undisturbed(self) -> Path:
@@ -88,7 +84,7 @@ class Project(NamedTuple):
     def build(self) -> None:
         """Run the pipeline undisturbed with the code of this checkout, unless that was done."""
         about = self.undisturbed / "about.json"
-        if about.exists() and json.loads(about.read_text())["code"] == code_digest(ROOT):
+        if about.exists() and json.loads(about.read_text())["code"] == code_digest(HOME):
             return
         for folder in (self.undisturbed, self.root, self.remote):
             shutil.rmtree(folder, ignore_errors=True)
@@ -110,7 +106,7 @@ class Project(NamedTuple):
         for folder in (self.root, self.remote):
             shutil.copytree(folder, self.undisturbed / folder.name, symlinks=True)
         timelines = {stage: timeline(self.root, stage)._asdict() for stage in STAGES}
-        result = {"code": code_digest(ROOT), "bits": bits(self.root), "timelines": timelines}
+        result = {"code": code_digest(HOME), "bits": bits(self.root), "timelines": timelines}
         write_atomically(about, json.dumps(result, indent=1))
 
     def about(self) -> dict[str, Any]:
@@ -120,10 +116,9 @@ class Project(NamedTuple):
 
     def put_back(self, stage: str) -> None:
         """The undisturbed project without the outputs of `stage` and of all after it, here, in the remote and on the
-        pool's machine, whose cache knows what earlier cases have made.
+        nodes of the cluster, whose caches know what earlier cases have made.
         """
-        for path in (self.pool_workspaces, self.pool_cache):
-            shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(self.cluster, ignore_errors=True)
         for folder in (self.root, self.remote):
             folder.mkdir(exist_ok=True)
             for child in folder.iterdir():

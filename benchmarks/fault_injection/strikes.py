@@ -153,25 +153,14 @@ def kill_everything(scene: Scene) -> None:
     scene.kill(scene.witness.alive(), "everything")
 
 
-def kill_container(scene: Scene) -> None:
-    inside = [
-        process
-        for process in scene.witness.alive()
-        if str(_folder_of(process)).startswith(str(scene.project.pool_workspaces))
-    ]
-    engine = scene.witness.alive(r"prefect\.engine|flow-run execute")
-    scene.kill([*engine, *inside], "container")
+def kill_actor(scene: Scene) -> None:
+    scene.kill(scene.witness.alive(r"ray::Node"), "actor")
 
 
-def _folder_of(process: Seen) -> Path:
-    with suppress(OSError):
-        return Path(f"/proc/{process.pid}/cwd").readlink()
-    return Path("/")
-
-
-def kill_worker(scene: Scene) -> Callable[[], None]:
-    scene.world.kill_worker()
-    return scene.world.start_worker
+def kill_raylet(scene: Scene) -> Callable[[], None]:
+    """The node is gone for the cluster; its processes find out."""
+    scene.world.kill_raylet()
+    return scene.world.start_node
 
 
 def hang_up(scene: Scene) -> None:
@@ -300,8 +289,7 @@ KINDS = (
     Kind("clock jumps", LOCAL, jump, preload_clock),
     Kind("kill pipeline", PLACED, kill_pipeline, on_pool),
     Kind("kill stage", PLACED, kill_stage, on_pool),
-    Kind("kill container", PLACED, kill_container, on_pool),
-    Kind("kill worker", PLACED, kill_worker, on_pool, outages=SHORT_OUTAGES),
+    Kind("kill actor", PLACED, kill_actor, on_pool),
+    Kind("kill raylet", PLACED, kill_raylet, on_pool, outages=SHORT_OUTAGES),
     Kind("store down", PLACED, shut_store, on_pool, outages=SHORT_OUTAGES),
-    Kind("prefect down", PLACED, stop_server("prefect"), on_pool, outages=SHORT_OUTAGES),
 )

@@ -1,4 +1,4 @@
-"""What runs around a pipeline: servers, a worker, a store; each can go away and come back."""
+"""What runs around a pipeline: servers, nodes of a cluster, a store; each can go away and come back."""
 
 import os
 import socket
@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from benchmarks.fault_injection.project import POOL, Project
-from benchmarks.fault_injection.worker import TYPE
 from benchmarks.projects.checkouts import ROOT, point_remote
+from benchmarks.projects.ray_nodes import Cluster
 from config.load import load
 from config.ports import HOST, free_port
 from config.sections.run import Tracking
 from tasks.servers.plans import mlflow_plan, prefect_plan
-from tasks.servers.prefect_settings import api_key
 from tasks.servers.processes import servers, start, stop
 
 BUCKET = "store"
@@ -32,7 +31,7 @@ class World:
         """What `rlhf run` is told of them."""
         self._store: subprocess.Popen[bytes] | None = None
         self._gate: subprocess.Popen[bytes] | None = None
-        self._workers: list[subprocess.Popen[bytes]] = []
+        self._cluster: Cluster | None = None
 
     # ------------------------------------------------------------ Prefect and MLflow
 
@@ -55,64 +54,20 @@ class World:
     # ------------------------------------------------------------ a pool and its store
 
     def start_pool(self, stage: str) -> None:
-        """A store, a Prefect server with a work pool, a worker; `stage` is placed there."""
+        """A store, and a Ray cluster with one node for stages; `stage` is placed there."""
         self.start_store()
-        self.start_server("prefect")
-        api = f"http://{HOST}:{self.ports['prefect']}/api"
-        self._client = self.environment | {
-            "PREFECT_API_URL": api,
-            "PREFECT_API_AUTH_STRING": api_key(self.project.root),
-            "PREFECT_HOME": str(self.project.root / ".rlhf" / "prefect"),
-        }
-        script = (
-            "from prefect import get_client\n"
-            "from prefect.client.schemas.actions import WorkPoolCreate\n"
-            "from prefect.workers.process import ProcessWorker\n"
-            "with get_client(sync_client=True) as client:\n"
-            f"    client.create_work_pool(WorkPoolCreate(name={POOL!r}, type={TYPE!r},\n"
-            "        base_job_template=ProcessWorker.get_default_base_job_template()))\n"
-        )
-        subprocess.run([sys.executable, "-c", script], env=self._client, check=True, capture_output=True)
-        self.start_worker()
+        self._cluster = Cluster(self.project.cluster, self.environment)
+        self.environment |= self._cluster.variables
+        self.start_node()
         self.arguments += ["--set", f"where.{stage}.pool={POOL}"]
 
-    def start_worker(self) -> None:
-        """With the code of the project, as the image of its containers would have it."""
-        variables = {
-            "RLHF_WORKSPACES": str(self.project.pool_workspaces),
-            "RLHF_CACHE": str(self.project.pool_cache),
-            "PYTHONPATH": f"{self.project.root}{os.pathsep}{ROOT}",
-            "PREFECT_WORKER_QUERY_SECONDS": "2",
-            "PREFECT_LOGGING_LEVEL": "WARNING",
-        }
-        with (self.project.root / ".rlhf" / "logs" / "worker.log").open("ab") as log:
-            self._workers.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "benchmarks.fault_injection.worker", POOL],
-                    cwd=self.project.folder,
-                    env=self._client | variables,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-            )
-        deadline = time.monotonic() + WAIT_SECONDS
-        look = (
-            "from prefect import get_client\n"
-            "with get_client(sync_client=True) as client:\n"
-            f"    found = client.read_workers_for_work_pool({POOL!r})\n"
-            "raise SystemExit(not any(worker.status == 'ONLINE' for worker in found))\n"
-        )
-        while subprocess.run(
-            [sys.executable, "-c", look], env=self._client, capture_output=True, check=False
-        ).returncode:
-            if time.monotonic() > deadline:
-                raise TimeoutError("the worker does not come up")
-            time.sleep(0.5)
+    def start_node(self) -> None:
+        assert self._cluster is not None
+        self._cluster.add(POOL)
 
-    def kill_worker(self) -> None:
-        self._workers[-1].kill()
-        self._workers[-1].wait()
+    def kill_raylet(self) -> None:
+        assert self._cluster is not None
+        self._cluster.kill_raylet(self._cluster.nodes[-1])
 
     def start_store(self) -> None:
         """A store that speaks S3, with a bucket, as the DVC remote."""
@@ -170,7 +125,9 @@ class World:
         self.show_remote()
         with suppress(OSError, ValueError):
             stop(self.project.root)
-        for process in (*self._workers, self._gate, self._store):
+        if self._cluster is not None:
+            self._cluster.stop()
+        for process in (self._gate, self._store):
             if process is not None:
                 process.kill()
                 process.wait()

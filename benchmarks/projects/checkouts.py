@@ -4,7 +4,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from tasks.run.code_version import PACKAGES
+from tasks.run.workspace import PACKAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = (*PACKAGES, "inputs", ".dvc", "recipes", "data/samples")

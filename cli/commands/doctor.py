@@ -16,11 +16,18 @@ from config.inputs import expected_files
 from config.load import load
 from config.ports import is_port_free
 from config.schema import Params
+from config.sections.where import LOCAL
+from tasks.run.run import Run
+from tasks.run.stop import on_signals
 from tasks.servers.processes import servers
 from tasks.ui.links import DEFAULT_PORTS
 
 FREE_BYTES_NEEDED = 1 * 2**30
 """The demo writes about 100 MB; MLflow, Prefect and DVC keep copies."""
+
+
+POOL_SECONDS = 20.0
+"""For nodes that are there; an autoscaled pool may have none now."""
 
 
 class Finding(NamedTuple):
@@ -194,6 +201,25 @@ def _data_files(root: Path, params: Params) -> list[Finding]:
     return findings or [Finding("data", "ok", "generated, or fetched by the data stage")]
 
 
+def pools(root: Path) -> list[Finding]:
+    """The nodes of the pools that params.yaml names, asked with what a stage would be given there."""
+    try:
+        params = load(root / "params.yaml")
+    except RlhfError:  # another line says so
+        return []
+    if all(params.where.of(stage).pool == LOCAL for stage in params.stages):
+        return []
+    from tasks.cluster.placement import look_at_pools
+
+    run = Run(root, "doctor", params)
+    try:
+        with on_signals() as stop:
+            answers = [*look_at_pools(run, params.stages, stop, POOL_SECONDS)]
+    except RlhfError as error:
+        return [Finding("pool", "problem", str(error))]
+    return [Finding("pool", "ok", f"{pool}: {node}") for pool, nodes in answers for node in nodes]
+
+
 CHECKS: tuple[Callable[[Path], list[Finding]], ...] = (
     python,
     versions,
@@ -203,4 +229,5 @@ CHECKS: tuple[Callable[[Path], list[Finding]], ...] = (
     tools,
     ports,
     params_and_data,
+    pools,
 )

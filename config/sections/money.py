@@ -36,11 +36,11 @@ class Prices(Section):
         "costs/tables/hardware.yaml."
     )
     device_by_pool: dict[str, str] = Field(
-        description="Work pool -> its device, a name of costs/tables/hardware.yaml, for the stages "
+        description="Pool -> its device, a name of costs/tables/hardware.yaml, for the stages "
         "that where puts there; {} plans them for device."
     )
     usd_per_device_hour_by_pool: dict[str, Annotated[float, Field(gt=0, le=1000)]] = Field(
-        description="Work pool -> price of one of its devices per hour, in US dollars, electricity "
+        description="Pool -> price of one of its devices per hour, in US dollars, electricity "
         "included; {} is the price above."
     )
     outside_stages: bool = Field(

@@ -1,4 +1,4 @@
-"""Where each stage runs: its work pool, its processes, and what they shard."""
+"""Where each stage runs: its pool, its nodes and processes, and what they shard."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -43,8 +43,7 @@ class Place(Section):
 
     pool: Pool = Field(
         description="local runs it beside the pipeline; any other name on nodes of the Ray cluster at RAY_ADDRESS "
-        "that were started with --labels pool=NAME, or without that variable in a container of the Prefect work pool "
-        "of that name."
+        "that were started with --labels pool=NAME."
     )
     nodes: Positive = Field(description="Nodes of a Ray cluster that share the stage's processes; 1 elsewhere.")
     processes: Positive = Field(

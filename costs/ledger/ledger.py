@@ -112,7 +112,7 @@ class Ledger:
     """Seconds since the epoch of the run's first row."""
     finished: float | None
     usd_per_device_hour: float
-    """Price of the device that runs stages beside the pipeline; work pools may have other prices."""
+    """Price of the device that runs stages beside the pipeline; pools may have other prices."""
     stages: tuple[StageCost, ...]
     skipped_rows: int
     """Incomplete or invalid rows, which are missing from the sums."""

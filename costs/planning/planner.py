@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from config.errors import CostError
 from config.records import STAGES
 from config.schema import Params
+from config.sections.where import LOCAL
 from costs.planning.data_stage import plan_data
 from costs.planning.judge import with_judge
 from costs.planning.models import base_shape
@@ -14,6 +15,7 @@ from costs.planning.rows import Rows, count
 from costs.planning.settings import runs_a_model, setting_of
 from costs.planning.stages import plan_stage
 from costs.planning.target import Target
+from costs.tables.price import pool_of
 
 
 def plan(params: Params, target: Target, stages: tuple[str, ...] = ()) -> Plan:
@@ -49,7 +51,7 @@ def plan(params: Params, target: Target, stages: tuple[str, ...] = ()) -> Plan:
             planned.append(stage_plan)
     targets = [target.of(params, stage) for stage in chosen]
     notes = [note for stage in chosen for note in target.pool_warnings(params, stage)]
-    notes += idle_note(planned)
+    notes += [*idle_note(planned), *pool_costs(params, planned)]
     return Plan(tuple(planned), (*assumptions(targets, rows), *notes))
 
 
@@ -68,6 +70,25 @@ def assumptions(targets: Sequence[Target], rows: Rows) -> tuple[str, ...]:
         "responses assumed as long as the demonstrations, and at most max_new_tokens",
         *rows.assumptions,
     )
+
+
+def pool_costs(params: Params, stages: Sequence[StagePlan]) -> tuple[str, ...]:
+    """What each pool costs, a line each; none where every stage runs here."""
+    by_pool: dict[str, list[StagePlan]] = {}
+    for stage in stages:
+        by_pool.setdefault(pool_of(params, stage.stage), []).append(stage)
+    if set(by_pool) <= {LOCAL}:
+        return ()
+    return tuple(
+        f"pool {pool}: {sum(stage.usd.expected for stage in placed):.4g} USD for "
+        + ", ".join(f"{stage.stage} ({_devices(params, stage)})" for stage in placed)
+        for pool, placed in by_pool.items()
+    )
+
+
+def _devices(params: Params, stage: StagePlan) -> str:
+    nodes = params.where.of(stage.stage).nodes
+    return f"{stage.gpus} {stage.hardware}" + (f" on {nodes} nodes" if nodes > 1 else "")
 
 
 def idle_device_seconds(used: Sequence[tuple[int, int, float]]) -> float:

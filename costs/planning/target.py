@@ -29,7 +29,7 @@ class Target:
     """Each stage has as many devices as `where` gives it processes, instead of `gpus`."""
 
     by_pool: bool = False
-    """A stage that is placed on a work pool has that pool's device, and its price."""
+    """A stage that is placed on a pool has that pool's device, and its price."""
     own_price: bool = False
     """The price was named apart from params.yaml: it is that of every stage."""
 
@@ -82,7 +82,7 @@ def find_target(
     """The devices and their price: the catalogue's for a named device, else those of params.yaml (`prices`).
 
     Where neither names a device it is this machine, as `rlhf calibrate` measured it if it did. Without `gpus` each
-    stage has as many as it has processes; without a named device one that is placed on a work pool has the pool's.
+    stage has as many as it has processes; without a named device one that is placed on a pool has the pool's.
     """
     if gpus is None:
         return replace(find_target(params, name, 1, usd_per_gpu_hour, root), by_stage=True)

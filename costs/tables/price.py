@@ -18,13 +18,13 @@ OWN_DEVICE = "cpu"
 
 
 def pool_of(params: Params, stage: str | None) -> str:
-    """The work pool that a stage is placed on; `local` if it runs beside the pipeline."""
+    """The pool that a stage is placed on; `local` if it runs beside the pipeline."""
     return params.where.of(stage).pool if stage is not None else LOCAL
 
 
 def rented_devices(params: Params, stage: str | None = None) -> int:
     """Devices that are paid for while a stage runs. Those beside the pipeline are rented together for the entire run,
-    so that the others wait where a stage uses fewer; a work pool's are rented for the stage alone. `stage` None is a
+    so that the others wait where a stage uses fewer; a pool's are rented for the stage alone. `stage` None is a
     process of the pipeline's own, such as a contest. All processes of a node's CPU share it: it is one device.
     """
     if on_cpu(params, stage):
@@ -47,7 +47,7 @@ def nodes_of(params: Params, stage: str | None) -> int:
 
 
 def watts(params: Params, stage: str | None = None) -> float:
-    """Power of one device under load: prices.watts, else that of its row in hardware.yaml. For a stage on a work pool
+    """Power of one device under load: prices.watts, else that of its row in hardware.yaml. For a stage on a pool
     with a device in prices.device_by_pool: that device's. Raises CostError for an unknown device.
     """
     pool = pool_of(params, stage)
@@ -59,7 +59,7 @@ def watts(params: Params, stage: str | None = None) -> float:
 def usd_per_device_hour(params: Params, stage: str | None = None) -> float:
     """usd_per_device_hour + watts / 1000 x usd_per_kwh. Host and cooling are left out unless prices.watts holds them.
 
-    Of a stage that is placed on a work pool: the pool's own price, where it has one.
+    Of a stage that is placed on a pool: the pool's own price, where it has one.
     """
     prices = params.prices
     pool = pool_of(params, stage)

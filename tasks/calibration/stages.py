@@ -42,9 +42,8 @@ from costs.planning.settings import evaluated, runs_a_model, setting_of
 from costs.planning.stages import phase_peak
 from costs.planning.target import find_target
 from tasks.calibration.other_load import OtherLoad
-from tasks.run.code_version import HOME
 from tasks.run.stop import StopRequest
-from tasks.run.workspace import link_inputs
+from tasks.run.workspace import HOME, link_inputs
 from tasks.stage.process import last_line, run_process
 
 LEAST = {True: 2, False: 3}

@@ -19,11 +19,11 @@ import yaml
 from config.dvc_stages import locked
 from config.errors import EnvironmentFault, ModelError
 from config.inputs import MODEL_DIGESTS, digest_files
+from config.names import inside
 from config.records import kept_folder
 from config.workspace.champions import CHAMPIONS, FILES, champion_folder
 from config.workspace.kept import kept_params
 from config.yaml_text import yaml_content
-from tasks.run.exchange import inside
 
 ADAPTER_CONFIG = "adapter_config.json"
 

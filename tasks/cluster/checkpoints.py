@@ -1,7 +1,9 @@
 """Checkpoints of placed stages in the store: another node can go on from them.
 
-checkpoints/<stage>/<fingerprint>/<run>/step-*/   the newest two of each run, each complete once its
+checkpoints/<stage>/<fingerprint>/<run>/step-*/       the newest two of each run, each complete once its
 manifest is there
+checkpoints/<stage>/<fingerprint>/<run>/step-*/kept/  what a stage keeps beside its checkpoints: the best
+weights so far, and their loss
 
 Each run writes below its own name alone: two of the same parameters may be running at once.
 """
@@ -12,13 +14,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from config.names import inner_name
-from tasks.run.exchange import Exchange
+from tasks.run.store import Store
 from tasks.stage.progress import attempts
 
 MANIFEST = "manifest.json"
 KEPT = 2
+KEPT_BESIDE = "kept"
 HELD = Path(".sending")
 """Links to the files of the checkpoint that is being sent: the stage goes on, and may remove it."""
+STEPS = shutil.ignore_patterns("step-*", ".*")
 FINGERPRINTS = 3
 """Different parameters and inputs, of the stage's last attempts, whose checkpoints are brought."""
 
@@ -26,7 +30,7 @@ FINGERPRINTS = 3
 class CheckpointStore:
     """The checkpoints of one stage in a workspace, and those in the store."""
 
-    def __init__(self, root: Path, stage: str, store: Exchange, run_id: str) -> None:
+    def __init__(self, root: Path, stage: str, store: Store, run_id: str) -> None:
         self._root, self._store, self._run_id = root, store, run_id
         self._place = f"checkpoints/{stage}"
         rows = [row.fingerprint for row in attempts(root, stage) if row.fingerprint]
@@ -35,8 +39,8 @@ class CheckpointStore:
         self._steps: dict[str, list[str]] = {}
         """Fingerprint -> steps that the store has of this run."""
 
-    def send(self, before: Callable[[], None] = lambda: None) -> None:
-        """Copy new complete checkpoints to the store and leave only this run's newest there. `before` is called before
+    def send(self, may_go: Callable[[], bool] = lambda: True) -> None:
+        """Copy new complete checkpoints to the store and leave only this run's newest there. `may_go` is asked before
         each: what goes on from a checkpoint must find the rows of the steps before it.
         """
         for manifest in sorted((self._root / self._place).glob(f"*/step-*/{MANIFEST}")):
@@ -48,9 +52,11 @@ class CheckpointStore:
             shutil.rmtree(held, ignore_errors=True)
             try:
                 shutil.copytree(manifest.parent, held, copy_function=os.link)
+                shutil.copytree(manifest.parents[1], held / KEPT_BESIDE, ignore=STEPS, copy_function=os.link)
             except (FileNotFoundError, shutil.Error):
                 continue  # a newer one has taken its place meanwhile
-            before()
+            if not may_go():
+                return
             self._store.upload(held, f"{self._prefix(fingerprint, self._run_id)}/{step}", last=MANIFEST)
             shutil.rmtree(held)
             sent.append(step)
@@ -64,13 +70,17 @@ class CheckpointStore:
         for fingerprint in self._fingerprints:
             stored = sorted(self._complete(fingerprint))
             for step, run_id in stored[-KEPT:]:
-                target = self._root / self._place / fingerprint / inner_name(step, "checkpoint")
+                folder = self._root / self._place / fingerprint
+                target = folder / inner_name(step, "checkpoint")
                 self._store.download(f"{self._prefix(fingerprint, run_id)}/{step}", target)
+                if (target / KEPT_BESIDE).is_dir():
+                    shutil.copytree(target / KEPT_BESIDE, folder, dirs_exist_ok=True)
+                    shutil.rmtree(target / KEPT_BESIDE)
             self._steps[fingerprint] = [step for step, run_id in stored if run_id == self._run_id]
 
     def _complete(self, fingerprint: str) -> Iterator[tuple[str, str]]:
         """(step, run) of each complete checkpoint in the store."""
-        for name in self._store.below(f"{self._place}/{inner_name(fingerprint, 'fingerprint')}").names():
+        for name in self._store.names(f"{self._place}/{inner_name(fingerprint, 'fingerprint')}"):
             run_id, _, rest = name.partition("/")
             if rest.endswith(f"/{MANIFEST}") and rest.count("/") == 1:
                 yield rest.partition("/")[0], run_id

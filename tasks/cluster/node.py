@@ -6,20 +6,27 @@ The process outlives its actor by what a checkpoint takes: it sees that its pare
 
 import json
 import os
+import platform
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from config.atomic_file import write_atomically
-from config.names import inner_name
-from tasks.run.exchange import put_files
-from tasks.run.workspace import lay_out
+from config.errors import EnvironmentFault
+from config.locks import CHECKPOINT_SECONDS, is_held
+from config.names import inner_name, inside
+from config.workspace.at_work import RUN_LOCK
+from tasks.run.store import Store
+from tasks.run.workspace import HOME, lay_out
 
 REQUEST, REPLY, OFFSETS, OUTPUT = "request.json", "reply.json", "offsets.json", "output.txt"
 """Files of a workspace: what to do, how it ended, the bytes of each file that the pipeline has, what was printed."""
@@ -28,17 +35,21 @@ ROWS = ("attempts.jsonl", "usage.jsonl", "metrics.jsonl", "samples.jsonl", "dive
 OF_RAY = ("OMP_NUM_THREADS", "PYTHONPATH")
 """Variables that Ray sets for its own process: threads and code are the stage's to choose."""
 LOWEST_FREE_BYTES = 2 * 2**30
+PACKAGES = ("ray", "torch", "transformers", "trl")
+"""What decides what a stage does: another version would give other results."""
 
 
 class Facts(NamedTuple):
     """A node, as its actor sees it."""
 
+    node_id: str
     address: str
     port: int
     """A free one, where the processes of the stage can meet."""
-    with_token: bool
-    free_bytes: int
-    folder: str
+    about: str
+    """Versions, devices, free space, for people."""
+    unfit: str
+    """Why it cannot run a stage; empty if it can."""
 
 
 class News(NamedTuple):
@@ -54,29 +65,32 @@ class Node:
     """The actor."""
 
     def __init__(self) -> None:
-        self._home = Path(os.environ.get("RLHF_WORKSPACES") or Path(tempfile.gettempdir()) / "rlhf-workspaces")
-        self._home.mkdir(parents=True, exist_ok=True)
-        self._root = self._home
+        self._home = home()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def facts(self) -> Facts:
+    def facts(self, store: str, volumes: dict[str, str]) -> Facts:
+        """`store` is the URL of the DVC remote, `volumes` are key -> path of what has to be mounted here."""
         import ray
 
         with socket.socket() as free:
             free.bind(("", 0))
             port = free.getsockname()[1]
+        context = ray.get_runtime_context()
         return Facts(
-            ray.util.get_node_ip_address(), port, os.environ.get("RAY_AUTH_MODE") == "token",
-            shutil.disk_usage(self._home).free, str(self._home),
+            context.get_node_id(), ray.util.get_node_ip_address(), port, _about(self._home),
+            unfit(self._home, store, volumes),
         )  # fmt: skip
 
     def start(self, request: dict[str, Any], files: dict[str, str]) -> None:
         """Make the workspace of a request, with these files in it, and start the stage's process."""
         self._root = self._home / inner_name(request["id"], "id of a request")
-        shutil.rmtree(self._root, ignore_errors=True)
+        _clear(self._home)
         cache = Path(os.environ.get("RLHF_CACHE") or self._home / ".cache")
         lay_out(self._root, request["remote"], cache / "dvc")
-        put_files(self._root, files)
+        for name, text in files.items():
+            path = self._root / inside(name, "a request")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
         (self._root / REQUEST).write_text(json.dumps(request), encoding="utf-8")
         variables = {name: value for name, value in os.environ.items() if name not in OF_RAY}
         with (self._root / OUTPUT).open("wb") as output:
@@ -117,6 +131,70 @@ class Node:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             shutil.rmtree(self._root, ignore_errors=True)
+
+
+def home() -> Path:
+    """The folder of the workspaces of a node."""
+    return Path(os.environ.get("RLHF_WORKSPACES") or Path(tempfile.gettempdir()) / "rlhf-workspaces")
+
+
+def _about(home: Path) -> str:
+    versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    free = shutil.disk_usage(home).free / 2**30 if home.exists() else 0.0
+    return f"{socket.gethostname()}: Python {platform.python_version()}, {versions}, {free:.0f} GiB free"
+
+
+def unfit(home: Path, store: str, volumes: dict[str, str]) -> str:
+    """Why this node cannot run a stage; empty if it can."""
+    if os.environ.get("RAY_AUTH_MODE") != "token":
+        return (
+            "it runs Ray without a token, so that whoever reaches its ports runs commands there. Start it with "
+            "RAY_AUTH_MODE=token."
+        )
+    wanted = dict(
+        re.findall(r"^([\w.-]+)==(\S+)", (HOME / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    )
+    for name in PACKAGES:
+        if version(name).split("+")[0] != wanted[name]:
+            return (
+                f"it has {name} {version(name)}, and constraints.txt has {wanted[name]}. Install that: pip install "
+                f"{name}=={wanted[name]}."
+            )
+    for key, path in volumes.items():
+        if not Path(path).exists():
+            return (
+                f"{key}={path} is not there. Mount its volume under the same path, or set the where.<stage>.pool of "
+                "the stages that read it to local."
+            )
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=home):
+            free = shutil.disk_usage(home).free
+        if free < LOWEST_FREE_BYTES:
+            return (
+                f"{free / 2**30:.1f} GiB are free at {home}, {LOWEST_FREE_BYTES / 2**30:.0f} are needed at least. "
+                "Free some space there, or set RLHF_WORKSPACES on that node to a folder on a larger disk."
+            )
+        if "://" not in store and not Path(store).is_dir():
+            return f"the DVC remote {store} is not there. Mount it under the same path, or use one on S3."
+        Store(store).require()
+    except OSError as error:
+        return (
+            f"{home} cannot be written ({error.strerror}). Set RLHF_WORKSPACES on that node to a folder that user "
+            f"{os.geteuid()} may write."
+        )
+    except EnvironmentFault as fault:
+        return str(fault)
+    return ""
+
+
+def _clear(home: Path) -> None:
+    """Remove workspaces that a node which was lost has left here."""
+    for request in home.glob(f"*/{REQUEST}"):
+        with suppress(OSError):  # another actor may be faster
+            is_old = time.time() - request.stat().st_mtime > CHECKPOINT_SECONDS
+            if is_old and not is_held(request.parent / RUN_LOCK):
+                shutil.rmtree(request.parent)
 
 
 def _lines(path: Path, start: int) -> bytes:

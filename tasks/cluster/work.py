@@ -9,11 +9,12 @@ import json
 import logging
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,13 +31,14 @@ from config.errors import (
 )
 from config.load import load
 from config.records import CHANGED_CODE_VARIABLE, RUN_ID_VARIABLE
+from config.workspace.at_work import locked
 from tasks.cluster.checkpoints import CheckpointStore
 from tasks.cluster.node import OFFSETS, REPLY, REQUEST, ROWS
 from tasks.dvc.pull import inputs_of
 from tasks.dvc.transfers import fetch, send_outputs
-from tasks.run.exchange import Exchange
 from tasks.run.run import Run
 from tasks.run.stop import StopRequest, on_signals
+from tasks.run.store import Store
 from tasks.run.transient import TransientFault, UnknownFault, persist
 from tasks.stage.outcome import StageCrashed
 from tasks.stage.process import last_line, run_process
@@ -45,8 +47,8 @@ from tasks.stage.runner import command, log_path, run_stage
 logger = logging.getLogger(__name__)
 
 CHECKPOINTS_EVERY_SECONDS = 2.0
-TAKING_SECONDS = 10.0
-"""Longest wait for the pipeline to take the rows before a checkpoint: it may be gone."""
+PARENT = os.getppid()
+"""The actor; with it the pipeline, or the node's Ray, is gone."""
 LOOK_SECONDS = 1.0
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -55,7 +57,7 @@ class Reply(NamedTuple):
     """How a stage ended on a node."""
 
     kind: str
-    """done, ready (of a check), bad_input, stopped, crashed."""
+    """done, bad_input, stopped, crashed."""
     message: str = ""
     attempt: int | None = None
     cached: bool = False
@@ -73,24 +75,17 @@ def main() -> None:
     root = Path.cwd()
     request = json.loads((root / REQUEST).read_bytes())
     os.environ[CHANGED_CODE_VARIABLE] = request["changed_code"]
-    with on_signals() as stop, _until_orphaned(stop):
+    with locked(root), on_signals() as stop, _until_orphaned(stop):
         reply = _answer(root, request, stop)
     write_atomically(root / REPLY, json.dumps(reply._asdict()))
 
 
 def _answer(root: Path, request: dict[str, Any], stop: StopRequest) -> Reply:
-    def do() -> Reply:
+    """How it ends: its reply, or what its exception means."""
+    try:
         run = Run(root, request["run_id"], load(root / "params.yaml"))
         persist(lambda: fetch(root, inputs_of(root, request["stage"])), lambda: stop.requested)
         return (_first if request["node"] == 0 else _other)(run, request, stop)
-
-    return reply_of(do, stop, lambda full: f"the disk of {full.filename or root} on the node is full.")
-
-
-def reply_of(do: Callable[[], Reply], stop: StopRequest, disk_full: Callable[[OSError], str]) -> Reply:
-    """What `do` replies, or what its exception means; `disk_full` says which disk is full."""
-    try:
-        return do()
     except StageStopped as stopped:
         return Reply("stopped", str(stopped))
     except TransientFault as fault:
@@ -103,7 +98,8 @@ def reply_of(do: Callable[[], Reply], stop: StopRequest, disk_full: Callable[[OS
         return Reply("crashed", str(crash), hopeless=crash.hopeless)
     except (RlhfError, OSError, subprocess.SubprocessError) as error:
         if isinstance(error, OSError) and _says_full(error):  # otherwise the next try would find the disk full
-            return Reply("bad_input", f"{disk_full(error)} Free some space on it.")
+            place = error.filename or root
+            return Reply("bad_input", f"the disk of {place} on {socket.gethostname()} is full. Free some space on it.")
         return Reply("crashed", f"{type(error).__name__}: {error}")
 
 
@@ -116,7 +112,7 @@ def _says_full(error: OSError) -> bool:
 
 def _first(run: Run, request: dict[str, Any], stop: StopRequest) -> Reply:
     stage = request["stage"]
-    mirror = CheckpointStore(run.root, stage, Exchange(request["remote"]["url"]), run.run_id)
+    mirror = CheckpointStore(run.root, stage, Store(request["remote"]["url"]), run.run_id)
     persist(mirror.restore, lambda: stop.requested)
     with _sending(run.root, stage, mirror, stop):
         outcome = run_stage(run, stage, stop, lambda progress: None, request["launch"])
@@ -126,10 +122,6 @@ def _first(run: Run, request: dict[str, Any], stop: StopRequest) -> Reply:
         raise type(error)(
             f"{stage} is done, but its outputs could not be sent: {error} It resumes from its last checkpoint."
         ) from None
-    try:
-        mirror.remove()
-    except EnvironmentFault as error:
-        logger.warning("checkpoints of a stage that is done stay in the store: %s", error)
     lock = (run.root / "dvc.lock").read_text(encoding="utf-8")
     return Reply("done", attempt=outcome.attempt, cached=outcome.cached, lock=lock)
 
@@ -150,12 +142,21 @@ def _sending(root: Path, stage: str, mirror: CheckpointStore, stop: StopRequest)
     """Send checkpoints while the block runs, and the last one at its end."""
     ended = threading.Event()
 
-    def wait_for_rows() -> None:
-        _wait_until_taken(root, root / "runs" / stage)
+    def send() -> None:
+        mirror.send(lambda: _are_taken(root, root / "runs" / stage))
 
-    sender = threading.Thread(
-        target=every, args=(CHECKPOINTS_EVERY_SECONDS, ended, lambda: mirror.send(wait_for_rows)), daemon=True
-    )
+    def send_often() -> None:
+        warned = False
+        while not ended.wait(CHECKPOINTS_EVERY_SECONDS):
+            try:
+                send()
+                warned = False
+            except EnvironmentFault as fault:  # what was not sent goes the next time
+                if not warned:
+                    logger.warning("%s", fault)
+                warned = True
+
+    sender = threading.Thread(target=send_often, daemon=True)
     sender.start()
     try:
         yield
@@ -163,43 +164,32 @@ def _sending(root: Path, stage: str, mirror: CheckpointStore, stop: StopRequest)
         ended.set()
         sender.join()
         try:
-            persist(lambda: mirror.send(wait_for_rows), lambda: stop.force)
+            persist(send, lambda: stop.force)
         except EnvironmentFault as error:  # it must not take the place of how the stage ended
             logger.warning("%s", error)
 
 
-def _wait_until_taken(root: Path, folder: Path) -> None:
-    """Wait until the pipeline has the rows of now: a checkpoint without the rows before it would leave a gap."""
+def _are_taken(root: Path, folder: Path) -> bool:
+    """Wait until the pipeline has the rows of now; False if it is gone. A checkpoint without the rows before it would
+    leave a gap in the ledger, so the next run goes on from the one before.
+    """
     sizes = {name: path.stat().st_size for name in ROWS if name != "log.txt" and (path := folder / name).exists()}
-    until = time.monotonic() + TAKING_SECONDS
-    while time.monotonic() < until:
+    while os.getppid() == PARENT:
         offsets = json.loads((root / OFFSETS).read_bytes()) if (root / OFFSETS).exists() else {}
         if all(offsets.get(name, 0) >= size for name, size in sizes.items()):
-            return
+            return True
         time.sleep(LOOK_SECONDS / 4)
-
-
-def every(seconds: float, ended: threading.Event, task: Callable[[], None]) -> None:
-    """A store that is away for a while does not stop the stage: what was not sent goes the next time."""
-    warned = False
-    while not ended.wait(seconds):
-        try:
-            task()
-            warned = False
-        except EnvironmentFault as fault:
-            if not warned:
-                logger.warning("%s", fault)
-            warned = True
+    return False
 
 
 @contextmanager
 def _until_orphaned(stop: StopRequest) -> Iterator[None]:
-    """Request a stop when the actor, and with it the pipeline or the node's Ray, is gone."""
-    parent, ended = os.getppid(), threading.Event()
+    """Request a stop when the actor is gone."""
+    ended = threading.Event()
 
     def look() -> None:
         while not ended.wait(LOOK_SECONDS):
-            if os.getppid() != parent:
+            if os.getppid() != PARENT:
                 stop.requests = max(1, stop.requests)
 
     threading.Thread(target=look, daemon=True).start()

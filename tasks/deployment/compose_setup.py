@@ -1,11 +1,12 @@
-"""Sets up the stack of docker/compose.yaml once its servers answer: buckets, credentials, work pools, deployments.
+"""Sets up the stack of docker/compose.yaml once its servers answer: buckets, credentials, the work pool of the flows,
+deployments.
 
 The service `setup` runs it at every start; existing objects are kept or updated.
 """
 
-import json
 import logging
 import os
+import secrets
 import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -26,31 +27,28 @@ from config.load import load
 from config.schema import Params
 from tasks.deployment.automations import follow_lives
 from tasks.deployment.deployments import keep_schedule_switches, prefect_file
-from tasks.run.code_version import HOME
-from tasks.run.exchange import StoreFaults
+from tasks.run.store import StoreFaults
+from tasks.run.workspace import HOME
 from tasks.servers.plans import POOL
 
 logger = logging.getLogger(__name__)
 
-CONTAINERS, GPU_CONTAINERS = "docker", "docker-gpu"
-"""Pools of stages."""
+NODES = "cpu"
+"""Pool of stages: the label of the Ray nodes that are always there."""
 COMMAND = "python -m prefect.engine"
-TEMPLATE = HOME / "docker" / "pools" / "docker.json"
-CREDENTIALS = Path("/run/rlhf/aws")
-"""A file in a read-only volume of workers and stages; no secret is in a work pool, a parameter or a log."""
+CREDENTIALS, TOKEN = Path("/run/rlhf/aws"), Path("/run/rlhf/ray")
+"""Files in a read-only volume of the workers; no secret is in a work pool, a parameter or a log."""
 
 
 def set_up(environment: Mapping[str, str]) -> None:
-    """Buckets, credentials, pools, deployments and the end of silent runs, of the stack that `environment` describes.
+    """Buckets, credentials, pool, deployments and the end of silent runs, of the stack that `environment` describes.
     Raises EnvironmentFault, ParamsError.
     """
     _write_credentials(environment)
     for name in ("RLHF_REMOTE", "MLFLOW_ARTIFACTS_DESTINATION"):  # a role each, a bucket each
         _make_bucket(environment[name])
     with get_client(sync_client=True) as client:
-        _pool(client, POOL, "process", pipeline_template())
-        _pool(client, CONTAINERS, "docker", container_template(environment, gpus=False))
-        _pool(client, GPU_CONTAINERS, "docker", container_template(environment, gpus=True))
+        _pool(client, POOL, pipeline_template())
         _deploy(client, environment)
         follow_lives(client)
 
@@ -61,41 +59,6 @@ def pipeline_template() -> dict[str, Any]:
     template["job_configuration"] |= {"command": COMMAND, "working_dir": str(HOME)}
     for name in ("command", "working_dir"):
         del template["variables"]["properties"][name]
-    return template
-
-
-def container_template(environment: Mapping[str, str], gpus: bool) -> dict[str, Any]:
-    """The job template of a pool of stage containers: image, network, memory as fields; volumes, and GPUs as device
-    requests, in no field.
-    """
-    template: dict[str, Any] = json.loads(TEMPLATE.read_text(encoding="utf-8"))
-    job = template["job_configuration"]
-    job["volumes"] = [
-        f"{environment['RLHF_CACHE_VOLUME']}:/cache",
-        f"{environment['RLHF_CREDENTIALS_VOLUME']}:{CREDENTIALS.parent}:ro",
-    ]
-    job["networks"] = [environment["RLHF_NETWORK"]]
-    job["network_mode"] = None
-    defaults: dict[str, Any] = {
-        "image": environment["RLHF_TRAIN_IMAGE"],
-        "mem_limit": environment.get("RLHF_STAGE_MEMORY") or None,
-        "env": {
-            "AWS_SHARED_CREDENTIALS_FILE": str(CREDENTIALS),
-            "AWS_ENDPOINT_URL": environment["AWS_ENDPOINT_URL"],
-            "AWS_DEFAULT_REGION": environment["AWS_DEFAULT_REGION"],
-            "PREFECT_UI_URL": environment.get("PREFECT_UI_URL") or None,
-            "OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS") or None,
-        },
-    }
-    fields = template["variables"]["properties"]
-    for name, value in defaults.items():
-        fields[name]["default"] = value
-    for name in ("networks", "network_mode"):
-        del fields[name]
-    if gpus:
-        job["container_create_kwargs"]["device_requests"] = [
-            {"Driver": "nvidia", "Count": -1, "Capabilities": [["gpu"]]}
-        ]
     return template
 
 
@@ -114,7 +77,7 @@ def placed(params: Params, pool: str, tracking_uri: str, here: Collection[str] =
 
 
 def _write_credentials(environment: Mapping[str, str]) -> None:
-    """The keys of pipelines and stages, readable by the images' user alone."""
+    """The keys of pipelines and stages, and the token of the Ray cluster, readable by the images' user alone."""
     missing = [name for name in ("S3_STAGE_ACCESS_KEY", "S3_STAGE_SECRET_KEY") if not environment.get(name)]
     if missing:
         raise EnvironmentFault(
@@ -125,14 +88,20 @@ def _write_credentials(environment: Mapping[str, str]) -> None:
         f"[default]\naws_access_key_id = {environment['S3_STAGE_ACCESS_KEY']}\n"
         f"aws_secret_access_key = {environment['S3_STAGE_SECRET_KEY']}\n"
     )
-    temporary = CREDENTIALS.with_name(".aws.new")
+    _write_secret(CREDENTIALS, text)
+    if not TOKEN.exists():
+        _write_secret(TOKEN, secrets.token_hex(32))
+
+
+def _write_secret(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)
     temporary.touch(mode=0o400)
     temporary.chmod(0o600)
     temporary.write_text(text, encoding="utf-8")
     temporary.chmod(0o400)
     os.chown(temporary, 1000, 1000)
-    temporary.replace(CREDENTIALS)
+    temporary.replace(path)
 
 
 def _make_bucket(remote: str) -> None:
@@ -144,12 +113,12 @@ def _make_bucket(remote: str) -> None:
         files.pipe_file(f"{bucket}/.rlhf", b"written by the stack at its start, to see that it can be\n")
 
 
-def _pool(client: Any, name: str, kind: str, template: dict[str, Any]) -> None:
-    """Update templates from the code and .env at every start; other settings made in the UI are kept."""
+def _pool(client: Any, name: str, template: dict[str, Any]) -> None:
+    """Update the template from the code at every start; other settings made in the UI are kept."""
     try:
         client.read_work_pool(name)
     except ObjectNotFound:
-        client.create_work_pool(WorkPoolCreate(name=name, type=kind, base_job_template=template))
+        client.create_work_pool(WorkPoolCreate(name=name, type="process", base_job_template=template))
         return
     client.update_work_pool(name, WorkPoolUpdate(base_job_template=template))
 
@@ -174,8 +143,8 @@ def _deploy(client: SyncPrefectClient, environment: Mapping[str, str]) -> None:
 def deployment(described: Mapping[str, Any], params: Params, environment: Mapping[str, str]) -> dict[str, Any]:
     """Fields of an entry of prefect.yaml for Prefect, beside pool and workspace."""
     uri = environment["MLFLOW_TRACKING_URI"]
-    # the project's own votes and files are where its worker is, and in no container of a stage
-    forms = {"{{ project.params }}": placed(params, CONTAINERS, uri, ("data",))}
+    # the project's own votes and files are where its worker is, and on no node
+    forms = {"{{ project.params }}": placed(params, NODES, uri, ("data",))}
     parameters = {name: forms.get(str(value), value) for name, value in described["parameters"].items()}
     limit = described.get("concurrency_limit")
     fields: dict[str, Any] = {
@@ -222,4 +191,4 @@ if __name__ == "__main__":
     except RlhfError as error:
         sys.stderr.write(f"setup: {error}\n")
         sys.exit(error.exit_code)
-    logger.info("buckets, credentials, work pools and deployments are in place")
+    logger.info("buckets, credentials and deployments are in place")

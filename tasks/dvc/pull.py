@@ -1,4 +1,4 @@
-"""What a stage in another container needs: the remote, and the outputs that it reads and makes."""
+"""What a stage on another node needs: the remote, and the outputs that it reads and makes."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from tasks.dvc.transfers import default_remote
 LARGE = ("data/", "models/")
 """Outputs that stay in the store until they are read; the others are numbers and texts for reports."""
 PUBLIC_OPTIONS = ("endpointurl", "region")
-"""Public settings of a remote; a container finds credentials by itself."""
+"""Public settings of a remote; a node finds credentials by itself."""
 
 
 def remote_of(root: Path) -> dict[str, str]:
@@ -21,8 +21,7 @@ def remote_of(root: Path) -> dict[str, str]:
     url, name = default_remote(root), config["core"].get("remote")
     if url is None:
         raise EnvironmentFault(
-            "a stage is placed on a work pool, and DVC has no default remote to hand its data "
-            "over: "
+            "a stage is placed on a pool, and DVC has no default remote to hand its data over: "
             "dvc remote add --default store s3://bucket/folder."
         )
     _require_common(url)
@@ -31,7 +30,7 @@ def remote_of(root: Path) -> dict[str, str]:
 
 
 def _require_common(url: str) -> None:
-    """Raise EnvironmentFault unless containers reach the address too: they have no credentials but those of S3, and
+    """Raise EnvironmentFault unless other nodes reach the address too: they have no credentials but those of S3, and
     its text is kept and shown.
     """
     scheme, _, rest = url.rpartition("://")
@@ -44,7 +43,7 @@ def _require_common(url: str) -> None:
         )
     if scheme not in ("", "s3"):
         raise EnvironmentFault(
-            f"a stage is placed on a work pool, and the DVC remote {url} cannot be reached from "
+            f"a stage is placed on a pool, and the DVC remote {url} cannot be reached from "
             "there: only s3:// and a shared folder can. "
             "dvc remote add --default store s3://bucket/folder, or set where.default.pool to local."
         )

@@ -25,10 +25,10 @@ from costs.ledger.history import remember
 from costs.ledger.ledger import BEGAN, read_ledger
 from costs.ledger.reconcile import read_plan, reconcile
 from reporting.build import build_report, build_summary
+from tasks.cluster.placement import fetch_aligned
 from tasks.dvc.transfers import default_remote, public, push
 from tasks.pipeline.run_progress import RunProgress
 from tasks.planning.prepared import Planned, Prepared, keep
-from tasks.remote.client import fetch_aligned
 from tasks.run.purse import PURPOSE
 from tasks.run.run import STUDY, Run, begin_run, end_left_open, keep_copies, keep_edits, new_run_id, put_params_back
 from tasks.run.stop import OVER_BUDGET, STOPPED, StopRequest, on_signals

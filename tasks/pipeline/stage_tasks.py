@@ -13,10 +13,10 @@ from config.errors import OverBudget, StageStopped
 from config.methods.registry import METHODS
 from config.sections.where import LOCAL
 from reporting.numbers import duration, usd
-from tasks.cluster.driver import is_cluster, run_placed
+from tasks.cluster.driver import run_placed
+from tasks.cluster.placement import check_pools, placed_stages, run_here
 from tasks.dvc.light_stages import do_light_stages, record_no_student
 from tasks.pipeline.pipeline_run import Pipeline, write_report
-from tasks.remote.client import check_placement, place_of, remote_stages, run_locally, run_remote
 from tasks.run.run import keep_copies
 from tasks.run.stop import OVER_BUDGET, STOPPED
 from tasks.stage.outcome import Outcome, StageCrashed
@@ -72,13 +72,9 @@ def stage_task(stage: str) -> Callable[[Pipeline], None]:
 
 
 def _run_stage(pipeline: Pipeline, stage: str, observer: "_Observer") -> Outcome:
-    """Here, or in a container of the work pool that `where` names."""
-    place = place_of(pipeline.run, stage)
-    if place == LOCAL:
-        return run_locally(pipeline.run, stage, pipeline.stop, observer)
-    if is_cluster():
-        return run_placed(pipeline.run, stage, pipeline.stop, observer)
-    return run_remote(pipeline.run, stage, place, pipeline.stop, observer)
+    """Here, or on nodes of the pool that `where` names."""
+    bring_up = run_here if pipeline.run.params.where.of(stage).pool == LOCAL else run_placed
+    return bring_up(pipeline.run, stage, pipeline.stop, observer)
 
 
 def _message(stage: str, outcome: Outcome) -> str:
@@ -117,11 +113,10 @@ class _Observer:
 
 
 def places(pipeline: Pipeline) -> None:
-    """Check that the work pools of placed stages can run them, before anything costs money. Raises
-    EnvironmentFault.
-    """
-    if any(stage in pipeline.ahead for stage in remote_stages(pipeline.run)):
-        task(name="places", cache_policy=NO_CACHE, persist_result=False)(check_placement)(pipeline.run, pipeline.ahead)
+    """Check that the pools of placed stages can run them, before anything costs money. Raises EnvironmentFault."""
+    if placed_stages(pipeline.run, pipeline.ahead):
+        check = task(name="places", cache_policy=NO_CACHE, persist_result=False)(check_pools)
+        check(pipeline.run, pipeline.ahead, pipeline.stop)
 
 
 @task(name="report", cache_policy=NO_CACHE, persist_result=False)

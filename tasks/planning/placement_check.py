@@ -21,14 +21,13 @@ class Outside(NamedTuple):
     stands: Path
     """The list of digests that stands for it in dvc.yaml."""
     instead: str
-    """Whether a container could read it."""
+    """What another node could read."""
 
 
 def require_reachable(root: Path, params: Params, stages: Sequence[str]) -> None:
-    """Raise ParamsError if one of `stages`, placed on a work pool, reads what is in a folder of this machine.
+    """Raise ParamsError if one of `stages`, placed on a pool, reads what is in a folder of this machine.
 
-    An absolute path may be on a volume that is mounted there and here: the first container of the pool checks, see
-    `on_volumes`.
+    An absolute path may be on a volume that is mounted there and here: the nodes of the pool check, see `on_volumes`.
     """
     pipeline = defined(root)
     for item in _outside(root, params):
@@ -37,14 +36,13 @@ def require_reachable(root: Path, params: Params, stages: Sequence[str]) -> None
             settings = " and ".join(f"where.{stage}.pool: local" for stage in readers)
             raise ParamsError(
                 f"{params.where.key_and_value(readers[0], 'pool')}: {item.key}={item.path} "
-                f"is a {item.kind} of this machine, and the containers of "
-                f"a work pool do not have it. Set {settings}, or name {item.instead}, or an "
-                "absolute path on a volume that is mounted there too."
+                f"is a {item.kind} of this machine, and other nodes do not have it. Set {settings}, or name "
+                f"{item.instead}, or an absolute path on a volume that is mounted there too."
             )
 
 
 def on_volumes(root: Path, params: Params, pool: str, stages: Sequence[str]) -> dict[str, str]:
-    """Key -> absolute path, of what `stages` on `pool` read from volumes that have to be mounted in its containers."""
+    """Key -> absolute path, of what `stages` on `pool` read from volumes that have to be mounted on its nodes."""
     pipeline = defined(root)
     return {
         item.key: item.path

@@ -1,4 +1,4 @@
-"""Classifies faults of stores and servers: transient ones, and mistakes that the user has to correct.
+"""Classifies faults of stores: transient ones, and mistakes that the user has to correct.
 
 A TransientFault is tried again, with a growing wait and for as long as it takes; a mistake is reported at once. What
 is known as neither is an UnknownFault: a stage that meets one has crashed, and is started again from its checkpoint as
@@ -56,7 +56,7 @@ _PASSING_STATUS = {408, 425, 429, 500, 502, 503, 504}
 
 
 class TransientFault(EnvironmentFault):
-    """A store or a server that temporarily does not answer."""
+    """A store that temporarily does not answer."""
 
 
 class UnknownFault(EnvironmentFault):
@@ -71,16 +71,13 @@ def kind_of(*errors: Exception) -> Kind:
 
 def _kind(error: Exception) -> Kind:
     import aiohttp
-    import httpx
     from botocore import exceptions as s3  # type: ignore[import-untyped]
     from dvc.exceptions import CheckoutError
 
     if isinstance(error, CheckoutError | s3.NoCredentialsError | s3.PartialCredentialsError):
         return "mistake"
-    answer = getattr(error, "response", None)  # of httpx an object, of botocore a dictionary
-    if isinstance(answer, dict):
-        answer = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    status = getattr(answer, "status_code", answer)
+    answer = getattr(error, "response", None)  # botocore's
+    status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(answer, dict) else None
     if isinstance(status, int):
         return "transient" if status in _PASSING_STATUS else "mistake"
     if isinstance(error, PermissionError | FileNotFoundError):
@@ -89,7 +86,7 @@ def _kind(error: Exception) -> Kind:
     if number in _MISTAKEN_NUMBERS:
         return "mistake"
     passing = (
-        *(ConnectionError, TimeoutError, EOFError, httpx.TransportError),
+        *(ConnectionError, TimeoutError, EOFError),
         *(s3.HTTPClientError, s3.ConnectionError, s3.IncompleteReadError),
         *(aiohttp.ClientConnectionError, aiohttp.ClientPayloadError),
     )

@@ -1,5 +1,6 @@
-"""A separate workspace for a run or a remote stage: the code and a DVC remote, nothing else."""
+"""A separate workspace for a run or a placed stage: the code and a DVC remote, nothing else."""
 
+import hashlib
 import os
 import shutil
 from pathlib import Path
@@ -10,9 +11,12 @@ from config.errors import EnvironmentFault
 from config.inputs import named_paths
 from config.locks import lock_file
 from config.schema import Params
-from tasks.run.code_version import FILES, HOME, PACKAGES, code_digest
-from tasks.run.exchange import Exchange
+from tasks.run.store import Store
 
+PACKAGES = ("config", "costs", "flows", "labelling", "reporting", "serving", "tasks", "tracking", "training", "cli")
+FILES = ("dvc.yaml", "constraints.txt")
+HOME = Path(__file__).parents[2]
+"""Where the code that runs here lies: a checkout, the folder of an image, or what Ray has shipped."""
 PROJECT = "project"
 """Workspace of the deployed runs: champions, votes, rows, what the month has cost."""
 
@@ -65,7 +69,7 @@ def project(remote: str) -> dict[str, Any]:
     try:
         with lock_file(workspaces() / f".{PROJECT}.lock", lambda _: True):
             bring_code(root, {"name": "store", "url": remote})
-        Exchange(remote).require()
+        Store(remote).require()
     except (EnvironmentFault, OSError) as error:
         raise _failed(str(flow_run.id), f"the workspace {root} could not be made ready: {error}") from None
     return {"directory": str(root)}
@@ -104,9 +108,18 @@ def link(path: Path, target: Path) -> None:
 
 def _has_this_code(root: Path) -> bool:
     try:
-        return code_digest(root) == code_digest()
+        return code_digest(root) == code_digest(HOME)
     except OSError:
         return False
+
+
+def code_digest(home: Path) -> str:
+    """Of the modules, of dvc.yaml and of the versions of the packages."""
+    digest = hashlib.sha256()
+    modules = [path for package in PACKAGES for path in sorted((home / package).rglob("*.py"))]
+    for path in [*modules, *(home / name for name in FILES)]:
+        digest.update(path.relative_to(home).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
 
 
 def _failed(flow_run: str, message: str) -> EnvironmentFault:

@@ -28,9 +28,8 @@ from costs.ledger.budget import results_key, total
 from reporting.comparison.runs import Comparison, Variant, compare, read_run
 from reporting.numbers import duration, usd
 from tasks.planning.prepared import Planned, Unplannable, prepare
-from tasks.run.code_version import HOME
 from tasks.run.purse import refusal, run_usd
-from tasks.run.workspace import bring_code, link, link_inputs
+from tasks.run.workspace import HOME, bring_code, link, link_inputs
 from tasks.stage.progress import Display
 
 PAGE, RECORD = "study.html", "study.json"

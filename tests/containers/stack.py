@@ -116,15 +116,12 @@ class Stack:
         ports = [free_port() for _ in range(4)]
         self.prefect, self.mlflow, self.s3, self.model = (f"http://127.0.0.1:{port}" for port in ports)
         self.secrets = {name: secrets.token_hex(12) for name in SECRETS}
-        host = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").removeprefix("unix://")
         self._settings = folder / "env"
         self._settings.write_text(
             "".join(
                 f"{name}={value}\n"
                 for name, value in {
                     **self.secrets,
-                    "DOCKER_GROUP": Path(host).stat().st_gid,
-                    "DOCKER_SOCKET": host,
                     "S3_IMAGE": images["store"],
                     "POSTGRES_IMAGE": images["postgres"],
                     "RLHF_ORCHESTRATOR_IMAGE": images["orchestrator"],
@@ -156,11 +153,10 @@ class Stack:
         )
 
     def up(self) -> None:
-        self.compose("up", "--detach", "--wait", "--wait-timeout", str(UP_SECONDS - 30), *SERVICES)
+        scale = ("--scale", f"ray-worker={NODES}")
+        self.compose("up", "--detach", "--wait", "--wait-timeout", str(UP_SECONDS - 30), *scale, *SERVICES)
 
     def down(self) -> None:
-        for container in docker("ps", "--all", "--quiet", "--filter", f"network={PROJECT}_stages").split():
-            docker("rm", "--force", container, check=False)
         self.compose("--profile", "serve", "down", "--volumes", "--remove-orphans", "--timeout", "5", check=False)
 
     def ask(self, path: str, body: Any = None, method: str | None = None) -> Any:
@@ -217,7 +213,7 @@ class Stack:
 
     def logs(self) -> str:
         """The newest lines of the workers."""
-        return self.compose("logs", "--tail", "60", "cpu-worker", "docker-worker", check=False)
+        return self.compose("logs", "--tail", "60", "cpu-worker", "ray-worker", check=False)
 
     def store(self) -> Any:
         """A client of the store."""
@@ -233,9 +229,13 @@ class Stack:
         pages = self.store().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
         return [item["Key"] for page in pages for item in page.get("Contents", [])]
 
-    def stage_containers(self, stage: str) -> list[str]:
-        """Running containers of a stage, oldest first."""
-        return docker("ps", "--quiet", "--filter", f"name=^/{stage}-").split()[::-1]
+    def nodes_of(self, stage: str) -> list[str]:
+        """Containers in which processes of a stage are running."""
+        look = f"grep -qsa training.{stage} /proc/[0-9]*/cmdline && echo runs"
+        nodes = self.compose("ps", "--quiet", "ray-worker").split()
+        return [node for node in nodes if docker("exec", node, "sh", "-c", look, check=False)]
 
 
-SERVICES = ("postgres", "s3", "prefect", "mlflow", "cpu-worker", "docker-worker")
+NODES = 2
+"""Containers that run stages."""
+SERVICES = ("postgres", "s3", "prefect", "mlflow", "cpu-worker", "ray-worker")

@@ -30,15 +30,13 @@ for host, port in json.loads(sys.argv[1]):
 print(json.dumps(found))
 """
 """Which of some doors answer."""
-ASK_THE_ENGINE = """
-import http.client, json, sys
-made = http.client.HTTPConnection("engine-proxy", 2375, timeout=60)
-method, path, body = json.loads(sys.argv[1])
-made.request(method, path, json.dumps(body) if body is not None else None,
-             {"Content-Type": "application/json"})
-answer = made.getresponse()
-print(json.dumps([answer.status, answer.read().decode()]))
+ASK_THE_CLUSTER = """
+import sys
+from ray._raylet import GcsClient
+address = sys.argv[1]
+print(GcsClient(address=address).internal_kv_keys(b"", None, 20))
 """
+"""What Ray's head has in its store: code of the pipelines."""
 SHAKE_HANDS = r"""
 import socket, ssl
 context = ssl.create_default_context()
@@ -63,10 +61,11 @@ def addresses(stack: Stack) -> dict[str, dict[str, str]]:
     }
 
 
-def in_a_stages_place(images: dict[str, str], program: str, *arguments: str) -> str:
+def in_a_stages_place(images: dict[str, str], program: str, *arguments: str, **variables: str) -> str:
     """What a program prints that runs where stages run."""
+    told = [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
     network = f"{PROJECT}_stages"
-    return docker("run", "--rm", "--network", network, images["train"], "python", "-c", program, *arguments)
+    return docker("run", "--rm", "--network", network, *told, images["train"], "python", "-c", program, *arguments)
 
 
 def test_prefect_asks_for_its_key_and_is_asked_under_its_own_name_only(stack: Stack) -> None:
@@ -84,12 +83,12 @@ def test_mlflow_asks_for_its_login_and_is_asked_under_its_own_name_only(stack: S
     assert status(f"{stack.mlflow}/") == 401, "its pages too"
 
 
-def test_a_stage_reaches_the_store_and_prefects_api_and_no_other_door(images: dict[str, str], stack: Stack) -> None:
+def test_a_stage_reaches_the_store_and_the_cluster_and_no_other_door(images: dict[str, str], stack: Stack) -> None:
     result = addresses(stack)
     ports = {
-        "engine-proxy": (2375,), "docker-worker": (8080,), "cpu-worker": (8080,),
-        "postgres": (5432,), "mlflow": (5000,),
-        "prefect": (4200,), "s3": (9000, 8888, 18888, 9333, 19333, 8080, 18080, 8333, 8111),
+        "cpu-worker": (8080, 8265, 10001, 6379), "ray-worker": (8080, 8265, 10001),
+        "postgres": (5432,), "mlflow": (5000,), "prefect": (4200,),
+        "s3": (9000, 8888, 18888, 9333, 19333, 8080, 18080, 8333, 8111),
     }  # fmt: skip
     doors = [
         (address, port)
@@ -100,8 +99,19 @@ def test_a_stage_reaches_the_store_and_prefects_api_and_no_other_door(images: di
     answered = json.loads(in_a_stages_place(images, KNOCK, json.dumps(doors)))
     assert {door for door, open_ in answered.items() if open_} == {
         "s3:9000", f"{result['s3']['stages']}:9000",
-        "prefect:4200", f"{result['prefect']['stages']}:4200",
+        "cpu-worker:6379", f"{result['cpu-worker']['stages']}:6379",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("variables", [{}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}])
+def test_ray_lets_nobody_in_without_the_token(images: dict[str, str], stack: Stack, variables: dict[str, str]) -> None:
+    address = f"{addresses(stack)['cpu-worker']['stages']}:6379"
+    token = stack.compose("exec", "-T", "cpu-worker", "cat", "/run/rlhf/ray").strip()
+    assert len(token) == 64
+    known = in_a_stages_place(images, ASK_THE_CLUSTER, address, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token)
+    assert known.startswith("["), known
+    with pytest.raises(AssertionError, match=r"(?i)unauthenticated|authentication|token"):
+        in_a_stages_place(images, ASK_THE_CLUSTER, address, **variables)
 
 
 def test_the_stores_port_for_its_own_parts_turns_away_who_has_no_certificate(
@@ -109,66 +119,6 @@ def test_the_stores_port_for_its_own_parts_turns_away_who_has_no_certificate(
 ) -> None:
     with pytest.raises(AssertionError, match=r"(?i)certificate.required"):
         in_a_stages_place(images, SHAKE_HANDS)
-
-
-def engine(stack: Stack, method: str, path: str, body: Any = None) -> tuple[int, str]:
-    """What the engine's proxy answers to the worker of stages."""
-    said = stack.compose(
-        "exec", "-T", "docker-worker", "python", "-c", ASK_THE_ENGINE, json.dumps([method, path, body])
-    )
-    code, text = json.loads(said)
-    return code, text
-
-
-def test_a_worker_of_stages_gets_a_stages_container_whatever_it_asks_for(images: dict[str, str], stack: Stack) -> None:
-    code, text = engine(
-        stack, "POST", "/containers/create?name=rlhf-test-evil",
-        {
-            "Image": images["train"], "Cmd": ["sh", "-c", "id"], "User": "root",
-            "Entrypoint": ["/bin/sh"],
-            "HostConfig": {
-                "Privileged": True, "Binds": ["/:/host"], "PidMode": "host",
-                "NetworkMode": "host", "CapAdd": ["ALL"],
-                "Mounts": [{"Type": "bind", "Source": "/", "Target": "/m"}],
-                "SecurityOpt": ["seccomp=unconfined"],
-            },
-        },
-    )  # fmt: skip
-    assert code == 201, text
-    content = json.loads(text)["Id"]
-    try:
-        [result] = json.loads(docker("inspect", content))
-        host, config = result["HostConfig"], result["Config"]
-        assert (config["Cmd"], config["Entrypoint"], config["User"]) == (
-            ["python", "-m", "prefect.engine"], ["tini", "--"], "1000",
-        )  # fmt: skip
-        assert host["Binds"] == [f"{PROJECT}_cache:/cache", f"{PROJECT}_credentials:/run/rlhf:ro"]
-        assert {mount["Type"] for mount in result["Mounts"]} == {"volume"}
-        assert (host["Privileged"], host["PidMode"], host["NetworkMode"]) == (False, "", f"{PROJECT}_stages")
-        assert (host["CapAdd"], host["CapDrop"]) == (None, ["ALL"])
-        assert host["SecurityOpt"] == ["no-new-privileges"]
-    finally:
-        docker("rm", "--force", content)
-
-
-def test_a_worker_of_stages_cannot_use_another_image_or_container_or_the_engine(
-    images: dict[str, str], stack: Stack
-) -> None:
-    other = stack.compose("ps", "--quiet", "prefect").strip()
-    requests = [
-        ("POST", "/containers/create", {"Image": images["orchestrator"]}),
-        ("POST", f"/containers/{other}/exec", {"Cmd": ["id"], "AttachStdout": True}),
-        ("POST", f"/containers/{other}/stop", None),
-        ("GET", f"/containers/{other}/json", None),
-        ("GET", "/containers/json", None),
-        ("GET", "/volumes", None),
-        ("POST", "/volumes/create", {"Name": "evil"}),
-        ("POST", "/build", None),
-        ("GET", "/info", None),
-    ]
-    answers = {f"{method} {path}": engine(stack, method, path, body) for method, path, body in requests}
-    assert {code for code, _ in answers.values()} == {403}, answers
-    assert stack.compose("exec", "-T", "docker-worker", "sh", "-c", "ls /var/run/*.sock || true") == ""
 
 
 def store_as(stack: Stack, role: str) -> Any:
@@ -235,7 +185,7 @@ def test_what_runs_in_an_image_cannot_change_its_code(images: dict[str, str], im
 
 
 def test_no_service_has_rights_of_linux_or_can_gain_any(stack: Stack) -> None:
-    for service in ("prefect", "mlflow", "cpu-worker", "docker-worker", "engine-proxy", "s3"):
+    for service in ("prefect", "mlflow", "cpu-worker", "ray-worker", "s3"):
         said = stack.compose("exec", "-T", service, "cat", "/proc/1/status")
         state = dict(line.split(":\t", 1) for line in said.splitlines() if ":\t" in line)
         assert int(state["CapEff"], 16) == int(state["CapBnd"], 16) == 0, service

@@ -1,5 +1,5 @@
-"""The stack on a real engine: two pipelines, the second waits for the first, each stage in a container of its own, one
-of them killed. Run by `make test-containers`.
+"""The stack on a real engine: two pipelines, the second waits for the first, on two nodes of its Ray cluster. One node
+is killed in the first run, one is stopped in the second. Run by `make test-containers`.
 """
 
 import json
@@ -17,9 +17,10 @@ from config.load import load
 from config.records import stages_of
 from config.schema import Params
 from tasks.deployment.automations import SILENCE_SECONDS
+from tasks.deployment.compose_setup import NODES as POOL
 from tasks.deployment.compose_setup import placed
 from tests.conftest import ROOT
-from tests.containers.stack import TINY, Stack, docker, status
+from tests.containers.stack import FINAL, NODES, TINY, Stack, docker, status
 
 pytestmark = [
     pytest.mark.containers,
@@ -30,55 +31,55 @@ pytestmark = [
 MIB = 2**20
 STAGES = stages_of("ppo")
 UPDATES = 200
-"""Of PPO: enough that its container can be killed in the midst."""
+"""Of PPO: enough that a node can be lost in the midst."""
 RUN_SECONDS = 2400.0
-"""Two runs of five containers take 4 minutes on an idle machine of 2 cores; a busy one is not a failure."""
+"""Two runs take 6 minutes on an idle machine of 2 cores; a busy one is not a failure."""
 PRICE = 1.8
-"""USD per device-hour of the Docker pool."""
+"""USD per device-hour of the pool."""
 
 
 @pytest.fixture(scope="module")
 def runs(stack: Stack) -> dict[str, dict[str, Any]]:
-    """Two runs at once that differ in their seed; the first one's container of PPO is killed once it has a checkpoint
-    in the store.
+    """Two runs that differ in their seed, with PPO on both nodes. Once the store has a checkpoint of it, one node is
+    killed in the first run and one is told to go in the second; each is started again.
     """
     ids = {
         name: stack.start_run(tiny(f"seed={seed}", f"tracking.experiment={name}"))
         for name, seed in (("first", 1), ("second", 2))
     }
-    killed = kill_at_work(stack, "ppo", list(ids.values()))
-    ends = {name: stack.await_end(flow_run, RUN_SECONDS) for name, flow_run in ids.items()}
-    assert {name: state["type"] for name, state in ends.items()} == {"first": "COMPLETED", "second": "COMPLETED"}, (
-        ends,
-        stack.logs(),
-    )
-    return {name: {"id": ids[name], "killed": killed, **results(stack, name)} for name in ids}
+    for name, strike in (("first", ("kill",)), ("second", ("stop", "--time", "600"))):
+        node = a_node_at_work(stack, ids[name])
+        docker(*strike, node, timeout=660)
+        docker("start", node)
+        state = stack.await_end(ids[name], RUN_SECONDS)
+        assert state["type"] == "COMPLETED", (state, stack.logs())
+    return {name: {"id": ids[name], **results(stack, name)} for name in ids}
 
 
 def tiny(*changes: str) -> dict[str, Any]:
-    """The tiny recipe with every stage on the Docker pool, and PPO long enough to be caught while it runs."""
+    """The tiny recipe with every stage on the pool of the stack's nodes, and PPO on both of them, long enough to be
+    caught while it runs.
+    """
     params: Params = load(
-        ROOT / TINY, [f"ppo.updates={UPDATES}", f"prices.usd_per_device_hour_by_pool={{docker: {PRICE}}}", *changes]
+        ROOT / TINY, [f"ppo.updates={UPDATES}", f"prices.usd_per_device_hour_by_pool={{{POOL}: {PRICE}}}", *changes]
     )
-    return placed(params, "docker", "http://mlflow:5000")
+    content = placed(params, POOL, "http://mlflow:5000")
+    content["where"]["ppo"] = {**content["where"].get("ppo", {}), "nodes": 2, "processes": 2}
+    return content
 
 
-def kill_at_work(stack: Stack, stage: str, flow_runs: list[str]) -> str:
-    """Kill the first container of a stage once it can be gone on from."""
+def a_node_at_work(stack: Stack, flow_run: str) -> str:
+    """A container that runs PPO, once it can be gone on from."""
     deadline = time.monotonic() + RUN_SECONDS
     while time.monotonic() < deadline:
-        result = stack.stage_containers(stage)
-        stored = stack.objects(f"dvc/checkpoints/{stage}/")
-        if result and any(key.endswith("/manifest.json") for key in stored):
-            docker("kill", "--signal", "KILL", result[0])
-            return result[0]
-        states = {flow_run: stack.state(flow_run) for flow_run in flow_runs}
-        assert any(state["type"] not in ("COMPLETED", "FAILED", "CRASHED") for state in states.values()), (
-            states,
-            stack.logs(),
-        )
+        nodes = stack.nodes_of("ppo")
+        stored = stack.objects("dvc/checkpoints/ppo/")
+        if len(nodes) == NODES and any(key.endswith("/manifest.json") for key in stored):
+            return nodes[1]
+        state = stack.state(flow_run)
+        assert state["type"] not in ("COMPLETED", "FAILED", "CRASHED"), (state, stack.logs())
         time.sleep(0.3)
-    raise AssertionError(f"not every container of {stage} sent a checkpoint: {stack.logs()}")
+    raise AssertionError(f"PPO sent no checkpoint: {stack.logs()}")
 
 
 def results(stack: Stack, experiment: str) -> dict[str, Any]:
@@ -122,23 +123,38 @@ def test_two_pipelines_at_once_do_not_mix(runs: dict[str, dict[str, Any]]) -> No
         assert "eval/gold_aligned" in run["parent"].data.metrics
 
 
-def test_a_killed_container_goes_on_in_a_new_one_from_its_checkpoint(
+def steps_of(run: dict[str, Any], stack: Stack) -> list[list[int]]:
+    """Updates of each attempt at PPO, in order."""
+    tries = sorted(key for key in run["attempts"] if key.startswith("ppo/"))
+    client = MlflowClient(stack.mlflow)
+    histories = [client.get_metric_history(run["attempts"][key].info.run_id, "ppo/score") for key in tries]
+    return [[metric.step for metric in history] for history in histories]
+
+
+def test_a_killed_node_costs_what_came_after_the_last_checkpoint(
     runs: dict[str, dict[str, Any]], stack: Stack
 ) -> None:
-    tries = {name: sorted(key for key in run["attempts"] if key.startswith("ppo/")) for name, run in runs.items()}
-    assert sorted(map(len, tries.values())) == [1, 2], tries
-    struck = next(name for name, keys in tries.items() if len(keys) == 2)
-    first, second = (runs[struck]["attempts"][key] for key in tries[struck])
-    assert (first.info.status, second.info.status) == ("KILLED", "FINISHED")
-    client = MlflowClient(stack.mlflow)
-    steps = [
-        [metric.step for metric in client.get_metric_history(run.info.run_id, "ppo/score")] for run in (first, second)
-    ]
+    steps = steps_of(runs["first"], stack)
+    assert len(steps) == 2, steps
     assert min(steps[1]) > 1, "it went on, and did not begin anew"
     assert set(steps[0]) | set(steps[1]) == set(range(1, UPDATES + 1))
+    assert [runs["first"]["attempts"][f"ppo/{n}"].info.status for n in (1, 2)] == ["KILLED", "FINISHED"]
 
 
-def test_the_ledger_counts_every_container_at_the_price_of_its_pool(runs: dict[str, dict[str, Any]]) -> None:
+def test_a_stopped_node_costs_nothing_twice(runs: dict[str, dict[str, Any]], stack: Stack) -> None:
+    steps = steps_of(runs["second"], stack)
+    assert len(steps) == 2, steps
+    assert steps[0] + steps[1] == list(range(1, UPDATES + 1)), "its stage checkpointed within the grace"
+
+
+def test_both_nodes_are_in_the_ledger(runs: dict[str, dict[str, Any]], stack: Stack) -> None:
+    rows = [json.loads(line) for line in in_project(stack, "cat runs/ppo/usage.jsonl").splitlines()]
+    assert {row["world_size"] for row in rows} == {2}
+    usd = sum(run["parent"].data.metrics["stage_usd/ppo"] for run in runs.values())
+    assert usd >= 0.99 * 2 * PRICE * sum(row["seconds"] for row in rows) / 3600
+
+
+def test_the_ledger_counts_every_stage_at_the_price_of_its_pool(runs: dict[str, dict[str, Any]]) -> None:
     for run in runs.values():
         metrics = run["parent"].data.metrics
         by_stage = {name: value for name, value in metrics.items() if name.startswith("stage_usd/")}
@@ -155,7 +171,6 @@ def test_data_and_models_are_in_the_store_and_what_was_for_the_way_is_gone(
     assert sum(key.endswith("/ppo.json") for key in stack.objects("dvc/origins/")) == len(runs)
     assert stack.objects("dvc/locks/") == []
     assert stack.objects("dvc/checkpoints/") == []
-    assert stack.objects("dvc/exchange/") == []
 
 
 def test_a_later_run_finds_what_the_earlier_one_of_both_has_made(
@@ -182,40 +197,24 @@ def test_no_secret_is_in_a_log_a_parameter_or_a_pool(stack: Stack, runs: dict[st
         assert stack.secrets[name] not in kept, name
 
 
-@pytest.mark.parametrize(
-    ("pool", "words"),
-    [
-        ("nowhere", r"where\.sft\.pool=nowhere: Prefect has no work pool of that name"),
-        ("docker-gpu", r"where\.sft\.pool=docker-gpu: no worker serves this work pool"),
-    ],
-)
-def test_a_wrong_place_is_refused_before_anything_runs(stack: Stack, pool: str, words: str) -> None:
+def test_a_pool_without_nodes_is_told_while_it_is_waited_for_and_a_cancel_is_heard(stack: Stack) -> None:
     content = tiny("seed=3", "tracking.experiment=refused")
-    content["where"]["sft"] = {"pool": pool}
-    state = stack.await_end(stack.start_run(content), 600)
-    assert state["type"] == "FAILED"
-    assert re.search(words, state["message"]), state["message"]
-
-
-def test_an_image_that_is_missing_is_told_before_anything_is_paid_for(stack: Stack) -> None:
-    pool = stack.ask("/work_pools/docker")
-    template = pool["base_job_template"]
-    template["variables"]["properties"]["image"]["default"] = "rlhf-train:absent"
-    template["variables"]["properties"]["image_pull_policy"]["default"] = "Never"
-    stack.ask("/work_pools/", {"name": "broken", "type": "docker", "base_job_template": template})
-    worker = ["python", "-m", "prefect", "worker", "start", "--pool", "broken", "--type", "docker"]
-    stack.compose("run", "--detach", "--no-deps", "docker-worker", *worker)
-    content = tiny("seed=4", "tracking.experiment=broken")
-    content["where"]["default"]["pool"] = "broken"
-    state = stack.await_end(stack.start_run(content), 900)
-    assert state["type"] == "FAILED"
-    assert "work pool broken cannot run any stage" in state["message"]
-    assert "\n" not in state["message"]
+    content["where"]["sft"] = {"pool": "nowhere"}
+    flow_run = stack.start_run(content)
+    deadline = time.monotonic() + 600
+    waiting = "no node of the Ray cluster has the label pool=nowhere"
+    query = {"logs": {"flow_run_id": {"any_": [flow_run]}}, "limit": 200}
+    while not any(waiting in row["message"] for row in stack.ask("/logs/filter", query)):
+        assert stack.state(flow_run)["type"] not in FINAL, stack.state(flow_run)
+        assert time.monotonic() < deadline, stack.logs()
+        time.sleep(2)
+    stack.ask(f"/flow_runs/{flow_run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
+    assert stack.await_end(flow_run, 300)["type"] == "CANCELLED"
 
 
 def test_links_lead_to_pages_that_a_browser_here_can_open(stack: Stack, runs: dict[str, dict[str, Any]]) -> None:
     result = stack.ask("/artifacts/filter", {"limit": 200})
-    printed = stack.compose("logs", "--no-color", "cpu-worker", "docker-worker")
+    printed = stack.compose("logs", "--no-color", "cpu-worker", "ray-worker")
     assert re.findall(r"[Vv]iew .*https?://(?:prefect|mlflow)\b.*", printed) == []
     shown = "\n".join(str(artifact["data"]) for artifact in result)
     shown += "\n".join(row["message"] for row in stack.ask("/logs/filter", {"limit": 200}))
@@ -301,7 +300,7 @@ def in_project(stack: Stack, command: str) -> str:
 def test_a_run_whose_worker_was_killed_does_not_run_for_ever(stack: Stack) -> None:
     flow_run = stack.start_run(tiny("seed=5", "tracking.experiment=killed", "ppo.updates=100000"))
     deadline = time.monotonic() + RUN_SECONDS
-    while not (stack.state(flow_run)["type"] == "RUNNING" and stack.stage_containers("ppo")):
+    while not (stack.state(flow_run)["type"] == "RUNNING" and stack.nodes_of("ppo")):
         assert stack.state(flow_run)["type"] not in ("FAILED", "CRASHED"), stack.logs()
         assert time.monotonic() < deadline, stack.logs()
         time.sleep(2)
@@ -310,7 +309,6 @@ def test_a_run_whose_worker_was_killed_does_not_run_for_ever(stack: Stack) -> No
         state = stack.await_end(flow_run, SILENCE_SECONDS + 240)
         assert (state["type"], state["name"]) == ("CRASHED", "Zombie")
         assert "resumes from its checkpoint" in state["message"]
+        assert not stack.nodes_of("ppo"), "no stage runs on when its pipeline is gone"
     finally:
-        for container in stack.stage_containers("ppo"):
-            docker("kill", container, check=False)
         stack.compose("up", "--detach", "--no-deps", "cpu-worker")

@@ -9,11 +9,16 @@ import pytest
 import yaml
 
 from cli.docker import SECRETS
-from tasks.deployment.compose_setup import container_template, pipeline_template
-from tasks.run.code_version import PACKAGES
+from config.load import load
+from config.records import STAGES
+from config.sections.where import Where
+from tasks.cluster.member import HEAD_NAME
+from tasks.deployment.compose_setup import NODES as POOL_OF_NODES
+from tasks.deployment.compose_setup import TOKEN, pipeline_template, placed
+from tasks.run.workspace import PACKAGES
 from tests.conftest import ROOT
-from tests.docker.test_pools import ENVIRONMENT, configured
 
+NODES = ("ray-worker", "ray-gpu-worker")
 ROOT_OF_STORE = {"S3_ACCESS_KEY", "S3_SECRET_KEY"}
 STAGE_KEYS = {"S3_STAGE_ACCESS_KEY", "S3_STAGE_SECRET_KEY"}
 MLFLOW_KEYS = {"S3_MLFLOW_ACCESS_KEY", "S3_MLFLOW_SECRET_KEY"}
@@ -29,11 +34,23 @@ def secrets_of(service: dict[str, Any]) -> set[str]:
     return set(re.findall(r"\$\{(\w+)", str(service.get("environment", {})))) & set(SECRETS)
 
 
-def test_a_stage_reaches_the_store_and_prefects_api_and_nothing_else(stack: dict[str, Any]) -> None:
+def test_a_stage_reaches_the_store_and_the_cluster_and_nothing_else(stack: dict[str, Any]) -> None:
     reached = {n for n, service in stack["services"].items() if "stages" in service["networks"]}
-    assert reached == {"s3", "prefect"}
-    network = stack["services"]["setup"]["environment"]["RLHF_NETWORK"]
-    assert network.endswith("_stages")
+    assert reached == {"s3", "cpu-worker", *NODES}
+    assert {n: stack["services"][n]["networks"] for n in NODES} == {name: ["stages"] for name in NODES}
+
+
+def test_a_cluster_lets_in_who_has_its_token_and_listens_on_the_stages_network(stack: dict[str, Any]) -> None:
+    services = stack["services"]
+    for name in ("cpu-worker", *NODES):
+        environment = services[name]["environment"]
+        assert (environment["RAY_AUTH_MODE"], environment["RAY_AUTH_TOKEN_PATH"]) == ("token", str(TOKEN)), name
+        assert "credentials:/run/rlhf:ro" in services[name]["volumes"], name
+    assert services["cpu-worker"]["networks"]["stages"]["aliases"] == [HEAD_NAME]
+    command = services["cpu-worker"]["command"]
+    assert command[command.index("--num-cpus") + 1] == "0", "no placed stage runs beside the pipelines"
+    pools = [services[n]["command"][-1] for n in NODES]
+    assert pools == [f"pool={POOL_OF_NODES}", "pool=gpus"]
 
 
 def test_only_the_two_servers_reach_the_databases(stack: dict[str, Any]) -> None:
@@ -43,17 +60,8 @@ def test_only_the_two_servers_reach_the_databases(stack: dict[str, Any]) -> None
     assert stack["services"]["postgres"]["networks"] == ["databases"]
 
 
-def test_only_the_proxy_has_the_socket_and_only_workers_of_stages_reach_it(stack: dict[str, Any]) -> None:
-    services = stack["services"]
-    socket = {n for n, service in services.items() if "docker.sock" in str(service)}
-    assert socket == {"engine-proxy"}
-    reached = {n for n, service in services.items() if "engine" in service["networks"]}
-    assert reached == {"engine-proxy", "docker-worker", "gpu-worker"}
-    assert stack["networks"]["engine"] == {"internal": True}
-    assert services["engine-proxy"]["networks"] == ["engine"]
-    assert {services[n]["environment"]["DOCKER_HOST"] for n in ("docker-worker", "gpu-worker")} == {
-        "tcp://engine-proxy:2375"
-    }
+def test_nobody_has_the_engines_socket(stack: dict[str, Any]) -> None:
+    assert "docker.sock" not in str(stack)
 
 
 def test_every_service_has_the_secrets_it_needs_and_no_other(stack: dict[str, Any]) -> None:
@@ -65,9 +73,8 @@ def test_every_service_has_the_secrets_it_needs_and_no_other(stack: dict[str, An
         "mlflow": {"POSTGRES_PASSWORD", "MLFLOW_PASSWORD"} | MLFLOW_KEYS,
         "setup": {"PREFECT_KEY"} | ROOT_OF_STORE | STAGE_KEYS,
         "cpu-worker": {"PREFECT_KEY", "MLFLOW_PASSWORD"},
-        "engine-proxy": set(),
-        "docker-worker": {"PREFECT_KEY"},
-        "gpu-worker": {"PREFECT_KEY"},
+        "ray-worker": set(),
+        "ray-gpu-worker": set(),
         "serve": set(),
     }
 
@@ -91,12 +98,9 @@ def test_prefect_asks_for_a_key_and_knows_its_addresses(stack: dict[str, Any]) -
 
 
 def test_links_name_addresses_that_people_reach(stack: dict[str, Any]) -> None:
-    for name in ("setup", "cpu-worker", "docker-worker", "gpu-worker"):
+    for name in ("setup", "cpu-worker"):
         page = stack["services"][name]["environment"]["PREFECT_UI_URL"]
         assert page.startswith("http://127.0.0.1:"), name
-    template = container_template({**ENVIRONMENT, "PREFECT_UI_URL": "http://127.0.0.1:1"}, False)
-    told = template["variables"]["properties"]["env"]["default"]
-    assert told["PREFECT_UI_URL"] == "http://127.0.0.1:1"
 
 
 def test_pages_are_on_this_machine_only_and_nobody_has_linux_capabilities(stack: dict[str, Any]) -> None:
@@ -128,22 +132,18 @@ def test_images_and_the_digest_of_the_code_have_every_package() -> None:
     assert set(PACKAGES) == packages
 
 
-@pytest.mark.parametrize("gpus", [False, True])
-def test_no_run_can_change_command_volumes_network_or_rights(gpus: bool) -> None:
-    template = container_template(ENVIRONMENT, gpus)
-    assert set(template["variables"]["properties"]) == {
-        "image", "image_pull_policy", "env", "labels", "name", "auto_remove", "stream_output",
-        "mem_limit", "shm_size",
-    }  # fmt: skip
-    job = configured(template)
-    assert job.command == "python -m prefect.engine"
-    assert not job.privileged
-    assert (job.container_create_kwargs or {})["cap_drop"] == ["ALL"]
-    assert (job.container_create_kwargs or {})["security_opt"] == ["no-new-privileges"]
-
-
 def test_no_run_can_change_the_command_of_a_pipeline() -> None:
     template = pipeline_template()
     assert {"command", "working_dir"}.isdisjoint(template["variables"]["properties"])
     assert template["job_configuration"]["command"] == "python -m prefect.engine"
     assert "{{ command }}" not in json.dumps(template)
+
+
+def test_the_form_is_prefilled_with_every_stage_on_the_pool() -> None:
+    content = placed(
+        load(ROOT / "recipes" / "demo.yaml", ["where.sft={pool: mine, processes: 2}"]), "cpu", "http://mlflow:5000"
+    )
+    where = Where.model_validate(content["where"])
+    assert {where.of(stage).pool for stage in STAGES} == {"cpu"}
+    assert where.of("sft").processes == 2
+    assert content["tracking"]["uri"] == "http://mlflow:5000"

@@ -7,10 +7,8 @@ from moto.server import ThreadedMotoServer
 
 from config.load import load
 from config.ports import free_port
-from tasks.remote import client
 from tasks.run.run import Run, begin_run
 from tests.support.stage_project import make_project
-from tests.tasks.pool import Pool
 
 
 @pytest.fixture
@@ -28,19 +26,6 @@ def new_run(project: Path) -> Callable[..., Run]:
         return begin_run(project, f"run-{next(names)}", load(project / "params.yaml", list(overrides)), {})
 
     return make
-
-
-@pytest.fixture
-def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
-    """A work pool whose containers are processes with a folder of their own."""
-    result = Pool(tmp_path)
-    monkeypatch.setattr(client, "submit", result.submit)
-    monkeypatch.setattr(client, "state_of", result.state_of)
-    monkeypatch.setattr(client, "withdraw", result.withdraw)
-    monkeypatch.setattr(client, "STATE_EVERY_SECONDS", 0.5)
-    yield result
-    for container in result.containers:
-        container.wait(60)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from cli.docker import EXAMPLE, SECRETS, read_settings, require_engine
 from config.errors import EnvironmentFault
 from tests.conftest import ROOT
 
-GOOD = {**dict.fromkeys(SECRETS, "abcdef123456"), "DOCKER_GROUP": "999"}
+GOOD = dict.fromkeys(SECRETS, "abcdef123456")
 
 
 def settings(folder: Path, **changes: str) -> Path:
@@ -41,7 +41,6 @@ def test_the_example_names_every_setting_and_holds_no_secret(tmp_path: Path) -> 
             {"POSTGRES_PASSWORD": "with/slash@sign"},
             r"POSTGRES_PASSWORD in docker/\.env is not of letters and digits alone",
         ),
-        ({"DOCKER_GROUP": ""}, r"DOCKER_GROUP= in docker/\.env is not a number.*stat -c %g"),
     ],
 )
 def test_a_setting_that_cannot_work_is_named_without_its_value(

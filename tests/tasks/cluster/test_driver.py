@@ -2,17 +2,17 @@
 is a folder.
 """
 
-import shutil
 import signal
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from benchmarks.projects.checkouts import point_remote
+from benchmarks.projects.ray_nodes import Cluster
 from config import jsonl
 from config.errors import EnvironmentFault, OverBudget, StageStopped
 from config.load import load
@@ -20,25 +20,26 @@ from config.records import MetricRow
 from costs.ledger.ledger import read_ledger
 from tasks.cluster import driver
 from tasks.cluster.driver import run_placed
+from tasks.dvc.pull import remote_of
 from tasks.dvc.transfers import fetch
 from tasks.run.run import Run, begin_run
 from tasks.run.stop import StopRequest
-from tasks.stage.outcome import Outcome
+from tasks.stage.outcome import Outcome, StageCrashed
 from tasks.stage.runner import run_stage
 from tests.conftest import ROOT
-from tests.tasks.cluster.ray_nodes import Cluster
-from tests.tasks.pool import LONG, attempts, once
+from tests.tasks.cluster.waits import LONG, attempts, once, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200), pytest.mark.xdist_group("ray")]
 
 TINY = ROOT / "tests" / "e2e" / "tiny.yaml"
 TWO = "{pool: two, nodes: 2, processes: 2, sharding: zero3}"
+PLAIN_TWO = "{pool: two, nodes: 2, processes: 2}"
+PLACED = ("sft", "reward", "ppo", "dpo")
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    short = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
-    result = Cluster(tmp_path_factory.mktemp("cluster"), short)
+    result = Cluster(tmp_path_factory.mktemp("cluster"))
     result.add("one")
     for _ in range(2):
         result.add("two")
@@ -47,7 +48,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             patch.setenv(name, value)
         yield result
     result.stop()
-    shutil.rmtree(short, ignore_errors=True)
 
 
 @pytest.fixture
@@ -82,16 +82,18 @@ def steps(run: Run, stage: str, attempt: int) -> list[tuple[int, float]]:
 
 
 def test_two_nodes_that_share_no_folder_learn_what_one_process_learns(new_run: Callable[..., Run]) -> None:
-    alone = new_run()
-    for stage in ("data", "sft", "reward", "ppo"):
+    method = "align.method=dpo"
+    alone = new_run(method)
+    for stage in ("data", "sft", "reward", "ppo", "dpo"):
         bring_up(alone, stage)
-    expected = {stage: weights(alone, stage) for stage in ("sft", "ppo")}
+    expected = {stage: weights(alone, stage) for stage in PLACED}
     price = "prices.usd_per_device_hour_by_pool={two: 36.0}"
     # another price retrains nothing, so what differs is in a section of the stage itself
     both = new_run(
-        f"where.sft={TWO}", f"where.ppo={TWO}", price, "sft.log_every_steps=1", "ppo.sample_every_updates=1"
-    )
-    for stage in ("sft", "ppo"):
+        *(f"where.{stage}={TWO if stage in ('sft', 'ppo') else PLAIN_TWO}" for stage in PLACED), method, price,
+        "sft.log_every_steps=1", "reward.log_every_steps=1", "dpo.log_every_steps=1", "ppo.sample_every_updates=1",
+    )  # fmt: skip
+    for stage in PLACED:
         assert bring_up(both, stage).cached is False
         for name, tensor in weights(both, stage).items():
             torch.testing.assert_close(tensor, expected[stage][name], atol=2e-5, rtol=0.0)
@@ -102,8 +104,8 @@ def test_two_nodes_that_share_no_folder_learn_what_one_process_learns(new_run: C
         assert ledger.idle_usd == pytest.approx(0.0, abs=1e-9)
 
 
-def test_a_stop_a_budget_and_a_lost_node_leave_a_checkpoint_that_others_go_on_from(
-    new_run: Callable[..., Run], cluster: Cluster, tmp_path: Path
+def test_a_stop_and_a_budget_leave_a_checkpoint_that_others_go_on_from(
+    new_run: Callable[..., Run], tmp_path: Path
 ) -> None:
     placed = (*LONG, f"where.sft={TWO}")
     run = new_run(*placed)
@@ -121,32 +123,88 @@ def test_a_stop_a_budget_and_a_lost_node_leave_a_checkpoint_that_others_go_on_fr
                    "prices.usd_per_device_hour_by_pool={two: 36.0}")  # fmt: skip
     with pytest.raises(OverBudget, match=r"budget\.max_usd_by_stage\.sft=0\.15"):
         bring_up(poor, "sft")
+    assert steps(poor, "sft", 2)[0][0] > stopped_at
 
-    again = new_run(*placed)
-    resumed = len(attempts(again, "sft"))
 
-    def is_beyond() -> bool:
-        rows = attempts(again, "sft")[resumed:]
-        return any(row.event == "resume" and row.step >= stopped_at for row in rows)
+def test_whatever_dies_or_is_told_to_go_costs_no_more_than_the_way_from_the_last_checkpoint(
+    new_run: Callable[..., Run], cluster: Cluster
+) -> None:
+    alone = new_run(*LONG)
+    bring_up(alone, "data")
+    bring_up(alone, "sft")
+    expected = weights(alone, "sft")
+    run = new_run(*LONG, f"where.sft={TWO}", "sft.log_every_steps=1")
+    first = len(attempts(run, "sft"))
 
-    def lose_a_node() -> None:
-        cluster.kill_raylet(cluster.nodes[-1])
-        cluster.add("two")
+    def is_at_work() -> bool:
+        """Whether the newest attempt has gone well beyond where it began, and a checkpoint after that is there."""
+        rows = attempts(run, "sft")[first:]
+        trained = steps(run, "sft", rows[-1].attempt) if rows and rows[-1].event != "end" else []
+        return len(trained) > 60
 
-    killer = once(is_beyond, lose_a_node)
-    done = bring_up(again, "sft")
+    killer = once(is_at_work, kill_a_rank)
+    with pytest.raises(StageCrashed):
+        bring_up(run, "sft")
     killer.join()
-    rows = attempts(again, "sft")[resumed:]
-    first, *_, last = [row.attempt for row in rows]
-    assert done == Outcome(cached=False, attempt=last)
-    assert last > first, "it went on in another attempt"
-    assert "lost" in [row.event for row in rows if row.attempt == first] or rows[1].attempt != first
-    for attempt in range(1, last + 1):
-        assert steps(again, "sft", attempt) == sorted(set(steps(again, "sft", attempt))), "rows come once, in order"
-    assert steps(again, "sft", last)[-1][0] == 1200
-    assert not [*store.rglob("manifest.json")], "a stage that is done needs no checkpoint"
-    homes = [*cluster.folder.glob("node-*/workspaces/*-*")]
-    assert len([path for path in homes if path.is_dir()]) <= 1, "but for that of the lost node"
+
+    struck: list[int] = []
+
+    def strike_in_turn() -> None:
+        for strike in (lambda: drain_a_node(cluster), kill_an_actor, lambda: lose_a_node(cluster)):
+            struck.append(attempts(run, "sft")[-1].attempt)
+            strike()
+            seen = len(struck)
+            until(lambda seen=seen: is_at_work() and attempts(run, "sft")[-1].attempt > struck[seen - 1])
+
+    striker = once(lambda: is_at_work() and attempts(run, "sft")[-1].event != "lost", strike_in_turn)
+    done = bring_up(run, "sft")
+    striker.join()
+    rows = attempts(run, "sft")[first:]
+    numbers = sorted({row.attempt for row in rows})
+    assert len(numbers) >= 5, "a rank, a drained node, an actor and a raylet: an attempt each, and the last"
+    assert done == Outcome(cached=False, attempt=numbers[-1])
+    for attempt in numbers:
+        assert steps(run, "sft", attempt) == sorted(set(steps(run, "sft", attempt))), "rows come once, in order"
+    drained = steps(run, "sft", struck[0])
+    assert steps(run, "sft", struck[0] + 1)[0][0] == drained[-1][0] + 1, "what was told to go did nothing in vain"
+    assert {step for attempt in numbers for step, _ in steps(run, "sft", attempt)} == set(range(1, 1201))
+    for name, tensor in weights(run, "sft").items():
+        torch.testing.assert_close(tensor, expected[name], atol=2e-5, rtol=0.0)
+    assert not [*Path(remote_of(run.root)["url"]).glob("checkpoints/sft/**/manifest.json")], "done: none is needed"
+
+
+def kill_a_rank() -> None:
+    kill("-m training.sft")
+
+
+def kill_an_actor() -> None:
+    kill("ray::Node")
+
+
+def kill(words: str) -> None:
+    """kill -9 to a process of the nodes whose command line has these words."""
+    for process in psutil.process_iter(["cmdline", "environ"]):
+        line = " ".join(process.info["cmdline"] or [])
+        if words in line and "RLHF_WORKSPACES" in (process.info["environ"] or {}):
+            process.kill()
+            return
+    raise AssertionError(f"no process of {words}")
+
+
+def drain_a_node(cluster: Cluster) -> None:
+    """As ray drain-node does on one of the two nodes of the pool, once there is a third."""
+    import ray
+    from ray.core.generated import autoscaler_pb2
+
+    node = next(node for node in ray.nodes() if node["Alive"] and node["Labels"].get("pool") == "two")
+    cluster.add("two")
+    reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    ray._raylet.GcsClient(address=cluster.address).drain_node(node["NodeID"], reason, "told to go", 0)
+
+
+def lose_a_node(cluster: Cluster) -> None:
+    cluster.kill_raylet(cluster.nodes[-1])
+    cluster.add("two")
 
 
 def test_what_a_cluster_lacks_is_one_line(new_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import pytest
 from config.load import load
 from config.records import STAGES
 from config.schema import Params
-from tasks.deployment.compose_setup import deployment, pull_steps
+from tasks.deployment.compose_setup import NODES, deployment, pull_steps
 from tasks.deployment.deployments import prefect_file
 from tests.conftest import ROOT
 
@@ -42,13 +42,13 @@ def test_retraining_has_its_schedule_switched_off_and_no_second_cycle_beside_it(
     assert [item["schedules"] for name, item in served.items() if name != "retrain"] == [[]] * 6
 
 
-def test_forms_place_stages_in_containers_and_data_where_the_votes_are(served: dict[str, dict[str, Any]]) -> None:
+def test_forms_place_stages_on_nodes_and_data_where_the_votes_are(served: dict[str, dict[str, Any]]) -> None:
     for name in ("rlhf", "retrain", "promote"):
         params = Params.model_validate(served[name]["parameters"]["params"])
         assert params.tracking.uri == URI
         pools = {stage: params.where.of(stage).pool for stage in STAGES}
         assert pools.pop("data") == "local"
-        assert set(pools.values()) == {"docker"}
+        assert set(pools.values()) == {NODES}
 
 
 def test_a_workspace_is_a_step_that_exists() -> None:

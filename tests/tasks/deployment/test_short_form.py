@@ -9,7 +9,7 @@ from config.errors import ParamsError
 from config.load import load
 from config.schema import Params
 from flows.start import start
-from tasks.deployment.compose_setup import CONTAINERS, placed
+from tasks.deployment.compose_setup import NODES, placed
 from tasks.deployment.short_form import OF_THE_RECIPE, Change, wanted_params
 from tests.conftest import ROOT
 
@@ -61,7 +61,7 @@ def test_every_method_can_be_chosen() -> None:
 
 
 def test_a_server_of_containers_says_where_stages_run_and_what_tracks_them() -> None:
-    served = placed(DEMO, CONTAINERS, "http://mlflow:5000", ())
+    served = placed(DEMO, NODES, "http://mlflow:5000", ())
     result = wanted(served, recipe="gpu-24gb")
     assert result.where.model_dump(mode="json") == Params.model_validate(served).where.model_dump(mode="json")
     assert result.tracking.uri == "http://mlflow:5000"

@@ -66,9 +66,8 @@ def test_a_model_folder_of_this_machine_keeps_all_its_readers_here(root: Path) -
     readers = (
         "where.data.pool: local and where.sft.pool: local and where.reward.pool: local and where.evaluate.pool: local"
     )
-    assert (
-        "model.path=./base is a folder of this machine, and the containers of a work pool do not "
-        f"have it. Set {readers}" in refused(root, *model("./base"))
+    assert f"model.path=./base is a folder of this machine, and other nodes do not have it. Set {readers}" in refused(
+        root, *model("./base")
     )
     (root / "org" / "base").mkdir(parents=True)
     assert "model.path=org/base is a folder" in refused(root, *model("org/base"))

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from tasks.run.code_version import HOME, code_digest
-from tasks.run.workspace import PROJECT, bring_code
+from tasks.run.workspace import HOME, PROJECT, bring_code, code_digest
 
 REMOTE = {"name": "store", "url": "s3://rlhf/dvc"}
 

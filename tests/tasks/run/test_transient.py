@@ -3,10 +3,10 @@
 import errno
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import get_args
 
 import aiohttp
-import httpx
 import pytest
 from botocore.exceptions import (
     ClientError,
@@ -16,18 +16,11 @@ from botocore.exceptions import (
     ReadTimeoutError,
 )
 from dvc.exceptions import CheckoutError, DownloadError, DvcException, UploadError
-from prefect.exceptions import PrefectHTTPStatusError
 
 from config.errors import EnvironmentFault
 from tasks.run import transient
-from tasks.run.exchange import Exchange
+from tasks.run.store import Store
 from tasks.run.transient import Kind, TransientFault, UnknownFault, fault, kind_of, persist
-
-REQUEST = httpx.Request("GET", "http://server/api")
-
-
-def by_http(status: int) -> Exception:
-    return PrefectHTTPStatusError("answer", request=REQUEST, response=httpx.Response(status, request=REQUEST))
 
 
 def by_s3(status: int) -> Exception:
@@ -37,12 +30,6 @@ def by_s3(status: int) -> Exception:
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (httpx.ConnectError("All connection attempts failed"), "transient"),
-        (httpx.ReadTimeout("timed out"), "transient"),
-        (by_http(503), "transient"),
-        (by_http(429), "transient"),
-        (by_http(404), "mistake"),
-        (by_http(401), "mistake"),
         (ConnectionResetError(errno.ECONNRESET, "reset by peer"), "transient"),
         (TimeoutError(), "transient"),
         (OSError(errno.EBUSY, "Please reduce your request rate."), "transient"),
@@ -90,12 +77,12 @@ def test_each_kind_has_its_exception(kind: Kind) -> None:
 
 def test_a_store_that_is_away_passes_and_a_missing_bucket_does_not(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EnvironmentFault) as missing:
-        Exchange("s3://nowhere/dvc").write("x", b"")
+        Store("s3://nowhere/dvc").upload(Path(__file__).parent, "x", "")
     assert not isinstance(missing.value, TransientFault)
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     monkeypatch.setitem(os.environ, "AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(TransientFault):
-        Exchange("s3://store/dvc").write("x", b"")
+        Store("s3://store/dvc").upload(Path(__file__).parent, "x", "")
 
 
 @pytest.fixture

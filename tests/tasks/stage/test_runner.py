@@ -22,11 +22,11 @@ from config.load import load
 from config.workspace.at_work import locked
 from config.workspace.rows import pipeline_rows
 from costs.ledger.ledger import read_ledger
+from tasks.cluster.placement import run_here
 from tasks.dvc import reuse
 from tasks.dvc.reuse import fetch_records
 from tasks.dvc.status import digests, environment, is_unchanged, remove_from_lock
 from tasks.dvc.transfers import push
-from tasks.remote.client import run_locally
 from tasks.run.run import Run, begin_run
 from tasks.run.stop import StopRequest
 from tasks.stage.outcome import Outcome, StageCrashed
@@ -271,9 +271,9 @@ def test_params_edited_between_two_stages_are_refused_also_where_a_stage_would_b
     edit_epochs(project, before)
     assert is_unchanged(project, "sft")
     with pytest.raises(ParamsError, match=f"sft.epochs 9.0 -> {before}"):
-        run_locally(run, "sft", StopRequest(), lambda progress: None)
+        run_here(run, "sft", StopRequest(), lambda progress: None)
     edit_epochs(project, 9.0)
-    assert run_locally(run, "sft", StopRequest(), lambda progress: None) == Outcome(cached=False, attempt=2)
+    assert run_here(run, "sft", StopRequest(), lambda progress: None) == Outcome(cached=False, attempt=2)
 
 
 @pytest.mark.parametrize("outs", [[{"sft.out": {"persist": True}}], ["sft.out"]], ids=["persist", "in the run cache"])
@@ -309,7 +309,7 @@ def test_a_failed_experiment_of_dvc_beside_a_run_is_refused_by_the_next_stage(pr
     assert done.returncode
     assert load(project / "params.yaml").reward.epochs == 9.0
     with pytest.raises(ParamsError, match=r"reward\.epochs"):
-        run_locally(run, "reward", StopRequest(), lambda progress: None)
+        run_here(run, "reward", StopRequest(), lambda progress: None)
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,13 @@ own.
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -16,15 +19,17 @@ import psutil
 from config.ports import free_port
 
 SMALL = ("--object-store-memory", "100000000", "--disable-usage-stats", "--block")
-TOKEN = "a token that only the tests know, long enough"
+TOKEN = "a token that only its user knows, long enough"
 
 
 class Cluster:
     """Its nodes are `ray start --block`, in a process group each."""
 
-    def __init__(self, folder: Path, short: Path) -> None:
-        """`short` is a folder with a short path, below which Ray has its sockets."""
-        self.folder, self._short = folder, short
+    def __init__(self, folder: Path, environment: Mapping[str, str] | None = None) -> None:
+        self.folder = folder
+        self._environment = dict(os.environ if environment is None else environment)
+        self._short = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # Ray's sockets need a short path
+        folder.mkdir(parents=True, exist_ok=True)
         self.token = folder / "token"
         self.token.write_text(TOKEN)
         self.token.chmod(0o600)
@@ -32,7 +37,7 @@ class Cluster:
         self.nodes: list[subprocess.Popen[bytes]] = []
         self._numbers = count()
         self._start(
-            "--head", "--port", self.address.rpartition(":")[2], "--num-cpus", "0", "--temp-dir", str(short),
+            "--head", "--port", self.address.rpartition(":")[2], "--num-cpus", "0", "--temp-dir", str(self._short),
             "--include-dashboard=false",
         )  # fmt: skip
 
@@ -61,8 +66,7 @@ class Cluster:
             "OMP_NUM_THREADS": "1",
         }
         ray_program = Path(sys.executable).with_name("ray")
-        environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-        environment |= self.variables | own
+        environment = self._environment | self.variables | own
         del environment["RAY_ADDRESS"]
         with (home / "ray.log").open("wb") as log:
             node = subprocess.Popen(
@@ -95,3 +99,4 @@ class Cluster:
             if str(self._short) in " ".join(process.info["cmdline"] or []):
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
+        shutil.rmtree(self._short, ignore_errors=True)

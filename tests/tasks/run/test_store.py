@@ -8,55 +8,37 @@ from pathlib import Path
 import pytest
 
 from config.errors import EnvironmentFault
-from tasks.run.exchange import Exchange, Receiver, Sender, files_of, put_files
+from tasks.run.store import Store
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 
 
 @pytest.fixture(params=["disk", "s3"])
-def exchange(request: pytest.FixtureRequest, tmp_path: Path) -> Exchange:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     url = str(tmp_path / "store") if request.param == "disk" else request.getfixturevalue("s3")
-    return Exchange(f"{url}/exchange/{tmp_path.name}")
+    return Store(f"{url}/{tmp_path.name}")
 
 
-def test_what_is_written_is_read_listed_and_removed(exchange: Exchange) -> None:
-    assert exchange.read("request.json") is None
-    assert exchange.names() == []
-    exchange.write("request.json", b"one")
-    exchange.write("deep/er.txt", b"two")
-    exchange.write("request.json", b"three")
-    assert exchange.read("request.json") == b"three"
-    assert exchange.names() == ["deep/er.txt", "request.json"]
-    assert exchange.below("deep").read("er.txt") == b"two"
-    exchange.remove("deep")
-    exchange.remove("deep")
-    assert exchange.names() == ["request.json"]
-    exchange.remove("")
-    assert exchange.names() == []
+def test_what_is_uploaded_is_listed_and_removed(store: Store, tmp_path: Path) -> None:
+    assert store.names("a") == []
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_text("1")
+    for name in ("a/b", "a/c", "ab"):
+        store.upload(tmp_path / "folder", name, last="file")
+    assert store.names("a") == ["b/file", "c/file"]
+    store.remove("a/b")
+    store.remove("a/b")
+    assert store.names("a") == ["c/file"]
+    assert store.names("ab") == ["file"]
 
 
-def test_rows_arrive_once_whole_and_in_order(exchange: Exchange, tmp_path: Path) -> None:
-    here, there = tmp_path / "container", tmp_path / "pipeline"
-    here.mkdir()
-    (here / "usage.jsonl").write_text("earlier\n")  # came with the request
-    sender, receiver = Sender(here, exchange, ["usage.jsonl", "log.txt"]), Receiver(there, exchange)
-    for text in ("1\n2\n", "3", "3\n", "4\n"):
-        with (here / "usage.jsonl").open("a") as file:
-            file.write(text)
-        sender.send()
-        receiver.receive()
-    assert (there / "usage.jsonl").read_text() == "1\n2\n33\n4\n"
-    assert not receiver.receive()
-    assert not (there / "log.txt").exists()
-
-
-def test_a_folder_is_copied_with_its_manifest_last(exchange: Exchange, tmp_path: Path) -> None:
+def test_a_folder_is_copied_with_its_manifest_last(store: Store, tmp_path: Path) -> None:
     folder = tmp_path / "step-3"
     (folder / "inner").mkdir(parents=True)
     (folder / "manifest.json").write_bytes(b"{}")
     (folder / "inner" / "weights").write_bytes(b"\0" * 70_000)
-    exchange.upload(folder, "checkpoints/f/step-3", last="manifest.json")
-    exchange.download("checkpoints/f/step-3", tmp_path / "copy")
+    store.upload(folder, "checkpoints/f/step-3", last="manifest.json")
+    store.download("checkpoints/f/step-3", tmp_path / "copy")
     assert {
         path.relative_to(tmp_path / "copy").as_posix(): path.stat().st_size
         for path in (tmp_path / "copy").rglob("*")
@@ -64,32 +46,35 @@ def test_a_folder_is_copied_with_its_manifest_last(exchange: Exchange, tmp_path:
     } == {"manifest.json": 2, "inner/weights": 70_000}
 
 
-def test_an_upload_that_fails_half_way_leaves_no_manifest(exchange: Exchange, tmp_path: Path) -> None:
+def test_an_upload_that_fails_half_way_leaves_no_manifest(store: Store, tmp_path: Path) -> None:
     folder = tmp_path / "step-4"
     folder.mkdir()
     (folder / "manifest.json").write_bytes(b"{}")
     (folder / "weights").write_bytes(b"1")
     (folder / "zzz").mkdir()
     (folder / "zzz" / "last").write_bytes(b"2")
-    original = exchange._files.put_file
+    original = store._files.put_file
 
     def put_file(source: str, target: str) -> None:
         if source.endswith("last"):
             raise OSError(5, "input/output error")
         original(source, target)
 
-    exchange._files.put_file = put_file  # type: ignore[method-assign]
+    store._files.put_file = put_file  # type: ignore[method-assign]
     with pytest.raises(EnvironmentFault, match="cannot be reached"):
-        exchange.upload(folder, "step-4", last="manifest.json")
-    del exchange._files.put_file
-    assert "step-4/manifest.json" not in exchange.names()
+        store.upload(folder, "step-4", last="manifest.json")
+    del store._files.put_file
+    assert "manifest.json" not in store.names("step-4")
 
 
 def test_a_missing_bucket_and_an_absent_store_are_one_line_without_secrets(
     s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Exchange(s3).require()
-    for ask in (lambda: Exchange("s3://nowhere/dvc").write("x", b""), Exchange("s3://nowhere/dvc").require):
+    Store(s3).require()
+    for ask in (
+        lambda: Store("s3://nowhere/dvc").upload(Path(__file__).parent, "x", ""),
+        Store("s3://nowhere/dvc").require,
+    ):
         with pytest.raises(
             EnvironmentFault, match="the bucket nowhere of the DVC remote s3://nowhere/dvc does not exist"
         ) as missing:
@@ -97,7 +82,7 @@ def test_a_missing_bucket_and_an_absent_store_are_one_line_without_secrets(
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     with pytest.raises(EnvironmentFault, match=r"s3://store/dvc cannot be reached .*AWS_ENDPOINT_URL") as absent:
-        Exchange("s3://store/dvc").read("x")
+        Store("s3://store/dvc").names("x")
     for fault in (missing, absent):
         assert "\n" not in str(fault.value)
         assert "very-secret" not in str(fault.value)
@@ -118,9 +103,9 @@ def test_wrong_credentials_are_one_line_that_does_not_hold_them(
         monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
         monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
         for ask in (
-            lambda: Exchange(s3).require(),
-            lambda: Exchange(s3).write("x", b""),
-            lambda: Exchange(s3).read("x"),
+            lambda: Store(s3).require(),
+            lambda: Store(s3).upload(Path(__file__).parent, "x", ""),
+            lambda: Store(s3).names("x"),
         ):
             with pytest.raises(
                 EnvironmentFault, match="s3://store/dvc refuses the credentials that were found"
@@ -150,22 +135,12 @@ def strict_store(url: str) -> Iterator[None]:
         unchecked_requests(b"inf")
 
 
-def test_a_request_can_write_only_inside_the_project(tmp_path: Path) -> None:
-    root = tmp_path / "project"
-    put_files(root, {"data/inputs/data.json": "{}"})
-    assert files_of(root, ["data/inputs/data.json", "dvc.lock"]) == {"data/inputs/data.json": "{}"}
-    for name in ("../outside", "/tmp/outside"):
-        with pytest.raises(EnvironmentFault, match="outside of the project"):
-            put_files(root, {name: ""})
-
-
 def test_what_a_store_lists_can_be_written_only_inside_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = Exchange(str(tmp_path / "store"))
-    store.write("a/b", b"1")
+    store = Store(str(tmp_path / "store"))
     # S3 takes such a key
-    monkeypatch.setattr(Exchange, "names", lambda self: ["b", "../../outside"])
+    monkeypatch.setattr(Store, "names", lambda self, folder: ["../../outside"])
     with pytest.raises(EnvironmentFault, match="outside of the project"):
         store.download("a", tmp_path / "here" / "inner")
     assert not (tmp_path / "outside").exists()
