@@ -116,6 +116,8 @@ def _first(run: Run, request: dict[str, Any], stop: StopRequest) -> Reply:
     persist(mirror.restore, lambda: stop.requested)
     with _sending(run.root, stage, mirror, stop):
         outcome = run_stage(run, stage, stop, lambda progress: None, request["launch"])
+    if not _are_taken(run.root, stage):
+        return Reply("stopped", f"{stage} is done, and its pipeline is gone")
     try:
         persist(lambda: send_outputs(run.root, stage), lambda: stop.requested)
     except EnvironmentFault as error:
@@ -143,7 +145,7 @@ def _sending(root: Path, stage: str, mirror: CheckpointStore, stop: StopRequest)
     ended = threading.Event()
 
     def send() -> None:
-        mirror.send(lambda: _are_taken(root, root / "runs" / stage))
+        mirror.send(lambda: _are_taken(root, stage))
 
     def send_often() -> None:
         warned = False
@@ -169,10 +171,11 @@ def _sending(root: Path, stage: str, mirror: CheckpointStore, stop: StopRequest)
             logger.warning("%s", error)
 
 
-def _are_taken(root: Path, folder: Path) -> bool:
-    """Wait until the pipeline has the rows of now; False if it is gone. A checkpoint without the rows before it would
-    leave a gap in the ledger, so the next run goes on from the one before.
+def _are_taken(root: Path, stage: str) -> bool:
+    """Wait until the pipeline has the rows of now; False if it is gone. A checkpoint or an output without the rows
+    before it would leave a gap in the ledger, so the next run goes on from the checkpoint before.
     """
+    folder = root / "runs" / stage
     sizes = {name: path.stat().st_size for name in ROWS if name != "log.txt" and (path := folder / name).exists()}
     while os.getppid() == PARENT:
         offsets = json.loads((root / OFFSETS).read_bytes()) if (root / OFFSETS).exists() else {}

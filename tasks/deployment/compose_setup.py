@@ -14,10 +14,9 @@ from typing import Any
 
 import fsspec  # type: ignore[import-untyped]
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate, WorkPoolUpdate
+from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolUpdate
 from prefect.client.schemas.objects import ConcurrencyOptions
 from prefect.client.schemas.schedules import CronSchedule
-from prefect.exceptions import ObjectNotFound
 from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
 from prefect.workers.process import ProcessWorker
@@ -26,7 +25,7 @@ from config.errors import EnvironmentFault, RlhfError
 from config.load import load
 from config.schema import Params
 from tasks.deployment.automations import follow_lives
-from tasks.deployment.deployments import keep_schedule_switches, prefect_file
+from tasks.deployment.deployments import keep_schedule_switches, make_pool, prefect_file
 from tasks.run.store import StoreFaults
 from tasks.run.workspace import HOME
 from tasks.servers.plans import POOL
@@ -48,7 +47,8 @@ def set_up(environment: Mapping[str, str]) -> None:
     for name in ("RLHF_REMOTE", "MLFLOW_ARTIFACTS_DESTINATION"):  # a role each, a bucket each
         _make_bucket(environment[name])
     with get_client(sync_client=True) as client:
-        _pool(client, POOL, pipeline_template())
+        make_pool(client, pipeline_template())
+        client.update_work_pool(POOL, WorkPoolUpdate(base_job_template=pipeline_template()))  # of an earlier version
         _deploy(client, environment)
         follow_lives(client)
 
@@ -113,16 +113,6 @@ def _make_bucket(remote: str) -> None:
         files.pipe_file(f"{bucket}/.rlhf", b"written by the stack at its start, to see that it can be\n")
 
 
-def _pool(client: Any, name: str, template: dict[str, Any]) -> None:
-    """Update the template from the code at every start; other settings made in the UI are kept."""
-    try:
-        client.read_work_pool(name)
-    except ObjectNotFound:
-        client.create_work_pool(WorkPoolCreate(name=name, type="process", base_job_template=template))
-        return
-    client.update_work_pool(name, WorkPoolUpdate(base_job_template=template))
-
-
 def _deploy(client: SyncPrefectClient, environment: Mapping[str, str]) -> None:
     """The flows of prefect.yaml. Schedules enabled or disabled in the UI stay so."""
     recipe = environment.get("RLHF_RECIPE") or "recipes/demo.yaml"
@@ -135,6 +125,7 @@ def _deploy(client: SyncPrefectClient, environment: Mapping[str, str]) -> None:
             client.create_flow_from_name(name),
             **options,
             work_pool_name=POOL,
+            work_queue_name=described["work_pool"]["work_queue_name"],
             pull_steps=pull_steps(environment["RLHF_REMOTE"]),
         )
         keep_schedule_switches(client, deployments.get(name))

@@ -83,7 +83,7 @@ def deploy(root: Path, webhook_url: str | None = None) -> list[Deployed]:
     """
     content = prefect_file(root)
     with get_client(sync_client=True) as client:
-        _pool(client)
+        make_pool(client, ProcessWorker.get_default_base_job_template())
         before = _existing(client, content)
         wanted = version(root, load(root / _recipe(content)).model_dump(mode="json"))
         if any(deployment is None or deployment.version != wanted for deployment in before.values()):
@@ -138,13 +138,12 @@ def _recipe(content: dict[str, Any]) -> str:
     return str(steps[0]["recipe"])
 
 
-def _pool(client: SyncPrefectClient) -> None:
+def make_pool(client: SyncPrefectClient, template: dict[str, Any]) -> None:
     """The work pool and its queue for training; existing settings are kept."""
-    description = "Runs on this machine, each as a process in the checkout of rlhf up."
+    description = "Runs in the project, each as a process of its worker."
     try:
         client.read_work_pool(POOL)
     except ObjectNotFound:
-        template = ProcessWorker.get_default_base_job_template()
         client.create_work_pool(
             WorkPoolCreate(name=POOL, type="process", description=description, base_job_template=template)
         )

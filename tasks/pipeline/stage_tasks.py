@@ -57,18 +57,26 @@ def stage_task(stage: str) -> Callable[[Pipeline], None]:
             outcome = _run_stage(pipeline, stage, observer)
             done = True
         except StageStopped as stopped:
-            return Cancelled(name=OVER_BUDGET if isinstance(stopped, OverBudget) else STOPPED, message=str(stopped))
+            return _cancelled(stopped)
         finally:
             pipeline.run_progress.close(observer.progress, stage, done)
         pipeline.display.say(observer.last_line(stage, outcome))
         return Completed(name="Cached" if outcome.cached else "Completed", message=_message(stage, outcome))
 
     def call(pipeline: Pipeline) -> None:
-        state = run_stage_task(pipeline)
-        if isinstance(state, State) and state.name in (STOPPED, OVER_BUDGET):
-            raise (OverBudget if state.name == OVER_BUDGET else StageStopped)(state.message or "")
+        _raise_if_stopped(run_stage_task(pipeline))
 
     return call
+
+
+def _cancelled(stopped: StageStopped) -> State[Any]:
+    """The state of a task that was stopped: an exception would count as a failure."""
+    return Cancelled(name=OVER_BUDGET if isinstance(stopped, OverBudget) else STOPPED, message=str(stopped))
+
+
+def _raise_if_stopped(state: Any) -> None:
+    if isinstance(state, State) and state.name in (STOPPED, OVER_BUDGET):
+        raise (OverBudget if state.name == OVER_BUDGET else StageStopped)(state.message or "")
 
 
 def _run_stage(pipeline: Pipeline, stage: str, observer: "_Observer") -> Outcome:
@@ -112,11 +120,19 @@ class _Observer:
         return done
 
 
+@task(name="places", cache_policy=NO_CACHE, persist_result=False)
+def _places(pipeline: Pipeline) -> State[Any]:
+    try:
+        check_pools(pipeline.run, pipeline.ahead, pipeline.stop)
+    except StageStopped as stopped:
+        return _cancelled(stopped)
+    return Completed()
+
+
 def places(pipeline: Pipeline) -> None:
     """Check that the pools of placed stages can run them, before anything costs money. Raises EnvironmentFault."""
     if placed_stages(pipeline.run, pipeline.ahead):
-        check = task(name="places", cache_policy=NO_CACHE, persist_result=False)(check_pools)
-        check(pipeline.run, pipeline.ahead, pipeline.stop)
+        _raise_if_stopped(_places(pipeline))
 
 
 @task(name="report", cache_policy=NO_CACHE, persist_result=False)

@@ -34,7 +34,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200), pytest.mark.xd
 TINY = ROOT / "tests" / "e2e" / "tiny.yaml"
 TWO = "{pool: two, nodes: 2, processes: 2, sharding: zero3}"
 PLAIN_TWO = "{pool: two, nodes: 2, processes: 2}"
-PLACED = ("sft", "reward", "ppo", "dpo")
 
 
 @pytest.fixture(scope="module")
@@ -82,22 +81,26 @@ def steps(run: Run, stage: str, attempt: int) -> list[tuple[int, float]]:
 
 
 def test_two_nodes_that_share_no_folder_learn_what_one_process_learns(new_run: Callable[..., Run]) -> None:
-    method = "align.method=dpo"
-    alone = new_run(method)
-    for stage in ("data", "sft", "reward", "ppo", "dpo"):
-        bring_up(alone, stage)
-    expected = {stage: weights(alone, stage) for stage in PLACED}
-    price = "prices.usd_per_device_hour_by_pool={two: 36.0}"
+    def bring_up_all(*changes: str) -> Iterator[tuple[str, Run]]:
+        for method, stages in (("ppo", ("data", "sft", "reward", "ppo")), ("dpo", ("dpo",))):
+            run = new_run(f"align.method={method}", *changes)
+            for stage in stages:
+                bring_up(run, stage)
+                yield stage, run
+
+    expected = {stage: weights(run, stage) for stage, run in bring_up_all() if stage != "data"}
     # another price retrains nothing, so what differs is in a section of the stage itself
-    both = new_run(
-        *(f"where.{stage}={TWO if stage in ('sft', 'ppo') else PLAIN_TWO}" for stage in PLACED), method, price,
-        "sft.log_every_steps=1", "reward.log_every_steps=1", "dpo.log_every_steps=1", "ppo.sample_every_updates=1",
-    )  # fmt: skip
-    for stage in PLACED:
-        assert bring_up(both, stage).cached is False
-        for name, tensor in weights(both, stage).items():
+    changes = [
+        *(f"where.{stage}={TWO if stage in ('sft', 'ppo') else PLAIN_TWO}" for stage in expected),
+        *(f"{stage}.log_every_steps=1" for stage in ("sft", "reward", "dpo")), "ppo.sample_every_updates=1",
+        "prices.usd_per_device_hour_by_pool={two: 36.0}",
+    ]  # fmt: skip
+    for stage, run in bring_up_all(*changes):
+        if stage == "data":
+            continue
+        for name, tensor in weights(run, stage).items():
             torch.testing.assert_close(tensor, expected[stage][name], atol=2e-5, rtol=0.0)
-        ledger = read_ledger(both.root, both.params, both.run_id).stage(stage)
+        ledger = read_ledger(run.root, run.params, run.run_id).stage(stage)
         assert ledger is not None
         assert ledger.world_size == 2
         assert ledger.usd == pytest.approx(2 * ledger.seconds * 36.0 / 3600), "both nodes are paid for"

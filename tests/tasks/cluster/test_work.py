@@ -65,6 +65,14 @@ def test_a_stage_is_done_with_nothing_but_the_request_and_the_store(ask: Ask, tm
     assert set(yaml.safe_load(again.lock)["stages"]) == {"data", "sft"}
 
 
+def test_what_an_orphan_has_done_is_done_again_with_its_rows(
+    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "PARENT", -1)  # the actor is gone
+    assert ask("data").kind == "stopped"
+    assert not (tmp_path / "store").exists(), "what it made would be reused, and its rows are in no ledger"
+
+
 def test_a_mistake_of_the_user_is_the_stages_own_line(ask: Ask) -> None:
     for node in (0, 1):
         reply = ask("sft", node=node)
@@ -146,14 +154,14 @@ def test_a_checkpoint_whose_rows_nobody_takes_stays_here(tmp_path: Path, monkeyp
     folder.mkdir(parents=True)
     (folder / "usage.jsonl").write_text("row\n")
     (tmp_path / OFFSETS).write_text(json.dumps({"usage.jsonl": 4}))
-    assert work._are_taken(tmp_path, folder)
+    assert work._are_taken(tmp_path, "sft")
     (folder / "usage.jsonl").write_text("row\nrow\n")
     taker = threading.Timer(1.0, lambda: (tmp_path / OFFSETS).write_text(json.dumps({"usage.jsonl": 8})))
     taker.start()
-    assert work._are_taken(tmp_path, folder)
+    assert work._are_taken(tmp_path, "sft")
     (folder / "metrics.jsonl").write_text("row\n")
     monkeypatch.setattr(work, "PARENT", -1)  # the actor is gone
-    assert not work._are_taken(tmp_path, folder)
+    assert not work._are_taken(tmp_path, "sft")
 
 
 def test_a_reply_of_another_version_may_hold_more() -> None:
