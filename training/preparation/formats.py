@@ -41,6 +41,9 @@ class Example:
     columns: Mapping[str, Any] | None = None
     """The other columns of a row of instructions or prompts, for a reward function."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Example, (self.origin, self.prompt, self.pairs, self.completions, self.columns)
+
 
 REPLIES: Mapping[str, Callable[[Example], list[dict[str, str]]]] = {
     "sft": lambda example: [{"completion": text} for text in example.completions],

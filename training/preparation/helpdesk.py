@@ -58,7 +58,7 @@ def preferences(source: HelpdeskSource, seed: int) -> Iterator[dict[str, str]]:
         if first == second:
             continue
         first_wins = rng.random() < preference_probability(
-            gold_score(prompt, first, world), gold_score(prompt, second, world), source.temperature
+            case_score(case, first, world), case_score(case, second, world), source.temperature
         )
         chosen, rejected = (first, second) if first_wins else (second, first)
         count += 1
@@ -221,14 +221,22 @@ def gold_score(prompt: str, response: str, world: World = BY_HAND) -> float:
 
     Raises ValueError if the prompt is not of this world.
     """
+    return case_score(read_case(prompt, world), response, world)
+
+
+def case_score(case: Case, response: str, world: World = BY_HAND) -> float:
+    """The gold score of a response to a prompt that asks for this."""
     weights = world.weights
-    criteria_met = criteria(prompt, response, world)
+    criteria_met = _met(case, response, world)
     return sum(weights[criterion] for criterion in criteria_met if criteria_met[criterion])
 
 
 def criteria(prompt: str, response: str, world: World = BY_HAND) -> dict[str, bool]:
     """The criteria of the gold score that `response` meets."""
-    case = read_case(prompt, world)
+    return _met(read_case(prompt, world), response, world)
+
+
+def _met(case: Case, response: str, world: World) -> dict[str, bool]:
     sentences = _sentences(response)
     openings = [
         sentence for sentence in sentences if sentence.startswith(f"{world.about} ") and sentence.endswith(" :")
@@ -268,14 +276,11 @@ def preference_probability(gold_a: float, gold_b: float, temperature: float) -> 
 
 def bayes_accuracy(pairs: Iterable[dict[str, str]], temperature: float, world: World = BY_HAND) -> float:
     """Accuracy expected on these pairs of a reward model that knows the gold scores: mean of max(p, 1 - p)."""
-    probabilities = [
-        preference_probability(
-            gold_score(pair["prompt"], pair["chosen"], world),
-            gold_score(pair["prompt"], pair["rejected"], world),
-            temperature,
-        )
-        for pair in pairs
-    ]
+    probabilities = []
+    for pair in pairs:
+        case = read_case(pair["prompt"], world)
+        chosen, rejected = (case_score(case, pair[side], world) for side in ("chosen", "rejected"))
+        probabilities.append(preference_probability(chosen, rejected, temperature))
     return sum(max(p, 1 - p) for p in probabilities) / len(probabilities)
 
 
