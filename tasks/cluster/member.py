@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 from config.locks import CHECKPOINT_SECONDS
-from tasks.cluster.node import REQUEST, home
+from tasks.cluster.node import REQUEST, clear, home
 
 RAY = (sys.executable, "-m", "ray.scripts.scripts")
 START = (*RAY, "start", "--block", "--disable-usage-stats", "--object-store-memory", "100000000")
@@ -31,6 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     if "--" in options:
         program = options[options.index("--") + 1 :]
         options = options[: options.index("--")]
+    clear(home(), 0.0)
     start, address = _start(options)
     ray = subprocess.Popen(start, start_new_session=True)
     children = [ray]

@@ -84,7 +84,7 @@ class Node:
     def start(self, request: dict[str, Any], files: dict[str, str]) -> None:
         """Make the workspace of a request, with these files in it, and start the stage's process."""
         self._root = self._home / inner_name(request["id"], "id of a request")
-        _clear(self._home)
+        clear(self._home, CHECKPOINT_SECONDS)
         cache = Path(os.environ.get("RLHF_CACHE") or self._home / ".cache")
         lay_out(self._root, request["remote"], cache / "dvc")
         for name, text in files.items():
@@ -188,11 +188,11 @@ def unfit(home: Path, store: str, volumes: dict[str, str]) -> str:
     return ""
 
 
-def _clear(home: Path) -> None:
-    """Remove workspaces that a node which was lost has left here."""
+def clear(home: Path, age_seconds: float) -> None:
+    """Remove workspaces that an actor which was lost has left here."""
     for request in home.glob(f"*/{REQUEST}"):
         with suppress(OSError):  # another actor may be faster
-            is_old = time.time() - request.stat().st_mtime > CHECKPOINT_SECONDS
+            is_old = time.time() - request.stat().st_mtime >= age_seconds
             if is_old and not is_held(request.parent / RUN_LOCK):
                 shutil.rmtree(request.parent)
 

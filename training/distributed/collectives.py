@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from config.errors import EnvironmentFault, ParamsError
@@ -141,6 +140,8 @@ def all_reduce_gradients(parameters: Iterable[nn.Parameter]) -> None:
     """Replace each gradient by its sum over the processes; a process that had nothing to do counts as zero."""
     if world_size() == 1:
         return
+    from torch.distributed.tensor import DTensor  # half a second, which a single process does without
+
     bucket: list[Tensor] = []
     for parameter in parameters:
         if not parameter.requires_grad or isinstance(parameter, DTensor):

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from jinja2 import TemplateError
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from config.errors import ModelError
 from config.sections.model import Model
@@ -160,6 +160,8 @@ def tokenizer_of(place: str, revision: str | None, named: str) -> PreTrainedToke
     """The tokenizer of a model folder or a hub model, named by the parameter `named`. Raises ModelError if it cannot
     be loaded.
     """
+    from transformers import AutoTokenizer  # knows all models, which takes a second
+
     try:
         return AutoTokenizer.from_pretrained(place, revision=revision or "main", trust_remote_code=False)
     except Exception as error:  # a damaged or foreign tokenizer surfaces as almost any type
@@ -206,6 +208,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """
     if not (folder / "tokenizer_config.json").is_file():
         raise ModelError(f"{folder} holds no tokenizer. Run the data stage first: python -m training.data.")
+    from transformers import AutoTokenizer
+
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a damaged file surfaces as almost any type

@@ -8,6 +8,7 @@ from config.errors import ParamsError
 from config.schema import Params
 from config.sections.data import NO_PREFERENCES, FileSource, HelpdeskSource, HubSource, PythonSource, Source
 from training.preparation import helpdesk
+from training.preparation.ahead import made_ahead
 from training.preparation.cleaning import Origin, Refusal, Refused, TextRules
 from training.preparation.columns import COLUMNS, check_columns, column_names
 from training.preparation.doubts import Doubts
@@ -104,7 +105,9 @@ def _helpdesk_need(use: str, source: HelpdeskSource, setting: str, seed: int) ->
     table = Table(
         f"{setting} helpdesk (seed {seed}), {use}",
         "row",
-        source_rows(lambda: enumerate(rows(source, seed), start=1), f"{setting} has no rows for {use}."),
+        source_rows(
+            lambda: enumerate(made_ahead(lambda: rows(source, seed)), start=1), f"{setting} has no rows for {use}."
+        ),
     )
     form = HELPDESK_FORMATS[use]
     return Need(table, form, column_names(form, {}, setting), (use,))

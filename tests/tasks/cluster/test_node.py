@@ -77,5 +77,7 @@ def test_workspaces_that_a_lost_node_left_are_removed_and_no_other(home: Path) -
             os.utime(home / name / REQUEST, (old, old))
     (home / "project").mkdir()
     with locked(home / "at-work"):
-        node._clear(home)
-    assert sorted(path.name for path in home.iterdir()) == ["at-work", "new", "project"]
+        node.clear(home, CHECKPOINT_SECONDS)
+        assert sorted(path.name for path in home.iterdir()) == ["at-work", "new", "project"]
+        node.clear(home, 0.0)  # a container that begins
+    assert sorted(path.name for path in home.iterdir()) == ["at-work", "project"]
