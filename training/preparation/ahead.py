@@ -1,8 +1,8 @@
 """Makes items in another process, while this one works on those before."""
 
 import multiprocessing
+import signal
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from itertools import islice
 from multiprocessing.connection import Connection
 from typing import TypeVar
@@ -26,16 +26,18 @@ def made_ahead(make: Callable[[], Iterable[T]]) -> Iterator[T]:
             yield from items
     finally:
         here.close()
+        process.terminate()
         process.join()
 
 
 def _send(make: Callable[[], Iterable[T]], pipe: Connection) -> None:
     """Parts of the items, an exception in place of the rest, and an empty part at the end."""
-    with suppress(BrokenPipeError):  # nobody wants the rest
-        try:
-            items = iter(make())
-            while part := list(islice(items, AT_ONCE)):
-                pipe.send(part)
-        except Exception as error:  # noqa: BLE001 # for the other side
-            pipe.send(error)
-        pipe.send([])
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the stage decides when this ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        items = iter(make())
+        while part := list(islice(items, AT_ONCE)):
+            pipe.send(part)
+    except Exception as error:  # noqa: BLE001 # for the other side
+        pipe.send(error)
+    pipe.send([])

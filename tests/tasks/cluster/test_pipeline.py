@@ -74,6 +74,14 @@ def test_a_run_whose_stages_are_on_two_pools_is_killed_and_goes_on(
     assert doctor.returncode == 0, doctor.stdout
     assert doctor.stdout.count("pool        one: ") == 1
     assert doctor.stdout.count("pool        two: ") == 2
+    (tmp_path / "wrong").write_text("0" * 64)
+    refused = subprocess.run(
+        [sys.executable, "-m", "cli.main", "doctor"], cwd=root, capture_output=True, text=True, check=False,
+        env=environment | {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "wrong")},
+    )  # fmt: skip
+    assert refused.returncode == 2
+    [line] = [line for line in refused.stdout.splitlines() if line.startswith("problem")]
+    assert f"the Ray cluster at RAY_ADDRESS={cluster.address} cannot be reached" in line
 
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
