@@ -10,17 +10,32 @@ from reporting.numbers import decimal
 from reporting.parts import missing, sample, section
 from reporting.sections.evaluation import NAMES
 
+CHANGED = 3
 LONGEST = 2000
 """Characters of a reply that are shown."""
 
 
 def samples_section(findings: Findings) -> Markup:
-    """The first `evaluate.samples` held-out prompts, without selection."""
+    """The first `evaluate.samples` held-out prompts; those come first in which alignment is seen best."""
     rows = findings.samples
     if not rows:
         return section("samples", "Sample replies", None, missing("No sample replies were written for this run."))
-    lead = f"The first {len(rows)} held-out prompts, not selected. Scores under each reply are of that reply alone."
-    return section("samples", "Sample replies", lead, *(_sample(row) for row in rows))
+    changed = sorted(rows, key=_gain, reverse=True)[:CHANGED]
+    others = [row for row in rows if not any(row is other for other in changed)]
+    lead = (
+        f"Of the first {len(rows)} held-out prompts, the {len(changed)} whose score alignment raised most, then the "
+        "others as they come. Scores under each reply are of that reply alone."
+    )
+    return section("samples", "Sample replies", lead, *(_sample(row) for row in [*changed, *others]))
+
+
+def _gain(row: Mapping[str, Any]) -> float:
+    """What alignment brought: gold score where it is known, else that of the reward."""
+    for kind in ("gold", "reward"):
+        before, after = (finite(row.get(f"{kind}_{model}")) for model in ("sft", "aligned"))
+        if before is not None and after is not None:
+            return after - before
+    return 0.0
 
 
 def _sample(row: Mapping[str, Any]) -> Markup:

@@ -103,6 +103,19 @@ def test_a_reply_full_of_markup_stays_text(tmp_path: Path, params: Params) -> No
     assert "(empty reply)" in page.texts
 
 
+def test_replies_that_alignment_changed_most_come_first(tmp_path: Path, params: Params) -> None:
+    write_pipeline_run(tmp_path)
+    gains = (0.1, 0.0, 0.5, -0.2, 0.3, 0.05)
+    rows = [
+        {"prompt": f"prompt {n}", "sft": "a", "aligned": "b", "gold_sft": 0.3, "gold_aligned": 0.3 + gain}
+        for n, gain in enumerate(gains)
+    ]
+    (tmp_path / "evaluation/samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = read(build_report(tmp_path, params))
+    shown = [text for text in page.texts if re.fullmatch(r"prompt \d", text)]
+    assert shown == [f"prompt {n}" for n in (2, 4, 0, 1, 3, 5)]
+
+
 def test_a_cached_run_shows_what_it_saved_and_still_shows_the_results(tmp_path: Path, params: Params) -> None:
     write_pipeline_run(tmp_path)
     write_cached_run(tmp_path)
