@@ -30,6 +30,16 @@ def digest(*texts: str) -> int:
     return int.from_bytes(hashed.digest())
 
 
+def first_of_each(texts: Iterable[str]) -> Iterator[str]:
+    """Each text once, where it comes first; of those before, a digest is held."""
+    known: set[int] = set()
+    for text in texts:
+        value = digest(text)
+        if value not in known:
+            known.add(value)
+            yield text
+
+
 def first_occurrences(digests: Sequence[int]) -> NDArray[np.bool_]:
     """Whether each digest is the first of its value, [digests]."""
     values = np.asarray(digests, dtype=np.uint64)

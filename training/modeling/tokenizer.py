@@ -9,9 +9,7 @@ import datetime
 import json
 import logging
 import re
-from array import array
 from collections.abc import Callable, Iterable, Sequence
-from itertools import compress
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,7 +20,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from config.errors import ModelError
 from config.sections.model import Model
 from config.terminal_text import shown
-from training.modeling.duplicates import digest, first_occurrences
+from training.modeling.duplicates import first_of_each
 
 logger = logging.getLogger(__name__)
 
@@ -53,16 +51,15 @@ def trained_tokenizer(
     texts: Iterable[str], vocab_size: int, prompt_template: str = PLAIN_TEMPLATE
 ) -> PreTrainedTokenizerFast:
     """A byte-level BPE of at most `vocab_size` entries learnt from replies and prompts as `rendering` gives them, each
-    text once. `texts` is iterated twice.
+    text once.
 
     Deterministic, without unknown tokens. Too few merges give a smaller vocabulary.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    unique = first_occurrences(array("Q", map(digest, texts)))
     tokenizer.train_from_iterator(
-        compress(texts, unique),
+        first_of_each(texts),
         trainers.BpeTrainer(
             vocab_size=vocab_size,
             min_frequency=2,

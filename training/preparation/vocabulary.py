@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from transformers import PreTrainedTokenizerBase
 
 from config.schema import Params
-from training.modeling.duplicates import Reread, digest
+from training.modeling.duplicates import digest
 from training.modeling.tokenizer import rendering, trained_tokenizer
 from training.preparation.cleaning import same_prompt_key
 from training.preparation.formats import replies_of
@@ -37,4 +37,4 @@ def train_tokenizer(
                     yield from replies_of(example)
 
     vocab_size = vocab_size or params.model.random.vocab_size
-    return trained_tokenizer(Reread(texts), vocab_size, params.data.prompt_template)
+    return trained_tokenizer(texts(), vocab_size, params.data.prompt_template)
