@@ -79,11 +79,6 @@ class HelpdeskSource(Sparse):
         description="Probability that a demonstration gets each criterion right; sets the mean "
         "gold score of the SFT data."
     )
-    contrast: Fraction | None = Field(
-        default=None,
-        description="Part of the pairs whose replies differ in one criterion alone, so that each is learnt by itself; "
-        "absent draws all replies independently.",
-    )
     world: HelpdeskWorld | None = Field(
         default=None, description="Size and seed of a drawn world; absent is the small one written by hand."
     )

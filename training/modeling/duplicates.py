@@ -32,11 +32,11 @@ def digest(*texts: str) -> int:
 
 def first_of_each(texts: Iterable[str]) -> Iterator[str]:
     """Each text once, where it comes first; of those before, a digest is held."""
-    known: set[int] = set()
+    digests: set[int] = set()
     for text in texts:
         value = digest(text)
-        if value not in known:
-            known.add(value)
+        if value not in digests:
+            digests.add(value)
             yield text
 
 

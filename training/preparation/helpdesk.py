@@ -54,10 +54,7 @@ def preferences(source: HelpdeskSource, seed: int) -> Iterator[dict[str, str]]:
     while count < source.preference_rows:
         prompt = _prompt(world, rng)
         case = read_case(prompt, world)
-        if source.contrast and rng.random() < source.contrast:
-            first, second = _contrast(case, rng, world)
-        else:
-            first, second = (_damaged(reply(case, rng.uniform(0.2, 1.0), rng, world), rng) for _ in range(2))
+        first, second = (_damaged(reply(case, rng.uniform(0.2, 1.0), rng, world), rng) for _ in range(2))
         if first == second:
             continue
         first_wins = rng.random() < preference_probability(
@@ -152,27 +149,11 @@ def known_world(source: Source, prompts: Iterable[str]) -> World | None:
     return world
 
 
-def _contrast(case: Case, rng: random.Random, world: World) -> list[str]:
-    """Two replies that differ in one criterion: one meets it, the other does not."""
-    quality, draws, replies = rng.uniform(0.2, 1.0), rng.getrandbits(64), []
-    met = [rng.random() < quality for _ in world.weights]
-    turned = rng.randrange(len(met))
-    for _ in range(2):
-        met[turned] = not met[turned]
-        replies.append(reply(case, quality, random.Random(draws), world, iter(met)))
-    return replies
-
-
-def reply(
-    case: Case, quality: float, rng: random.Random, world: World = BY_HAND, met: Iterator[bool] | None = None
-) -> str:
-    """A reply that meets each criterion with probability `quality`, or those that `met` says, and fails the others in
-    typical ways.
-    """
+def reply(case: Case, quality: float, rng: random.Random, world: World = BY_HAND) -> str:
+    """A reply that meets each criterion with probability `quality`, and fails the others in typical ways."""
 
     def right() -> bool:
-        drawn = rng.random() < quality
-        return drawn if met is None else next(met)
+        return rng.random() < quality
 
     remedies = world.remedies
     others = [remedy for remedy in remedies if remedy != case.remedy]

@@ -18,7 +18,6 @@ from training.preparation.helpdesk import (
     gold_score,
     mean_gold,
     preference_probability,
-    preferences,
     read_case,
     reply,
 )
@@ -275,16 +274,3 @@ def test_a_vocabulary_too_small_for_the_world_is_refused_with_one_that_would_do(
     with pytest.raises(ParamsError, match=r"vocabulary=40 is too small .*: 48 words would do"):
         world_source(vocabulary=40)
     assert world_source(vocabulary=48).world is not None
-
-
-def test_pairs_of_contrast_differ_in_one_criterion_and_the_others_come_as_before() -> None:
-    pairs = list(preferences(source(400, contrast=1.0), seed=3))
-    differing = [
-        {name for name, met in criteria(pair["prompt"], pair["chosen"]).items()
-         if met is not criteria(pair["prompt"], pair["rejected"])[name]}
-        for pair in pairs
-    ]  # fmt: skip
-    single = [next(iter(names)) for names in differing if len(names) == 1]
-    assert len(single) > 0.8 * len(pairs), "a close that is missing may end in a filler, which brevity counts too"
-    assert {name: single.count(name) > 20 for name in WEIGHTS} == dict.fromkeys(WEIGHTS, True)
-    assert list(preferences(source(50), seed=3)) == list(preferences(source(50, contrast=0.0), seed=3))
