@@ -112,12 +112,15 @@ def _says_full(error: OSError) -> bool:
 
 def _first(run: Run, request: dict[str, Any], stop: StopRequest) -> Reply:
     stage = request["stage"]
+
+    def require_taken() -> None:
+        if not _are_taken(run.root, stage):
+            raise StageStopped(f"{stage} is done, and its pipeline is gone")
+
     mirror = CheckpointStore(run.root, stage, Store(request["remote"]["url"]), run.run_id)
     persist(mirror.restore, lambda: stop.requested)
     with _sending(run.root, stage, mirror, stop):
-        outcome = run_stage(run, stage, stop, lambda progress: None, request["launch"])
-    if not _are_taken(run.root, stage):
-        return Reply("stopped", f"{stage} is done, and its pipeline is gone")
+        outcome = run_stage(run, stage, stop, lambda progress: None, request["launch"], require_taken)
     try:
         persist(lambda: send_outputs(run.root, stage), lambda: stop.requested)
     except EnvironmentFault as error:

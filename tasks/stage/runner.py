@@ -34,9 +34,16 @@ Observer = Callable[[Progress], None]
 PLAIN_WORDS = re.compile(r"[\w./ -]+")
 
 
-def run_stage(run: Run, stage: str, stop: StopRequest, observe: Observer, launch: Sequence[str] = ()) -> Outcome:
+def run_stage(
+    run: Run,
+    stage: str,
+    stop: StopRequest,
+    observe: Observer,
+    launch: Sequence[str] = (),
+    before_record: Callable[[], None] = lambda: None,
+) -> Outcome:
     """Run `stage` unless its outputs are valid; `observe` is called several times a second meanwhile. `launch` are
-    options of the launcher beside what dvc.yaml has.
+    options of the launcher beside what dvc.yaml has; `before_record` may raise before what was made can be reused.
 
     Raises what `tasks.stage.outcome.judge` raises, OverBudget, and EnvironmentFault for what DVC cannot check or keep.
     """
@@ -48,6 +55,7 @@ def run_stage(run: Run, stage: str, stop: StopRequest, observe: Observer, launch
         return record(run, stage, Outcome(cached=True, attempt=None))
     require_inputs(run.root, stage)
     attempt = _run(run, stage, stop, observe, launch)
+    before_record()
     record_outputs(run.root, stage, run.params)
     # DVC has recorded the outputs: a forced rerun shall compute, not find them done
     (run.root / "checkpoints" / stage / "done.json").unlink(missing_ok=True)

@@ -68,9 +68,12 @@ def test_a_stage_is_done_with_nothing_but_the_request_and_the_store(ask: Ask, tm
 def test_what_an_orphan_has_done_is_done_again_with_its_rows(
     ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work, "PARENT", -1)  # the actor is gone
-    assert ask("data").kind == "stopped"
+    with monkeypatch.context() as patch:
+        patch.setattr(work, "PARENT", -1)  # the actor is gone
+        assert ask("data").kind == "stopped"
     assert not (tmp_path / "store").exists(), "what it made would be reused, and its rows are in no ledger"
+    again = ask("data")
+    assert (again.kind, again.cached) == ("done", False), "nor from the cache of the node"
 
 
 def test_a_mistake_of_the_user_is_the_stages_own_line(ask: Ask) -> None:
@@ -136,7 +139,7 @@ def test_outputs_that_could_not_be_sent_are_no_mistake_of_the_user_unless_they_a
     def send_outputs(root: Path, stage: str) -> None:
         raise met
 
-    def run_stage(run: Run, stage: str, stop: StopRequest, observe: object, launch: object) -> Outcome:
+    def run_stage(run: Run, stage: str, stop: StopRequest, *others: object) -> Outcome:
         stop.requests = requests
         return Outcome(cached=False, attempt=1)
 
