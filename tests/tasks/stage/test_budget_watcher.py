@@ -276,7 +276,7 @@ def test_a_suspended_run_suspends_its_stage_and_both_go_on(project: Path) -> Non
             path = project / "runs" / "sft" / "usage.jsonl"
             return len(path.read_text().splitlines()) if path.exists() else 0
 
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240  # of a busy machine: nothing here is about speed
         while steps() < 3:
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -293,5 +293,5 @@ def test_a_suspended_run_suspends_its_stage_and_both_go_on(project: Path) -> Non
             assert time.monotonic() < deadline
             time.sleep(0.05)
         run.terminate()
-        run.wait(60)
+        run.wait(240)
     assert attempts(project, "sft")[-1].exit_code == 75
