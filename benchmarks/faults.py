@@ -5,7 +5,7 @@
 Processes die by kill -9 (pipeline, also while DVC records, stage, servers, actor and raylet of a node, all at once),
 terminals and pipes close, disks fill up, MLflow, Prefect and the store go away for a while, an MLflow run is deleted,
 the clock jumps; at moments drawn from the seed, in local runs and in runs whose stage is placed on a node of a Ray
-cluster. Then `rlhf run` again, and whatever its messages tell somebody to do. A fault is recovered if that run
+cluster. Then `rlhf run` again, and whatever its messages ask for. A fault is recovered if that run
 completes, `models/` has the undisturbed bits, every row is in MLflow exactly once, the ledger has the time of the
 processes within 1% or 2 s, nothing was promoted, and no process and no lock is left.
 

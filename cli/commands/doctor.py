@@ -19,6 +19,7 @@ from config.schema import Params
 from config.sections.where import LOCAL
 from tasks.run.run import Run
 from tasks.run.stop import on_signals
+from tasks.run.workspace import pinned_versions
 from tasks.servers.processes import servers
 from tasks.ui.links import DEFAULT_PORTS
 
@@ -59,11 +60,7 @@ def python(root: Path) -> list[Finding]:
 
 def versions(root: Path) -> list[Finding]:
     """Installed versions against constraints.txt: other versions may work, but were not tested together."""
-    wanted = {}
-    for line in (root / "constraints.txt").read_text(encoding="utf-8").splitlines():
-        name, separator, version = line.split("#")[0].strip().partition("==")
-        if separator:
-            wanted[name.strip()] = version.strip()
+    wanted = pinned_versions(root)
     installed = {
         name: version for name, version in ((name, _installed(name)) for name in wanted) if version is not None
     }

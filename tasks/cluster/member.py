@@ -20,13 +20,13 @@ from tasks.cluster.node import REQUEST, clear, home
 RAY = (sys.executable, "-m", "ray.scripts.scripts")
 START = (*RAY, "start", "--block", "--disable-usage-stats", "--object-store-memory", "100000000")
 """Rows, parameters and locks pass through Ray; 100 MB are more than enough."""
-DRAIN = (*RAY, "drain-node", "--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "told to go")
+DRAIN = (*RAY, "drain-node", "--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "shutting down")
 GENERATED = "KUBERAY_GEN_RAY_START_CMD"
 HEAD_NAME, PORT = "ray-head", 6379
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit code of what ended first."""
+    """Exit code of PROGRAM, or of Ray where there is none."""
     options, program = list(arguments), []
     if "--" in options:
         program = options[options.index("--") + 1 :]
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     for child in reversed(children):
         child.terminate()
         child.wait(CHECKPOINT_SECONDS)
-    return next(child.returncode for child in reversed(children))
+    return children[-1].returncode
 
 
 def _start(options: Sequence[str]) -> tuple[list[str], str]:

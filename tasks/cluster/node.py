@@ -7,7 +7,6 @@ The process outlives its actor by what a checkpoint takes: it sees that its pare
 import json
 import os
 import platform
-import re
 import shutil
 import signal
 import socket
@@ -26,7 +25,7 @@ from config.locks import CHECKPOINT_SECONDS, is_held
 from config.names import inner_name, inside
 from config.workspace.at_work import RUN_LOCK
 from tasks.run.store import Store
-from tasks.run.workspace import HOME, lay_out
+from tasks.run.workspace import HOME, lay_out, pinned_versions
 
 REQUEST, REPLY, OFFSETS, OUTPUT = "request.json", "reply.json", "offsets.json", "output.txt"
 """Files of a workspace: what to do, how it ended, the bytes of each file that the pipeline has, what was printed."""
@@ -151,9 +150,7 @@ def unfit(home: Path, store: str, volumes: dict[str, str]) -> str:
             "it runs Ray without a token, so that whoever reaches its ports runs commands there. Start it with "
             "RAY_AUTH_MODE=token."
         )
-    wanted = dict(
-        re.findall(r"^([\w.-]+)==(\S+)", (HOME / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
-    )
+    wanted = pinned_versions(HOME)
     for name in PACKAGES:
         if version(name).split("+")[0] != wanted[name]:
             return (

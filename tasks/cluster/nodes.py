@@ -137,9 +137,7 @@ def ask_all(started: Sequence[Any], method: str, arguments: Sequence[tuple[Any, 
 
 
 def leaving(facts: Sequence[Facts]) -> bool:
-    """Whether one of the nodes is told to go: a spot machine that is taken back, ray drain-node, a container that is
-    stopped.
-    """
+    """Whether one of the nodes is being drained: by a spot notice, ray drain-node, or a container that is stopped."""
     from ray._private.state import state  # as Ray Train asks
 
     return bool({fact.node_id for fact in facts} & set(state.get_draining_nodes()))

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,12 @@ HOME = Path(__file__).parents[2]
 """Where the code that runs here lies: a checkout, the folder of an image, or what Ray has shipped."""
 PROJECT = "project"
 """Workspace of the deployed runs: champions, votes, rows, what the month has cost."""
+
+
+def pinned_versions(root: Path) -> dict[str, str]:
+    """Package -> its version in constraints.txt."""
+    text = (root / "constraints.txt").read_text(encoding="utf-8")
+    return dict(re.findall(r"^\s*([\w.\[\]-]+)\s*==\s*([^\s#]+)", text, re.MULTILINE))
 
 
 def workspaces() -> Path:

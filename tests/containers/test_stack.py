@@ -41,7 +41,7 @@ PRICE = 1.8
 @pytest.fixture(scope="module")
 def runs(stack: Stack) -> dict[str, dict[str, Any]]:
     """Two runs that differ in their seed, with PPO on both nodes. Once the store has a checkpoint of it, one node is
-    killed in the first run and one is told to go in the second; each is started again.
+    killed in the first run and one is stopped in the second; each is started again.
     """
     ids = {
         name: stack.start_run(tiny(f"seed={seed}", f"tracking.experiment={name}"))

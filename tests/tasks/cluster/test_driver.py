@@ -131,7 +131,7 @@ def test_a_stop_and_a_budget_leave_a_checkpoint_that_others_go_on_from(
     assert all(row.step >= stopped_at for row in attempts(poor, "sft") if row.event == "resume")
 
 
-def test_whatever_dies_or_is_told_to_go_costs_no_more_than_the_way_from_the_last_checkpoint(
+def test_whatever_dies_or_is_drained_costs_no_more_than_the_way_from_the_last_checkpoint(
     new_run: Callable[..., Run], cluster: Cluster
 ) -> None:
     long = (*LONG, f"sft.max_steps={STEPS}")
@@ -172,7 +172,7 @@ def test_whatever_dies_or_is_told_to_go_costs_no_more_than_the_way_from_the_last
     for attempt in numbers:
         assert steps(run, "sft", attempt) == sorted(set(steps(run, "sft", attempt))), "rows come once, in order"
     drained = steps(run, "sft", struck[0])
-    assert steps(run, "sft", struck[0] + 1)[0][0] == drained[-1][0] + 1, "what was told to go did nothing in vain"
+    assert steps(run, "sft", struck[0] + 1)[0][0] == drained[-1][0] + 1, "what was drained did nothing in vain"
     assert {step for attempt in numbers for step, _ in steps(run, "sft", attempt)} == set(range(1, STEPS + 1))
     for name, tensor in weights(run, "sft").items():
         assert torch.equal(tensor, expected[name]), "the bits of two processes here, undisturbed"
@@ -205,7 +205,7 @@ def drain_a_node(cluster: Cluster) -> None:
     node = next(node for node in ray.nodes() if node["Alive"] and node["Labels"].get("pool") == "two")
     cluster.add("two")
     reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
-    ray._raylet.GcsClient(address=cluster.address).drain_node(node["NodeID"], reason, "told to go", 0)
+    ray._raylet.GcsClient(address=cluster.address).drain_node(node["NodeID"], reason, "shutting down", 0)
 
 
 def lose_a_node(cluster: Cluster) -> None:
