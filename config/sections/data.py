@@ -75,6 +75,11 @@ class HelpdeskSource(Sparse):
         description="Bradley-Terry temperature of the labels, in units of gold score: P(a wins) = "
         "sigmoid((gold_a - gold_b) / temperature)."
     )
+    item_pairs: Fraction = Field(
+        default=0.0,
+        description="Share of the pairs that are one reply twice, once with the customer's item and "
+        "once with another. A reward model learns from them to compare the item with the prompt's.",
+    )
     quality: Fraction = Field(
         description="Probability that a demonstration gets each criterion right; sets the mean "
         "gold score of the SFT data."

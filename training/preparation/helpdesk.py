@@ -46,15 +46,18 @@ def demonstrations(source: HelpdeskSource, seed: int) -> Iterator[dict[str, str]
 
 
 def preferences(source: HelpdeskSource, seed: int) -> Iterator[dict[str, str]]:
-    """{prompt, chosen, rejected} rows: two different replies of independent quality, some of them damaged, labelled by
-    Bradley-Terry from their gold scores.
+    """{prompt, chosen, rejected} rows: two different replies of independent quality, some of them damaged, or
+    `source.item_pairs` of them one reply that names two items; labelled by Bradley-Terry from their gold scores.
     """
     rng, world = random.Random(f"preference {seed}"), world_of(source)
     count = 0
     while count < source.preference_rows:
         prompt = _prompt(world, rng)
         case = read_case(prompt, world)
-        first, second = (_damaged(reply(case, rng.uniform(0.2, 1.0), rng, world), rng) for _ in range(2))
+        if source.item_pairs and rng.random() < source.item_pairs:
+            first, second = _item_pair(case, reply(case, rng.uniform(0.2, 1.0), rng, world), rng, world)
+        else:
+            first, second = (_damaged(reply(case, rng.uniform(0.2, 1.0), rng, world), rng) for _ in range(2))
         if first == second:
             continue
         first_wins = rng.random() < preference_probability(
@@ -188,6 +191,14 @@ def reply(case: Case, quality: float, rng: random.Random, world: World = BY_HAND
             middle.append(f"{fact.repeated} {_value(world, rng)} ." if wrong else "")
     parts = [*opening, *(middle[i] for i in world.replied_in), *ending]
     return " ".join(filter(None, parts)) or rng.choice(world.fillers)
+
+
+def _item_pair(case: Case, text: str, rng: random.Random, world: World) -> tuple[str, str]:
+    """A reply that names the customer's item, and the same with another one."""
+    named, _, rest = text.rpartition(" :")
+    rest = rest if named else f" {text}"
+    other = rng.choice([item for item in world.items if item != case.item])
+    return f"{world.about} {case.item} :{rest}", f"{world.about} {other} :{rest}"
 
 
 def _damaged(text: str, rng: random.Random) -> str:

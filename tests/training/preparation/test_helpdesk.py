@@ -257,6 +257,29 @@ def test_a_prompt_tells_mood_number_and_facts_in_the_order_of_its_world() -> Non
         read_case(prompt.replace(f"{world.facts[1].stated} c d .", ""), world)
 
 
+@pytest.mark.parametrize("drawn", [False, True])
+def test_an_item_pair_is_one_reply_that_names_the_customers_item_and_another(drawn: bool) -> None:
+    given = (world_source() if drawn else source()).model_copy(update={"item_pairs": 1.0})
+    world = world_of(given)
+    for pair in generate(given, seed=5).preference:
+        both = [criteria(pair["prompt"], pair[side], world) for side in ("chosen", "rejected")]
+        assert {met.pop("item") for met in both} == {True, False}
+        assert both[0] == both[1]
+        chosen, rejected = pair["chosen"].split(), pair["rejected"].split()
+        assert sum(a != b for a, b in zip(chosen, rejected, strict=True)) == 1
+
+
+def test_the_share_of_item_pairs_is_the_one_given() -> None:
+    def rest(pair: dict[str, str]) -> bool:
+        a, b = pair["chosen"].split(), pair["rejected"].split()
+        return len(a) != len(b) or sum(x != y for x, y in zip(a, b, strict=True)) != 1
+
+    without, mixed = (generate(source(4000, item_pairs=share), seed=5).preference for share in (0.0, 0.25))
+    share = 1 - sum(map(rest, mixed)) / len(mixed)
+    before = 1 - sum(map(rest, without)) / len(without)
+    assert share == pytest.approx(0.25 + 0.75 * before, abs=0.03)
+
+
 def test_worlds_of_other_seeds_have_other_words_and_the_same_seed_the_same() -> None:
     first, same, other = (world_of(world_source(seed=seed)) for seed in (5, 5, 6))
     assert first == same
