@@ -145,25 +145,27 @@ class AttemptRow(Record):
     world_size: int = 1
 
 
-class PlannedRow(Record):
-    """Plan and measurement of a stage or one of its phases: .rlhf/planned-measured.jsonl, see
-    costs/ledger/history.py.
-    """
+class TimedRow(Record):
+    """What a phase of a stage took on this machine: .rlhf/timed.jsonl, see costs/ledger/timed.py."""
 
     time: float
     run_id: str
+    """Empty for `rlhf calibrate`, whose stages run for a few steps."""
     machine: str
     """Processor and number of cores, so that a copied file is not taken for this machine's."""
     hardware: str
-    """The device that the plan was made for."""
+    """The device, as the planner names it."""
+    processes: int
     stage: str
+    parameters: float
+    """Of the model that the stage runs; 0 without one."""
+    micro_batch: float
     phase: str
-    """Empty for the stage as a whole."""
-    planned_seconds: float
-    measured_seconds: float
+    units: float
+    """What the phase did, in its unit (config/work.py, PHASE_UNITS), as planned."""
+    seconds: float
     """Time of the work that produced the outputs, without repeated work."""
-    planned_peak_bytes: float
-    measured_peak_bytes: float
+    peak_bytes: float
 
 
 class PipelineRow(Record):

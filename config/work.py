@@ -36,3 +36,19 @@ def cache_columns(prompt: int, longest: int) -> int:
     while columns < longest:
         columns += 1 + max(SPARE_COLUMNS, (columns + 1) // 4)
     return columns
+
+
+ONCE, TOKENS, TRAINED, HELD_OUT, ROWS = "once", "tokens", "trained tokens", "held-out tokens", "rows"
+PHASE_UNITS = {
+    "start": ONCE,
+    "read": ROWS,
+    "tokenise": TOKENS,
+    "summarise": ONCE,
+    "train": TOKENS,
+    "update": TRAINED,
+    "evaluate": HELD_OUT,
+    "save": ONCE,
+}
+"""Phase -> what its time grows with: tokens of its stage's steps, those times the passes of an update, or those of
+held-out rows. Every other phase of a stage takes its tokens.
+"""

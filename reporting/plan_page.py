@@ -117,11 +117,11 @@ def _stage_row(i: int, stage: StagePlan) -> list[Child]:
 
 
 def _interval(interval: Interval, shown: Callable[[float], str]) -> Markup | None:
-    """The range of a number, its grade, and why."""
+    """The range of a number, what it rests on, and why."""
     if not interval.high:
         return None
     span = f"{shown(interval.low)} to {shown(interval.high)}"
-    return remark(f"{span}, {interval.grade}", interval.why)
+    return remark(f"{span}, {interval.basis}", interval.why)
 
 
 def _stage(stage: StagePlan) -> Markup:
@@ -172,7 +172,7 @@ def _work(stage: StagePlan) -> Markup:
 
 def _assumptions(plan: Plan) -> Markup:
     notes = [
-        *(f"grade {why} ({', '.join(stages)})" for why, stages in reasons(plan).items()),
+        *(f"{why} ({', '.join(stages)})" for why, stages in reasons(plan).items()),
         *plan.assumptions,
         *(f"{stage.stage}: {note}" for stage in plan.stages for note in stage.assumptions),
     ]

@@ -50,7 +50,7 @@ def published() -> list[Row]:
 
 
 def estimates(rows: Iterable[Any]) -> list[dict[str, Any]]:
-    """For each row its numbers (`id`, `quantity`, `unit`, `planned`, `low`, `high`, `grade`, and `error` where the row
+    """For each row its numbers (`id`, `quantity`, `unit`, `planned`, `low`, `high`, `basis`, and `error` where the row
     has a measurement), in the unit of the measurement; or `refused`, the mistakes of the row.
     """
     return [result for row in rows for result in _row(row)]
@@ -86,7 +86,7 @@ def estimate(case: Case) -> dict[str, Any]:
         "planned": case.planned,
         "low": case.planned if case.quantity == "fits" else case.planned * low,
         "high": case.planned if case.quantity == "fits" else case.planned * high,
-        "grade": held.letter,
+        "basis": held.basis,
         "why": held.why,
         "assumptions": list(case.planning.assumptions),
     }

@@ -1,4 +1,4 @@
-"""`rlhf calibrate`: time the stages of a recipe and serving on this machine."""
+"""`rlhf calibrate`: time the stages of a recipe on this machine."""
 
 import json
 import sys
@@ -10,10 +10,12 @@ import typer
 
 from cli.project import chosen_params, project_root, typed_path
 from config.errors import StageStopped
-from config.workspace.machine import MACHINE_FILE, SERVING_FILE
+from config.workspace.machine import MACHINE_FILE, TIMED_FILE
 
 if TYPE_CHECKING:
-    from config.workspace.machine import Machine
+    from collections.abc import Sequence
+
+    from config.records import TimedRow
 
 
 def calibrate(
@@ -31,45 +33,48 @@ def calibrate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for programs.")] = False,
 ) -> None:
-    """Run a few steps of every stage of a recipe here, and serve three small models: rlhf plan then plans with the
-    pace of this machine. Two minutes for the demo.
+    """Run a few steps of every stage of a recipe here: rlhf plan then plans with the pace of this machine. A minute
+    for the demo.
     """
     root = project_root()
     params = chosen_params(root, recipe, overrides or [])
     from tasks.calibration.stages import calibrate as timed
     from tasks.run.stop import on_signals
-    from tasks.serving.calibrate import calibrate_serving
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
     with on_signals() as stop:
         try:
-            machine = timed(root, params, say, stop)
+            rows = timed(root, params, say, stop)
         except StageStopped as stopped:
             print(f"rlhf: {stopped}", file=sys.stderr)
             raise typer.Exit(stopped.exit_code) from None
-    calibrate_serving(root, say)
-    show(root, machine, as_json)
+    show(root, rows, as_json)
 
 
-def show(root: Path, machine: "Machine", as_json: bool) -> None:
-    """The rates and paces, or the full record."""
-    if as_json:
-        record = machine.model_dump(mode="json") | {"file": str(MACHINE_FILE)}
-        typer.echo(json.dumps(record, indent=2))
-        return
+def show(root: Path, rows: "Sequence[TimedRow]", as_json: bool) -> None:
+    """What the stages took, and the machine's rates."""
     from costs.planning.machine import this_machine
 
+    if as_json:
+        record = {"file": str(MACHINE_FILE), "stages": [row.model_dump(mode="json") for row in rows]}
+        typer.echo(json.dumps(record, indent=2))
+        return
     device = this_machine(root)
     assert device is not None
     typer.echo(f"{device.name}: {device.source}")
-    typer.echo(f"memory      {machine.usable_bytes / 2**30:.1f} GiB")
-    typer.echo(f"products    up to {max(machine.flops_per_second.values()) / 1e9:.0f} GFLOP/s")
-    typer.echo(f"bandwidth   {machine.bytes_per_second / 1e9:.1f} GB/s beyond the caches")
-    typer.echo("stage       start  phases, as times of what the formulas say")
-    for stage in machine.stages:
-        paces = ", ".join(f"{name} {pace:.2g}" for name, pace in stage.paces.items())
-        line = f"{stage.stage:<10} {stage.start_seconds:4.1f} s  {paces}"
-        typer.echo(textwrap.fill(line, 80, subsequent_indent=" " * 19))
-    typer.echo(f"written: {MACHINE_FILE}, {SERVING_FILE}; rlhf plan uses both")
+    typer.echo(f"memory      {device.usable_bytes / 2**30:.1f} GiB")
+    typer.echo(f"products    up to {max(rate for _, rate in device.peak_flops_per_second) / 1e9:.0f} GFLOP/s")
+    typer.echo(f"bandwidth   {device.bandwidth_bytes_per_second / 1e9:.1f} GB/s beyond the caches")
+    typer.echo("stage       microseconds of a token or row; seconds of what is done once")
+    for stage in dict.fromkeys(row.stage for row in rows):
+        phases = [
+            f"{row.phase} {row.seconds:.2g} s"
+            if row.units == 1
+            else f"{row.phase} {1e6 * row.seconds / row.units:.3g}"
+            for row in rows
+            if row.stage == stage
+        ]
+        typer.echo(textwrap.fill(f"{stage:<11} {', '.join(phases)}", 80, subsequent_indent=" " * 12))
+    typer.echo(f"written: {MACHINE_FILE}, {TIMED_FILE}; rlhf plan uses both")

@@ -74,15 +74,13 @@ def plan(
                 f"{option} stands before {context.invoked_subcommand}, which does not see it there. Put it at the end."
             )
         return
-    from costs.ledger.history import read_history, skipped_note
-    from costs.planning.accuracy import with_errors
+    from costs.ledger.timed import read_timed, skipped_note
 
     params, target, notes = _load(file, assignments, stage, hardware, gpus, usd_per_gpu_hour)
     _warn(params, target, hardware)
-    past = read_history(Path())
     planned = _plan(params, target, stage, retrain)
-    notes = tuple(note for note in (*notes, skipped_note(past.skipped)) if note)
-    planned = with_errors(replace(planned, assumptions=(*planned.assumptions, *notes)), past.rows)
+    notes = tuple(note for note in (*notes, skipped_note(read_timed(Path()).skipped)) if note)
+    planned = replace(planned, assumptions=(*planned.assumptions, *notes))
     show(planned, as_json, html, file.name)
 
 
@@ -190,13 +188,15 @@ def serve(
     enter_project()
     from config.load import load_partly
     from costs.planning.serving import as_json as as_record
-    from costs.planning.serving import plan_serving
+    from costs.planning.serving import measured_here, plan_serving
     from costs.planning.target import find_target
 
     params, _ = load_partly(file, assignments, ())
     target = find_target(params, hardware, None, usd_per_gpu_hour, Path())
     concurrencies = [2**power for power in range(slots.bit_length()) if 2**power <= slots]
-    serving_plan = plan_serving(params, target, weights, slots, concurrencies, requests_per_second)
+    is_here = hardware is None and params.prices.device is None
+    measured = measured_here(Path(), params, weights, slots) if is_here else None
+    serving_plan = plan_serving(params, target, weights, slots, concurrencies, requests_per_second, measured=measured)
     if as_json:
         typer.echo(json.dumps(as_record(serving_plan), indent=2))
         return

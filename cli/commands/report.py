@@ -242,7 +242,7 @@ def cost_notes(root: Path, findings: "Findings") -> list[str]:
     """Waste, savings, cost per point of win rate, whether there was a plan, and unreadable lines of the plan
     history.
     """
-    from costs.ledger.history import read_history, skipped_note
+    from costs.ledger.timed import read_timed, skipped_note
     from reporting.numbers import usd
     from reporting.verdict import usd_per_win_rate_point
 
@@ -257,7 +257,7 @@ def cost_notes(root: Path, findings: "Findings") -> list[str]:
         notes.append(f"A point of win rate above 50% cost {usd(point)}.")
     if not findings.reconciled.hardware:
         notes.append("This run kept no plan, so there is nothing to compare its measurements with.")
-    skipped = skipped_note(read_history(root).skipped)
+    skipped = skipped_note(read_timed(root).skipped)
     return [*notes, skipped] if skipped else notes
 
 

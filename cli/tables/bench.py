@@ -41,10 +41,8 @@ def notes(benchmark: Benchmark, plan: ServingPlan | None) -> list[str]:
     ]
     if plan is not None and benchmark.peak_bytes is not None:
         lines.append(f"Memory: {benchmark.peak_bytes / 2**20:.0f} MiB, planned {plan.peak_bytes / 2**20:.0f}.")
-    if plan is not None and plan.slower is not None:
-        lines.append(f"Plan: for this machine's pace now, {plan.slower:.2f} times the seconds of its calibration.")
-    if plan is not None and not plan.calibrated:
-        lines.append("Plan: by another machine's rates; rlhf calibrate measures those of this one.")
+    if plan is not None:
+        lines.append("Plan: a roofline of decoding, without front and network.")
     at = benchmark.at_knee()
     if at is None or benchmark.knee is None:
         return lines

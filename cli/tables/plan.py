@@ -35,37 +35,28 @@ def plan_view(plan: "Plan") -> Group:
 
 
 def interval_table(plan: "Plan") -> Table:
-    """The interval and grade of each stage's time and memory."""
+    """The interval of each stage's time and memory, and what they rest on."""
     table = Table(box=None, header_style="bold")
     table.add_column("stage", no_wrap=True)
-    table.add_column("grade", no_wrap=True)
     for name in ("time may be", "memory may be"):
         table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("rests on", no_wrap=True)
     for stage in plan.stages:
         time, held = stage.time_interval, stage.memory_interval
-        sizes = f"{memory(int(held.low))} to {memory(int(held.high))}" if held.high else ""
         table.add_row(
             stage.stage,
-            f"{time.grade}, {held.grade}" if held.high and held.grade != time.grade else time.grade,
             f"{duration(time.low)} to {duration(time.high)}",
-            sizes,
+            f"{memory(int(held.low))} to {memory(int(held.high))}" if held.high else "",
+            f"{time.basis}, {held.basis}" if held.high and held.basis != time.basis else time.basis,
         )
     return table
 
 
 def interval_notes(plan: "Plan") -> list[str]:
-    """The reason for each grade, and the correction from past runs."""
+    """The reason for each."""
     from costs.planning.grades import reasons
 
-    lines = [f"  {_plain(why)} ({', '.join(stages)})" for why, stages in reasons(plan).items()]
-    for stage in plan.stages:
-        for band, shown in ((stage.error.seconds, duration), (stage.error.peak_bytes, lambda size: memory(int(size)))):
-            if band is not None and band.corrected:
-                lines.append(
-                    f"  {stage.stage}: {shown(band.expected)} expected, as plans of "
-                    f"{band.runs} runs here were {band.error:.0%} off"
-                )
-    return lines
+    return [f"  {_plain(why)} ({', '.join(stages)})" for why, stages in reasons(plan).items()]
 
 
 def _plain(text: str) -> str:

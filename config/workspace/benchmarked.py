@@ -93,8 +93,6 @@ class Benchmark(Measured):
     knee: Knee | None
     peak_bytes: int | None = None
     """Resident memory of front and engine; None where they run elsewhere."""
-    pace_seconds: float | None = None
-    """Mean seconds of a fixed piece of work on the measuring machine, between the loads."""
 
     @property
     def variant(self) -> tuple[str, str, int]:

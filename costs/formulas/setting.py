@@ -21,6 +21,8 @@ Optimizer = Literal["adamw", "adamw8bit"]
 Checkpointing = Literal["none", "full"]
 Attention = Literal["flash", "sdpa", "eager"]
 
+TRAINER_STAGES = ("sft", "pretrain", "reward", "dpo")
+"""Stages that use TRL's trainers, whose imports take more time and memory."""
 EVALUATED = 3
 """Models that an evaluation asks: base, SFT and aligned; a student is one more."""
 DTYPE_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0}

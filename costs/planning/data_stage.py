@@ -6,11 +6,12 @@ and to a tenth in the sum.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from costs.formulas.time import energy_kwh
-from costs.planning.grades import UNCHECKED
-from costs.planning.machine import pace_of, timed_stage
-from costs.planning.plans import NOTHING, Interval, PhasePlan, StagePlan, Usd
+from costs.planning.grades import fixed_interval
+from costs.planning.machine import stage_timings, timed_seconds
+from costs.planning.plans import NOTHING, PhasePlan, StagePlan, Usd
 from costs.planning.rows import Rows
 from costs.tables.catalogue import Hardware, Price
 
@@ -26,29 +27,22 @@ PAIR_SECONDS, MOST_PAIRS = 33e-6, 25_000
 """Baselines of one pair, and how many are taken: at most 20,000 to learn from."""
 
 
-def data_seconds(rows: Rows, test_fraction: float, device: Hardware) -> dict[str, float]:
-    """Seconds of each phase, in the order and under the names that the stage measures, at the pace of the machine
-    where it was timed.
+def data_phases(rows: Rows, test_fraction: float, device: Hardware) -> tuple[dict[str, float], dict[str, float]]:
+    """(seconds, units) of each phase, in the order and under the names that the stage measures: as it was timed on the
+    device, else at this file's rates. A pair is two sequences.
     """
-    calibrated = timed_stage(device, "data")
-    seconds_by_phase = {
-        name: seconds * pace_of(calibrated, name) for name, seconds in formula_seconds(rows, test_fraction).items()
-    }
-    return seconds_by_phase | ({"start": calibrated.start_seconds} if calibrated else {})
-
-
-def formula_seconds(rows: Rows, test_fraction: float) -> dict[str, float]:
-    """Seconds of each phase on the machine of this file's rates. A pair is two sequences."""
     prompts = rows.prompts / (1 - test_fraction)
     sft, pairs = rows.sft + rows.sft_held_out, rows.preference + rows.preference_held_out
     total = sft + pairs + prompts
     tokens = sft * rows.sft_tokens + 2 * pairs * rows.preference_tokens + prompts * rows.prompt_tokens
-    return {
+    seconds = {
         "start": START_SECONDS,
         "read": total * READ_SECONDS,
         "tokenise": tokens * TOKENISE_SECONDS,
         "summarise": SUMMARY_SECONDS + min(pairs, MOST_PAIRS) * PAIR_SECONDS,
     }
+    units = {"start": 1.0, "read": total, "tokenise": tokens, "summarise": 1.0}
+    return seconds | timed_seconds(stage_timings(device, "data"), units), units
 
 
 def plan_data(
@@ -57,7 +51,8 @@ def plan_data(
     """The plan of the data stage on devices that wait for it; `rented` are paid for, if these are more than it has."""
     steps = rows.sft + rows.preference + rows.prompts
     waits = "the devices wait while data is prepared, and are paid for"
-    return fixed_stage("data", data_seconds(rows, test_fraction, device), steps, device, gpus, price, rented, waits)
+    seconds, units = data_phases(rows, test_fraction, device)
+    return replace(fixed_stage("data", seconds, steps, device, gpus, price, rented, waits), units=units)
 
 
 def fixed_stage(
@@ -99,11 +94,6 @@ def fixed_stage(
         steps=steps,
         tokens=0.0,
         mfu=0.0,
-        time_interval=Interval(
-            "C",
-            total / UNCHECKED,
-            total * UNCHECKED,
-            "timed here, but not checked" if timed_stage(device, stage) else "measured on another machine",
-        ),
+        time_interval=fixed_interval(stage_timings(device, stage), total),
         assumptions=(assumption,),
     )

@@ -16,7 +16,6 @@ from costs.formulas.time import (
     sent_seconds,
     unpacking_seconds,
 )
-from costs.planning.machine import pace_of, timed
 from costs.planning.phases import phases
 from costs.planning.planner import plan
 from costs.planning.plans import StagePlan
@@ -93,7 +92,7 @@ def explain_params(params: Params, target: Target, stages: Sequence[str], name: 
 
 def _reasons(planned: StagePlan, setting: Setting | None, phase: str) -> list[PhaseReason]:
     # the phases of a judge have no resources: they are not computed by the stage
-    rows = {phase.name: resources(phase.work, setting, phase.name) for phase in phases(setting)} if setting else {}
+    rows = {phase.name: resources(phase.work, setting) for phase in phases(setting)} if setting else {}
     return [
         PhaseReason(
             planned.stage,
@@ -109,9 +108,8 @@ def _reasons(planned: StagePlan, setting: Setting | None, phase: str) -> list[Ph
     ]
 
 
-def resources(work: Work, setting: Setting, phase: str) -> list[Resource]:
-    """Resources of a phase's `work` on one device, each with its time in isolation, at the pace of the phase."""
-    pace = pace_of(timed(setting), phase)
+def resources(work: Work, setting: Setting) -> list[Resource]:
+    """Resources of a phase's `work` on one device, each with its time in isolation by the formulas."""
     bandwidth = setting.hardware.bandwidth_bytes_per_second * setting.efficiency.bandwidth
     rows: list[tuple[str, float, str, float, str, str]] = [
         ("matrix products", work.matmul_flops, "FLOP", work.matmul_flops / matmul_rate(setting),
@@ -132,7 +130,7 @@ def resources(work: Work, setting: Setting, phase: str) -> list[Resource]:
          "offloaded gradients, weights, states", "arXiv 2101.06840 section 4"),
     ]  # fmt: skip
     return [
-        Resource(name, amount, unit, pace * seconds, formula, source)
+        Resource(name, amount, unit, seconds, formula, source)
         for name, amount, unit, seconds, formula, source in rows
         if amount
     ]

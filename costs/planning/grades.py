@@ -1,22 +1,21 @@
-"""Confidence of a planned number: a grade and its interval.
+"""How sure a planned number is: what it rests on, in words, and its interval.
 
-A  this machine's own past runs of the stage (costs/planning/accuracy.py)
-B  inside the domain that the formulas were checked on: published measurements
-   (costs/tables/checked.yaml), or a machine whose rates were measured
-C  outside of it: the interval of B, twice as wide, and at least a factor of 1.5
+measured here  this machine's own runs of the stage, or a calibration (costs/planning/machine.py)
+formula        inside the domain that the formulas were checked on: published measurements (costs/tables/checked.yaml)
+unchecked      outside of it: the interval of formula, twice as wide, and at least a factor of 1.5
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from math import exp
 from pathlib import Path
 from typing import Any, Literal
 
 from config.records import LOOPS
 from config.yaml_text import yaml_content
-from costs.formulas.process_heap import TRAINER_STAGES
-from costs.formulas.setting import Setting
-from costs.planning.machine import was_timed
+from costs.formulas.setting import TRAINER_STAGES, Setting
+from costs.planning.machine import Timings, deviation, timings
 from costs.planning.plans import Interval, Plan
 
 TABLES = Path(__file__).parent.parent / "tables"
@@ -27,18 +26,18 @@ FEWEST_SOURCES = 3
 MARGIN = 5.0
 """Factor of model size beyond the smallest and the largest checked."""
 LEAST = 1.5
-"""Half the narrowest interval of grade C, as a factor."""
+"""Half the narrowest interval outside of what was checked, as a factor."""
 UNCHECKED = 2.0
 """Half the interval of a kind that nothing was checked of, as a factor."""
 
-Letter = Literal["A", "B", "C"]
+Basis = Literal["measured here", "formula", "unchecked"]
 
 
 @dataclass(frozen=True)
 class Grade:
-    """A letter, the factors (low, high) from a plan to what may be measured, and why."""
+    """What a number rests on, the factors (low, high) from a plan to what may be measured, and why."""
 
-    letter: Letter
+    basis: Basis
     low: float
     high: float
     why: str
@@ -59,11 +58,11 @@ def grade_of(kind: str, billions: float, generation: str, is_checked: bool = Tru
     """
     row = checked().get(kind)
     if row is None:
-        return Grade("C", 1 / UNCHECKED, UNCHECKED, f"{kind}: nothing was checked")
+        return Grade("unchecked", 1 / UNCHECKED, UNCHECKED, f"{kind}: nothing was checked")
     smallest, largest = row["billions"]
     if row["sources"] < FEWEST_SOURCES:
         low, high = min(float(row["low"]), 1 / UNCHECKED), max(float(row["high"]), UNCHECKED)
-        return Grade("C", low, high, f"checked on {row['sources']} of {FEWEST_SOURCES} sources")
+        return Grade("unchecked", low, high, f"checked on {row['sources']} of {FEWEST_SOURCES} sources")
     why = next(
         (
             reason
@@ -82,29 +81,47 @@ def grade_of(kind: str, billions: float, generation: str, is_checked: bool = Tru
     low, high = float(row["low"]), float(row["high"])
     if why is None:
         sources = f" of {row['sources']} sources" if row["sources"] < row["rows"] else ""
-        return Grade("B", low, high, f"{row['rows']} measurements{sources}")
+        return Grade("formula", low, high, f"{row['rows']} measurements{sources}")
     # twice as wide: the logarithms of its ends are doubled
-    return Grade("C", min(low**2, 1 / LEAST), max(high**2, LEAST), why)
+    return Grade("unchecked", min(low**2, 1 / LEAST), max(high**2, LEAST), why)
 
 
 def _size(billions: float) -> str:
     return f"{billions:.3g}B" if billions >= 0.1 else f"{billions * 1e3:.3g}M"
 
 
-def time_interval(setting: Setting, seconds: float) -> Interval:
+def time_interval(setting: Setting, seconds: float, units: Mapping[str, float]) -> Interval:
     """What a stage of ours may take. On accelerators our software was never checked."""
-    if setting.hardware.is_cpu:
-        kind, is_checked = "time on a CPU", was_timed(setting)
-    else:
-        kind, is_checked = f"time of {_what(setting)}", False
-    return _interval(setting, kind, is_checked, seconds)
+    if runs := timings(setting):
+        return _measured(runs, seconds, "time", deviation(runs, units))
+    kind = "time on a CPU" if setting.hardware.is_cpu else f"time of {_what(setting)}"
+    return _interval(setting, kind, False, seconds)
 
 
 def memory_interval(setting: Setting, peak_bytes: float) -> Interval:
     """What the memory of a stage of ours may turn out to be."""
+    if runs := timings(setting):
+        return _measured(runs, peak_bytes, "memory", None)
     cpu = setting.hardware.is_cpu
-    kind = "memory on a CPU" if cpu else f"memory of {_what(setting)}"
-    return _interval(setting, kind, cpu, peak_bytes)
+    return _interval(setting, "memory on a CPU" if cpu else f"memory of {_what(setting)}", cpu, peak_bytes)
+
+
+def fixed_interval(runs: Timings, seconds: float) -> Interval:
+    """What a stage without a model may take."""
+    if runs:
+        return _measured(runs, seconds, "time", None)
+    return Interval("unchecked", seconds / UNCHECKED, seconds * UNCHECKED, "measured on another machine")
+
+
+def _measured(runs: Timings, planned: float, quantity: str, spread: float | None) -> Interval:
+    """Twice the deviation of the runs, which holds four of five to come; as far as calibrated plans were off where
+    there are too few.
+    """
+    row = checked()[f"{quantity} on a CPU"]
+    low, high = (float(row["low"]), float(row["high"])) if spread is None else (exp(-2 * spread), exp(2 * spread))
+    made = "run" if runs[0][0].run_id else "calibration"
+    why = f"1 {made} of this machine" if len(runs) == 1 else f"{len(runs)} {made}s of this machine"
+    return Interval("measured here", planned * low, planned * high, why)
 
 
 def _what(setting: Setting) -> str:
@@ -119,18 +136,16 @@ def _what(setting: Setting) -> str:
 def _interval(setting: Setting, kind: str, is_checked: bool, planned: float) -> Interval:
     size = setting.model.parameters / 1e9
     grade = grade_of(kind, size, setting.hardware.generation, is_checked)
-    return Interval(grade.letter, planned * grade.low, planned * grade.high, grade.why)
+    return Interval(grade.basis, planned * grade.low, planned * grade.high, grade.why)
 
 
 def reasons(plan: Plan) -> dict[str, list[str]]:
-    """`B: 40 measurements` -> the stages that have a time or memory of that grade for that reason, the best grade
-    first.
-    """
+    """`formula: 40 measurements` -> the stages whose time or memory rests on that."""
     reasons: dict[str, list[str]] = {}
     for stage in plan.stages:
         for interval in (stage.time_interval, stage.memory_interval):
             if interval.high:
-                stages = reasons.setdefault(f"{interval.grade}: {interval.why}", [])
+                stages = reasons.setdefault(f"{interval.basis}: {interval.why}", [])
                 if stage.stage not in stages:
                     stages.append(stage.stage)
-    return dict(sorted(reasons.items()))
+    return reasons

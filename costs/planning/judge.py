@@ -7,9 +7,9 @@ from config.schema import Params
 from config.sections.judge import EmbeddingJudgeSettings, EndpointJudgeSettings, RewardModelJudgeSettings
 from config.work import JUDGE_PAIRS
 from costs.formulas.compute import Work, forward_pass
-from costs.formulas.time import duration, energy_kwh
+from costs.formulas.time import duration
 from costs.planning.models import base_shape, named_shape
-from costs.planning.plans import PhasePlan, StagePlan, Usd
+from costs.planning.plans import PhasePlan, StagePlan, Usd, lasting
 from costs.planning.rows import Rows
 from costs.planning.settings import held_out_prompts, response_tokens, setting_of
 from costs.planning.stages import plan_stage
@@ -42,22 +42,16 @@ def with_judge(evaluation: StagePlan, params: Params, target: Target, rows: Rows
     judge = judge_plan(params, target, rows)
     if judge is None:
         return evaluation
-    paid_hours = judge.seconds / 3600 * evaluation.rented
     price = target.of(params, "evaluate").price
-    bought = [paid_hours * rate + judge.usd for rate in (price.low, price.expected, price.high)]
-    hours, interval = judge.seconds / 3600 * evaluation.gpus, evaluation.time_interval
-    phase = PhasePlan("judge", 0.0, 0.0, judge.seconds, "fixed", bought[1], paid_usd=judge.usd)
-    seconds = evaluation.seconds + judge.seconds
-    factor = seconds / evaluation.seconds
+    hours = judge.seconds / 3600 * evaluation.rented
+    phase = PhasePlan(
+        "judge", 0.0, 0.0, judge.seconds, "fixed", hours * price.expected + judge.usd, paid_usd=judge.usd
+    )
+    longer = lasting(evaluation, evaluation.seconds + judge.seconds)
     return replace(
-        evaluation,
+        longer,
         phases=(*evaluation.phases, phase),
-        seconds=seconds,
-        gpu_hours=evaluation.gpu_hours + hours,
-        kwh=evaluation.kwh + energy_kwh(hours, target.of(params, "evaluate").hardware.watts),
-        usd=evaluation.usd + Usd(*bought),
-        mfu=evaluation.mfu / factor,
-        time_interval=replace(interval, low=interval.low * factor, high=interval.high * factor),
+        usd=longer.usd + Usd(judge.usd, judge.usd, judge.usd),
         assumptions=(*evaluation.assumptions, judge.assumption),
     )
 

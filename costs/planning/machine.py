@@ -1,38 +1,38 @@
-"""The machine that `rlhf calibrate` measured, as a device of the planner.
+"""This machine as a device of the planner: the rates that `rlhf calibrate` measured, and what stages took here.
 
-A stage that ran here for some steps is planned by the same formulas as everywhere, and each phase then takes as many
-times longer as it did: its pace. What the formulas leave out of memory is added.
+A stage that ran here is planned by what it took: seconds for a unit of each phase times the units, and the memory at
+its micro-batch. Formulas plan the others.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import log
 from pathlib import Path
-from statistics import median
-from typing import TypeVar
+from statistics import median, stdev
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from config.errors import CostError
-from config.records import LOOPS
-from config.workspace.machine import MACHINE_FILE, Machine, TimedStage
+from config.records import TimedRow
+from config.workspace.machine import MACHINE_FILE, Machine
 from config.yaml_text import yaml_content
-from costs.formulas.memory import Moment
-from costs.formulas.process_heap import TRAINER_STAGES, phase_of
+from costs.formulas.memory import Moment, phase_of
 from costs.formulas.setting import Setting
+from costs.ledger.timed import read_timed
 from costs.tables.catalogue import GIB, Hardware, hardware, hardware_row
 
 CALIBRATED_CPU = "cpu-calibrated"
 """A name of its own: plans for the table's `cpu` have other errors."""
-M = TypeVar("M", bound=BaseModel)
 BF16_SPEEDUP = 1.8
 """Speed of whole training passes relative to fp32, with AVX512-BF16: SmolLM2-135M, 256 tokens, forward and backward on
 one thread of an EPYC, 162 against 89 tokens/s (20 November 2026). AMX is taken to be as fast; its matrix products
 alone are faster.
 """
-KIN = (LOOPS, TRAINER_STAGES, ("evaluate", "contest", "examine"))
-"""Stages that one of them stands for, where they were not timed themselves."""
+NEWEST_RUNS = 5
+"""Older runs had other code."""
+FEWEST_RUNS = 3
+"""Fewest runs that tell how much they differ."""
 
 
 def this_machine(root: Path) -> Hardware | None:
@@ -40,16 +40,9 @@ def this_machine(root: Path) -> Hardware | None:
 
     Raises CostError for a file that cannot be read.
     """
-    machine = calibration(root / MACHINE_FILE, Machine)
-    return None if machine is None else device(machine)
-
-
-def calibration(path: Path, kind: type[M]) -> M | None:
-    """What `rlhf calibrate` wrote to a file, None if it is not there. Raises CostError for a file that cannot be
-    read.
-    """
+    path = root / MACHINE_FILE
     try:
-        return kind.model_validate(yaml_content(path.read_text(encoding="utf-8")))
+        return device(Machine.model_validate(yaml_content(path.read_text(encoding="utf-8"))))
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError, yaml.YAMLError, ValidationError) as error:
@@ -57,6 +50,16 @@ def calibration(path: Path, kind: type[M]) -> M | None:
         raise CostError(
             f"{path} is damaged or of an earlier version: {first}. Run rlhf calibrate again, or delete the file."
         ) from None
+
+
+def with_timings(device: Hardware, root: Path) -> Hardware:
+    """The device with what stages of the project took on it."""
+    rows = [
+        row
+        for row in read_timed(root).rows
+        if row.hardware == device.name or (device.is_cpu and row.hardware.startswith("cpu"))
+    ]
+    return replace(device, timed=tuple(rows))
 
 
 def unmeasured(instructions: str | None) -> Hardware:
@@ -86,8 +89,8 @@ def device(machine: Machine) -> Hardware:
         "attainable": 1.0,
     }
     if machine.name != "cpu":
-        return replace(hardware_row(machine.name, row), timed=machine.stages)
-    calibrated = replace(hardware_row(CALIBRATED_CPU, row), timed=machine.stages)
+        return hardware_row(machine.name, row)
+    calibrated = hardware_row(CALIBRATED_CPU, row)
     if "bf16" not in rates:  # emulated
         share = usual.peak("bf16") / usual.peak("fp32")
         return _with_rates(calibrated, bf16=share, fp16=share)
@@ -101,45 +104,69 @@ def _with_rates(device: Hardware, **shares: float) -> Hardware:
     return replace(device, peak_flops_per_second=tuple(peaks.items()))
 
 
-def timed(setting: Setting) -> TimedStage | None:
-    """What was timed on the device of a setting for its stage and model."""
-    return timed_stage(setting.hardware, setting.stage, setting.model.parameters)
+Timings = list[list[TimedRow]]
+"""The rows of each run of a stage, or of each calibration, oldest first."""
 
 
-def timed_stage(device: Hardware, stage: str, parameters: float = 1.0) -> TimedStage | None:
-    """The stage as it was timed on a device, or one of its kin, with the model nearest in size; None where nothing
-    was.
+def timings(setting: Setting) -> Timings:
+    """A stage that runs a model, as it was timed on the device of its setting with a model of this size."""
+    return stage_timings(setting.hardware, setting.stage, setting.model.parameters, setting.gpus)
+
+
+def stage_timings(device: Hardware, stage: str, parameters: float = 0.0, processes: int = 1) -> Timings:
+    """The newest runs of a stage on `device`, before there is one its calibrations; [] where it was never timed."""
+    same = [
+        row for row in device.timed if (row.stage, row.parameters, row.processes) == (stage, parameters, processes)
+    ]
+    by_source: dict[tuple[str, float], list[TimedRow]] = {}
+    for row in [row for row in same if row.run_id] or same:
+        by_source.setdefault((row.run_id, 0.0 if row.run_id else row.time), []).append(row)
+    return list(by_source.values())[-NEWEST_RUNS:]
+
+
+def timed_seconds(timings: Timings, units: Mapping[str, float]) -> dict[str, float]:
+    """Phase -> median seconds of these units."""
+    by_phase: dict[str, list[float]] = {}
+    for row in (row for run in timings for row in run if row.phase in units):
+        by_phase.setdefault(row.phase, []).append(row.seconds / row.units * units[row.phase])
+    return {phase: median(seconds) for phase, seconds in by_phase.items()}
+
+
+def deviation(timings: Timings, units: Mapping[str, float]) -> float | None:
+    """Standard deviation of the logarithm of the stage's time; None from fewer than FEWEST_RUNS."""
+    logs = [log(sum(timed_seconds([run], units).values())) for run in timings]
+    return stdev(logs) if len(logs) >= FEWEST_RUNS else None
+
+
+def timed_peak(timings: Timings, phase: str, micro_batch: float) -> float | None:
+    """Bytes of a phase at a micro-batch: the last measured at this one, or on the straight line through the two
+    nearest that were; None where only one other was.
     """
-    candidates = [candidate for candidate in device.timed if candidate.stage == stage]
-    if not candidates:
-        kin = next((kin for kin in KIN if stage in kin), ())
-        candidates = [candidate for candidate in device.timed if candidate.stage in kin]
-    return min(candidates, key=lambda candidate: abs(log(candidate.parameters / parameters)), default=None)
-
-
-def was_timed(setting: Setting) -> bool:
-    """Whether the stage itself ran on the device, with a model of this size."""
-    nearest = timed(setting)
-    return nearest is not None and (nearest.stage, nearest.parameters) == (setting.stage, setting.model.parameters)
-
-
-def pace_of(stage: TimedStage | None, phase: str) -> float:
-    """Measured over planned seconds of a phase: of one that was not timed, the stage's median."""
-    if stage is None:
-        return 1.0
-    return stage.paces.get(phase) or median(stage.paces.values() or [1.0])
+    peaks = {row.micro_batch: row.peak_bytes for run in timings for row in run if row.phase == phase}
+    if micro_batch in peaks:
+        return peaks[micro_batch]
+    nearest = sorted(peaks, key=lambda size: abs(log(size / micro_batch)))[:2]
+    if len(nearest) < 2:
+        return None
+    a, b = nearest
+    return peaks[a] + max(0.0, (peaks[b] - peaks[a]) / (b - a)) * (micro_batch - a)
 
 
 def with_measured(setting: Setting, moments: Iterable[Moment]) -> list[Moment]:
-    """The moments of a stage with what a timed stage held beyond them."""
-    stage, planned = timed(setting), list(moments)
-    if stage is None or not stage.bytes:
-        return planned
-    most = max(stage.bytes.values())
-    return [Moment(moment.phase, _grown(moment, stage.bytes.get(phase_of(moment), most))) for moment in planned]
+    """The moments of a stage, each phase as high as it was measured: the difference is the process's."""
+    planned, runs = list(moments), timings(setting)
+    highest: dict[str, float] = {}
+    for moment in planned:
+        highest[phase_of(moment)] = max(highest.get(phase_of(moment), 0.0), moment.total)
+    measured = {phase: timed_peak(runs, phase, setting.levers.micro_batch) for phase in highest}
+    return [
+        moment if peak is None else _grown(moment, peak - highest[phase])
+        for moment in planned
+        for phase in (phase_of(moment),)
+        for peak in (measured[phase],)
+    ]
 
 
-def _grown(moment: Moment, more: float) -> dict[str, dict[str, float]]:
-    process = moment.roles.get("process", {})
-    beside = {**process, "workspace": process.get("workspace", 0.0) + more}
-    return {**moment.roles, "process": beside}
+def _grown(moment: Moment, more: float) -> Moment:
+    outside = moment.roles.get("process", {}).get("workspace", 0.0)
+    return replace(moment, roles=moment.roles | {"process": {"workspace": max(0.0, outside + more)}})

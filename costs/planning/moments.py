@@ -5,11 +5,10 @@ from dataclasses import replace
 from config.methods.registry import SAMPLING_METHODS
 from costs.formulas.distillation import distill_moments
 from costs.formulas.generation import generation_moment
-from costs.formulas.memory import Moment, frozen_role, scoring
+from costs.formulas.memory import Moment, frozen_role, scoring, with_process
 from costs.formulas.ppo import packed_sequences
 from costs.formulas.ppo_memory import ppo_moments
-from costs.formulas.process_heap import TRAINER_STAGES, with_process
-from costs.formulas.setting import Setting
+from costs.formulas.setting import TRAINER_STAGES, Setting
 from costs.formulas.sharding import sharding_of
 from costs.formulas.states import (
     Parts,
@@ -28,8 +27,6 @@ READ_AT_ONCE = 2
 """Sequences that reward and dpo read at once where nothing is learnt, in those of a training pass: four micro-batches
 of pairs' longer sides (training/reward.py, training/dpo.py).
 """
-SCORED_AT_ONCE = 200
-"""Contexts full of tokens that the processes of a retrain cycle score at once."""
 
 
 def moments(setting: Setting) -> list[Moment]:
@@ -69,16 +66,12 @@ def tensor_moments(setting: Setting) -> list[Moment]:
         return ppo_moments(setting)
     if setting.stage == "distill":
         return distill_moments(setting)
-    if setting.stage == "examine":
-        read = read_alone(setting, setting.model, setting.levers.micro_batch, False)
-        return [Moment("score", {"reward": read})]
     if setting.stage not in ("evaluate", "contest", "serve"):
         return trainer_moments(setting)
     generating = generation_moment(setting, setting.model, setting.levers)
     if setting.stage == "serve":
         return [generating]
-    others = judging_moments if setting.stage == "evaluate" else one_at_a_time
-    return [replace(generating, phase="generate"), *others(setting)]
+    return [replace(generating, phase="generate"), *judging_moments(setting)]
 
 
 def trainer_moments(setting: Setting) -> list[Moment]:
@@ -150,26 +143,3 @@ def judging_moments(setting: Setting) -> list[Moment]:
 
     scored = [reading("reward", judge, False)] if judge is not None else []
     return [*scored, reading("ref", shape, True)]
-
-
-def one_at_a_time(setting: Setting) -> list[Moment]:
-    """Log-probs of replies under policy or SFT model, and their scores, each model alone in memory
-    (training/inference/trained_models.py).
-    """
-    shape, levers, longest = setting.model, setting.levers, setting.workload.max_tokens
-    judge = setting.rlhf.reward if setting.rlhf and setting.rlhf.reward else shape
-    replies = max(1.0, setting.workload.steps * levers.micro_batch)
-    read = max(1.0, min(setting.micro_batch_tokens / longest, replies))
-    context = setting.micro_batch_tokens / levers.micro_batch
-    scored = max(1.0, min(SCORED_AT_ONCE * context / longest, replies))
-    return [
-        Moment("score", {role: read_alone(setting, model, rows, role == "policy")})
-        for role, model, rows in (("policy", shape, read), ("reward", judge, scored))
-    ]
-
-
-def read_alone(setting: Setting, shape: ModelShape, rows: float, vocabulary: bool) -> Parts:
-    """A frozen model that reads this many sequences at once, with nothing else in memory."""
-    return frozen_role(setting, shape, setting.levers) | scoring(
-        setting, shape, setting.levers, rows, setting.workload.max_tokens, vocabulary
-    )

@@ -5,15 +5,15 @@ from typing import NamedTuple
 from config.errors import CostError
 from config.methods.registry import SAMPLING_METHODS
 from config.records import LOOPS
+from config.work import HELD_OUT, ONCE, PHASE_UNITS, TOKENS, TRAINED
 from costs.formulas.compute import Work, forward_pass, gather, micro_step, optimizer_step
 from costs.formulas.distillation import distill_phases
 from costs.formulas.generation import generation
 from costs.formulas.ppo import ppo_phases
-from costs.formulas.process_heap import TRAINER_STAGES
-from costs.formulas.setting import EVALUATED, Setting
+from costs.formulas.setting import EVALUATED, TRAINER_STAGES, Setting
 from costs.formulas.sharding import sharding_of
 from costs.formulas.time import Seconds, duration
-from costs.planning.machine import pace_of, timed
+from costs.planning.machine import timed_seconds, timings
 from costs.tables.catalogue import Hardware
 
 STAGES = (*TRAINER_STAGES, *LOOPS, "evaluate", "contest", "serve")
@@ -31,14 +31,29 @@ class Phase(NamedTuple):
 
 
 def phases(setting: Setting) -> list[Phase]:
-    """Every phase of the stage with its work and time: by the formulas, at the pace that was measured where the stage
-    was timed.
-    """
-    calibrated = timed(setting)
-    return [
-        phase if phase.name == "start" else phase._replace(seconds=phase.seconds * pace_of(calibrated, phase.name))
-        for phase in formula_phases(setting)
-    ]
+    """Every phase of the stage with its work and time: as it was timed where the stage was, else by the formulas."""
+    made = formula_phases(setting)
+    seconds = timed_seconds(timings(setting), {phase.name: units_of(setting, phase.name) for phase in made})
+    return [phase._replace(seconds=seconds.get(phase.name, phase.seconds)) for phase in made]
+
+
+def units_of(setting: Setting, phase: str) -> float:
+    """What a phase does over the stage, in its unit (config/work.py)."""
+    work, unit = setting.workload, PHASE_UNITS.get(phase, TOKENS)
+    if unit == HELD_OUT:
+        return work.held_out * work.mean_tokens
+    if phase == "reference" and work.reference_sequences is not None:
+        return work.reference_sequences * work.mean_tokens
+    passes = setting.rlhf.ppo_epochs if setting.rlhf and unit == TRAINED else 1
+    return 1.0 if unit == ONCE else passes * processed_tokens(setting)
+
+
+def processed_tokens(setting: Setting) -> float:
+    """Tokens that the policy is trained on, or generates, over the stage and all devices."""
+    levers, work = setting.levers, setting.workload
+    if setting.stage in LOOPS and setting.rlhf:
+        return work.steps * setting.rlhf.batch * work.mean_tokens
+    return work.steps * levers.micro_batch * levers.accumulation * setting.gpus * work.mean_tokens
 
 
 def formula_phases(setting: Setting) -> list[Phase]:
@@ -72,17 +87,13 @@ def start_phase(setting: Setting) -> Phase:
             for role in (setting.rlhf.reward, setting.rlhf.value, setting.rlhf.teacher)
             if role
         )
-    return Phase("start", Work(bytes_moved=loaded), process_seconds(setting) + loaded / DISK_BYTES_PER_SECOND, "fixed")
+    return Phase(
+        "start", Work(bytes_moved=loaded), process_seconds(setting.hardware) + loaded / DISK_BYTES_PER_SECOND, "fixed"
+    )
 
 
-def process_seconds(setting: Setting) -> float:
-    """Time to start the stage's process, mostly imports."""
-    calibrated = timed(setting)
-    return calibrated.start_seconds if calibrated else usual_start_seconds(setting.hardware)
-
-
-def usual_start_seconds(device: Hardware) -> float:
-    """Time to start a process on a device that was not calibrated.
+def process_seconds(device: Hardware) -> float:
+    """Time to start the stage's process, mostly imports.
 
     Source: 3.2 to 5.2 s in the demo's stages on two cores of an EPYC (28 November 2026); 11 to 24 s with CUDA on an
     H200 (docs/gpu.md).

@@ -1,7 +1,7 @@
 """Records of a plan, and their JSON. Other tools read the keys."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 
@@ -23,40 +23,16 @@ NOTHING = Usd(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
-class Band:
-    """A planned number with an interval from this machine's past runs: four of five should fall between low and
-    high.
-    """
-
-    low: float
-    expected: float
-    """The plan, times this machine's correction where that has proved itself on runs it was not fitted on."""
-    high: float
-    runs: int
-    error: float
-    """Mean relative error of those runs' plans."""
-    corrected: bool
-
-
-@dataclass(frozen=True)
-class PlanError:
-    """Error bounds of a stage's plan; None with fewer than two runs."""
-
-    seconds: Band | None = None
-    peak_bytes: Band | None = None
-
-
-@dataclass(frozen=True)
 class Interval:
-    """Interval of a planned number, with its grade (costs/planning/grades.py)."""
+    """Interval of a planned number, and what it rests on (costs/planning/grades.py)."""
 
-    grade: str
+    basis: str
     low: float
     high: float
     why: str
 
 
-UNKNOWN = Interval("C", 0.0, 0.0, "nothing is planned")
+UNKNOWN = Interval("formula", 0.0, 0.0, "nothing is planned")
 
 
 @dataclass(frozen=True)
@@ -109,11 +85,29 @@ class StagePlan:
     mfu: float
     levers: Mapping[str, Any] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
-    error: PlanError = PlanError()
     time_interval: Interval = UNKNOWN
     """Interval of `seconds`."""
     memory_interval: Interval = UNKNOWN
     """Interval of `peak_bytes_per_gpu`."""
+    parameters: float = 0.0
+    """Of the model that the stage runs; 0 without one."""
+    units: Mapping[str, float] = field(default_factory=dict)
+    """Phase -> what it does, in its unit (config/work.py)."""
+
+
+def lasting(stage: StagePlan, seconds: float) -> StagePlan:
+    """The plan of the same devices for other seconds."""
+    factor, usd, interval = seconds / stage.seconds, stage.usd, stage.time_interval
+    return replace(
+        stage,
+        seconds=seconds,
+        gpu_hours=stage.gpu_hours * factor,
+        kwh=stage.kwh * factor,
+        idle_usd=stage.idle_usd * factor,
+        usd=Usd(usd.low * factor, usd.expected * factor, usd.high * factor),
+        mfu=stage.mfu / factor,
+        time_interval=replace(interval, low=interval.low * factor, high=interval.high * factor),
+    )
 
 
 @dataclass(frozen=True)

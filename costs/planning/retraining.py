@@ -2,7 +2,8 @@
 the champion's (training/retraining/examine.py); after it champion and new model answer the same held-out prompts, and
 the safety prompts where there are any (training/retraining/contest.py).
 
-Each is one process on one device, with one model in memory at a time.
+Each is one process on one device: the examination a data stage and a reward model's look at pairs, the contest an
+evaluation of each side.
 """
 
 import json
@@ -16,19 +17,15 @@ from config.schema import Params
 from config.sections.model import Model
 from config.work import EXAMINED_PAIRS
 from config.workspace.champions import champion_folder, read_record
-from costs.formulas.compute import Work, forward_pass
-from costs.formulas.setting import Levers, Setting, Workload
-from costs.formulas.time import duration
-from costs.planning.data_stage import data_seconds
-from costs.planning.models import base_shape, reward_shape
-from costs.planning.moments import SCORED_AT_ONCE, moments
-from costs.planning.phases import DISK_BYTES_PER_SECOND, Phase, phases, process_seconds
-from costs.planning.plans import Plan, StagePlan
+from costs.planning.data_stage import fixed_stage, plan_data
+from costs.planning.models import base_shape
+from costs.planning.moments import moments
+from costs.planning.phases import held_out_phase, start_phase
+from costs.planning.plans import PhasePlan, Plan, StagePlan, lasting
 from costs.planning.rows import Rows, count, source_rows
-from costs.planning.settings import ATTENTION, answering, held_out_prompts
-from costs.planning.stages import planned
+from costs.planning.settings import answering, held_out_prompts, setting_of
+from costs.planning.stages import plan_stage, planned
 from costs.planning.target import Target
-from costs.tables.engines import engine
 from costs.tables.price import rented_devices
 
 EXAMINE, CONTEST = "examine", "contest"
@@ -52,32 +49,78 @@ def plan_examination(params: Params, target: Target) -> StagePlan:
     """The plan of looking at the data as it is now: reading it as the data stage does, comparing it with the
     champion's, and the champion's reward model on the pairs that came.
     """
-    target = replace(target, gpus=1, rented=waiting(params, target), by_stage=False)
-    rows = count(params, target.root)
+    target, rows = _alone(params, target), count(params, target.root)
     champion, note = _champions(params, target.root)
     pairs, counted = _new_pairs(rows, target.root)
-    setting = _judging(champion, rows, target, pairs)
-    data = data_seconds(rows, params.data.test_fraction, target.hardware)
+    place = (target.hardware, 1, target.price, target.rented)
+    data = plan_data(rows, params.data.test_fraction, *place)
     texts = rows.sft + rows.sft_held_out + rows.preference + rows.preference_held_out
     both = 2 * (texts + rows.prompts / (1 - params.data.test_fraction))
-    loaded = setting.model.parameters * setting.levers.dtype_bytes
-    started = process_seconds(setting) + loaded / DISK_BYTES_PER_SECOND
-    once = forward_pass(setting, setting.model, setting.levers, setting.levers.micro_batch, rows.preference_tokens, 0)
-    passes, seconds = setting.workload.steps, duration(once, setting)
-    plan = planned(
-        setting,
-        target.price,
-        [
-            Phase("start", Work(bytes_moved=loaded), started, "fixed"),
-            *(Phase(name, Work(), data[name], "fixed") for name in ("read", "tokenise")),
-            Phase("compare", Work(), both * COMPARE_SECONDS, "fixed"),
-            Phase("score", once.times(passes), seconds.seconds * passes, seconds.bound),
-        ],
-        moments(setting),
-        find_lever=False,
-    )
-    lever = "" if plan.fits else "a device with more memory"
-    return replace(plan, assumptions=(f"examine: {counted}", f"examine: {note}"), lever=lever)
+    parts = [
+        replace(data, phases=tuple(phase for phase in data.phases if phase.phase in ("start", "read", "tokenise"))),
+        fixed_stage(EXAMINE, {"compare": both * COMPARE_SECONDS}, both, *place, ""),
+    ]
+    if champion.trained_reward is not None and pairs:
+        reward = setting_of(champion, target, "reward", rows, base_shape(champion, target.root))
+        judge = replace(reward, workload=replace(reward.workload, steps=0.0, held_out=2 * pairs)).with_levers(
+            tuning="frozen", weights_fp32=False, quantisation=champion.model.quantisation
+        )
+        judging = [start_phase(judge), *(phase._replace(name="score") for phase in held_out_phase(judge))]
+        held = [replace(moment, phase="score") for moment in moments(judge) if moment.phase == "evaluate"]
+        parts.append(planned(judge, target.price, judging, held, find_lever=False))
+    return _together(EXAMINE, parts, (f"examine: {counted}", f"examine: {note}"))
+
+
+def plan_contest(params: Params, target: Target) -> StagePlan:
+    """The plan of the contest that `rlhf retrain` holds after the run of `params`: both sides answer, and their
+    replies are read and scored by either's models.
+
+    Raises CostError as the plan of a stage does, for the champion's model too.
+    """
+    target, rows = _alone(params, target), count(params, target.root)
+    champion, note = _champions(params, target.root)
+    prompts, notes = [held_out_prompts(params, rows)], tuple[str, ...]()
+    if params.retrain.safety_source is not None:
+        counted, notes = source_rows(params.retrain.safety_source, target.root, "retrain.safety_source")
+        prompts.append(max(1, round(counted["prompts"])))
+    sides = [
+        replace(
+            answering("contest", side, target, rows, base_shape(side, target.root), asked, 1), rented=target.rented
+        )
+        for side in (champion, params)
+        for asked in prompts
+    ]
+    reason = f"contest: {' and '.join(map(str, prompts))} prompts of each model"
+    parts = [plan_stage(replace(side, rented=target.rented), target.price, find_lever=False) for side in sides]
+    return _together(CONTEST, parts, (reason, f"contest: {note}", *notes))
+
+
+def _together(stage: str, parts: Sequence[StagePlan], assumptions: tuple[str, ...]) -> StagePlan:
+    """One process that does one part after the other; it starts once, and the largest part decides its memory."""
+    phases: dict[str, PhasePlan] = {}
+    for phase in (phase for part in parts for phase in part.phases):
+        before = phases.get(phase.phase, phase)
+        if before is phase or phase.phase == "start":
+            phases[phase.phase] = max(before, phase, key=lambda phase: phase.seconds)
+        else:
+            phases[phase.phase] = replace(
+                before,
+                flops=before.flops + phase.flops,
+                bytes_moved=before.bytes_moved + phase.bytes_moved,
+                seconds=before.seconds + phase.seconds,
+                usd=before.usd + phase.usd,
+                peak_bytes=max(before.peak_bytes, phase.peak_bytes),
+            )
+    largest = max(parts, key=lambda part: part.peak_bytes_per_gpu)
+    whole = lasting(largest, sum(phase.seconds for phase in phases.values()))
+    lever = "" if whole.fits else "a lower evaluate.batch_size, or a device with more memory"
+    return replace(whole, stage=stage, phases=tuple(phases.values()), lever=lever, assumptions=assumptions)
+
+
+def _alone(params: Params, target: Target) -> Target:
+    """One device for a process of the cycle itself; paid for are those of the machine."""
+    rented = rented_devices(params) if target.by_stage else target.gpus
+    return replace(target, gpus=1, rented=rented, by_stage=False)
 
 
 def _new_pairs(rows: Rows, root: Path) -> tuple[float, str]:
@@ -100,63 +143,6 @@ def _new_pairs(rows: Rows, root: Path) -> tuple[float, str]:
     return pairs, f"{pairs:.0f} new pairs to judge ({reason}; at most {EXAMINED_PAIRS})"
 
 
-def _judging(params: Params, rows: Rows, target: Target, pairs: float) -> Setting:
-    """A reward model of the shape in `params` on both sides of `pairs`, one side after the other
-    (training/inference/trained_models.py).
-    """
-    model, longest = params.model, min(rows.longest_preference, params.model.context_length)
-    at_once = max(1, int(min(SCORED_AT_ONCE * model.context_length / longest, pairs)))
-    levers = Levers(
-        tuning="frozen",
-        quantisation=model.quantisation,
-        dtype=model.dtype,
-        attention=ATTENTION[model.attention],
-        micro_batch=at_once,
-    )
-    work = Workload(int(longest), min(rows.preference_tokens, longest), 2 * pairs / at_once)
-    base = base_shape(params, target.root)
-    shape = reward_shape(params, base) or base.scored
-    return Setting(EXAMINE, shape, levers, work, target.hardware, engine("ours"), target.gpus, target.rented)
-
-
-def waiting(params: Params, target: Target) -> int:
-    """Devices that are paid for while a process of the cycle itself runs: those of the machine."""
-    return rented_devices(params) if target.by_stage else target.gpus
-
-
-def plan_contest(params: Params, target: Target) -> StagePlan:
-    """The plan of the contest that `rlhf retrain` holds after the run of `params`.
-
-    Raises CostError as the plan of a stage does, for the champion's model too.
-    """
-    target = replace(target, gpus=1, rented=waiting(params, target), by_stage=False)
-    rows = count(params, target.root)
-    champion, note = _champions(params, target.root)
-    prompts: list[tuple[int, tuple[str, ...]]] = [(held_out_prompts(params, rows), ())]
-    if params.retrain.safety_source is not None:
-        counted, notes = source_rows(params.retrain.safety_source, target.root, "retrain.safety_source")
-        prompts.append((max(1, round(counted["prompts"])), notes))
-    sides = [_side(side, rows, target, prompts) for prompts, _ in prompts for side in (champion, params)]
-    plan = planned(
-        replace(
-            sides[1],
-            rented=target.rented,
-            workload=replace(sides[1].workload, steps=sum(side.workload.steps for side in sides)),
-        ),
-        target.price,
-        _together(sides),
-        [moment for side in sides for moment in moments(side)],
-        find_lever=False,
-    )
-    words = tuple(line for _, notes in prompts for line in notes)
-    reason = f"contest: {' and '.join(str(prompts) for prompts, _ in prompts)} prompts of each model"
-    return replace(plan, assumptions=(reason, f"contest: {note}", *words), lever=_lever(plan))
-
-
-def _lever(plan: StagePlan) -> str:
-    return "" if plan.fits else "a lower evaluate.batch_size, or a device with more memory"
-
-
 def _champions(params: Params, root: Path) -> tuple[Params, str]:
     """`params` with the champion's model, and what was assumed of it."""
     champion = read_record(root).champion
@@ -170,29 +156,3 @@ def _champions(params: Params, root: Path) -> tuple[Params, str]:
             f"the params of the champion {champion.run_id} cannot be read, its shape is assumed to be the new model's"
         )
     return params.model_copy(update={"model": model}), f"against {champion.run_id}"
-
-
-def _side(params: Params, rows: Rows, target: Target, prompts: int) -> Setting:
-    """Setting of one model in the contest, which answers once, for two reward models to read."""
-    return answering(CONTEST, params, target, rows, base_shape(params, target.root), prompts, 1)
-
-
-def _together(sides: Sequence[Setting]) -> list[Phase]:
-    """The phases of all sides, one after the other in one process."""
-    start_seconds = process_seconds(sides[0])
-    by_name: dict[str, Phase] = {"start": Phase("start", Work(), start_seconds, "fixed")}
-    for side in sides:
-        for phase in phases(side):
-            seconds = phase.seconds - (process_seconds(side) if phase.name == "start" else 0.0)
-            before = by_name.get(phase.name)
-            by_name[phase.name] = (
-                phase._replace(seconds=seconds)
-                if before is None
-                else before._replace(work=before.work + phase.work, seconds=before.seconds + seconds)
-            )
-        again = side.model.parameters * side.levers.dtype_bytes  # the SFT model, after the policy
-        start = by_name["start"]
-        by_name["start"] = start._replace(
-            work=start.work + Work(bytes_moved=again), seconds=start.seconds + again / DISK_BYTES_PER_SECOND
-        )
-    return list(by_name.values())

@@ -19,7 +19,7 @@ from config.sections.levers import Lora
 from config.sections.online import ActorCritic, Online, SamplingLoop
 from config.work import GAP_SAMPLE, NORMALISATION_PAIRS
 from costs.formulas.setting import EVALUATED, Attention, Levers, Parallel, Rlhf, Setting, Workload
-from costs.planning.machine import was_timed
+from costs.planning.machine import timings
 from costs.planning.models import base_shape, reward_shape, student_shape
 from costs.planning.reward_function import seconds_per_reply
 from costs.planning.rows import Rows, count
@@ -49,7 +49,7 @@ def runs_a_model(params: Params, stage: str) -> bool:
 def untimed(params: Params, target: Target) -> list[str]:
     """Stages of the run that its device never ran with these models (costs/planning/machine.py)."""
     stage_settings = settings(params, target)
-    return [stage for stage in params.stages if stage in stage_settings and not was_timed(stage_settings[stage])]
+    return [stage for stage in params.stages if stage in stage_settings and not timings(stage_settings[stage])]
 
 
 def setting_of(params: Params, target: Target, stage: str, rows: Rows, model: ModelShape) -> Setting:

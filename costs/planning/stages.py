@@ -2,15 +2,13 @@
 
 from dataclasses import asdict
 
-from config.records import LOOPS
 from costs.formulas.counts import mfu
-from costs.formulas.memory import Moment, device_bytes, peak
-from costs.formulas.process_heap import phase_of
+from costs.formulas.memory import Moment, device_bytes, peak, phase_of
 from costs.formulas.setting import Setting
 from costs.formulas.time import energy_kwh
 from costs.planning.grades import memory_interval, time_interval
 from costs.planning.moments import moments
-from costs.planning.phases import Phase, phases
+from costs.planning.phases import Phase, phases, processed_tokens, units_of
 from costs.planning.plans import PhasePlan, StagePlan, Usd
 from costs.tables.catalogue import Price
 
@@ -73,22 +71,16 @@ def planned(
         else 0.0,
         levers=asdict(setting.levers),
         assumptions=setting.assumptions,
-        time_interval=time_interval(setting, seconds),
+        time_interval=time_interval(setting, seconds, {p.name: units_of(setting, p.name) for p in phases}),
         memory_interval=memory_interval(setting, highest.total),
+        parameters=setting.model.parameters,
+        units={phase.name: units_of(setting, phase.name) for phase in phases},
     )
 
 
 def phase_peak(held: list[Moment], phase: str) -> float:
     """Highest memory of the moments that belong to a phase, 0 where none is modelled."""
     return max((moment.total for moment in held if phase_of(moment) == phase), default=0.0)
-
-
-def processed_tokens(setting: Setting) -> float:
-    """Tokens that the policy is trained on, or generates, over the stage and all devices."""
-    levers, work = setting.levers, setting.workload
-    if setting.stage in LOOPS and setting.rlhf:
-        return work.steps * setting.rlhf.batch * work.mean_tokens
-    return work.steps * levers.micro_batch * levers.accumulation * setting.gpus * work.mean_tokens
 
 
 # ---------------------------------------------------------------- making it fit

@@ -7,7 +7,7 @@ from config.errors import CostError
 from config.schema import Params
 from config.sections.where import LOCAL
 from config.workspace.machine import bf16_instructions
-from costs.planning.machine import this_machine, unmeasured
+from costs.planning.machine import this_machine, unmeasured, with_timings
 from costs.tables.catalogue import Hardware, Price, hardware, own_price, price
 from costs.tables.price import pool_of, rented_devices
 from costs.tables.price import usd_per_device_hour as own_rate
@@ -51,7 +51,7 @@ class Target:
             return target
         prices, pool = params.prices, pool_of(params, stage)
         if pool in prices.device_by_pool:
-            target = replace(target, hardware=hardware(prices.device_by_pool[pool]))
+            target = replace(target, hardware=with_timings(hardware(prices.device_by_pool[pool]), self.root))
         elif prices.watts is not None:
             target = replace(target, hardware=replace(target.hardware, watts=prices.watts))
         if pool in prices.usd_per_device_hour_by_pool and not self.own_price:
@@ -89,7 +89,7 @@ def find_target(
     if gpus < 1:
         raise CostError(f"--gpus {gpus} must be at least 1.")
     named = name or params.prices.device
-    device = hardware(named) if named else this_device(root)
+    device = with_timings(hardware(named), root) if named else this_device(root)
     if usd_per_gpu_hour is not None:
         override = own_price(usd_per_gpu_hour, "command line", "today")
         return Target(device, override, gpus, root=root, by_pool=name is None, own_price=True)
@@ -130,4 +130,4 @@ def doubted_price(target: Target) -> str | None:
 
 def this_device(root: Path) -> Hardware:
     """This machine, as `rlhf calibrate` measured it if it did."""
-    return this_machine(root) or unmeasured(bf16_instructions())
+    return with_timings(this_machine(root) or unmeasured(bf16_instructions()), root)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from config.errors import CostError
+from config.records import TimedRow
 from config.terminal_text import shown
-from config.workspace.machine import TimedStage
 from config.yaml_text import yaml_content
 from costs.tables.shapes import ModelShape, from_config
 
@@ -43,8 +43,8 @@ class Hardware:
     date: str
     attainable: float = 0.87
     """Share of the 16-bit peak that the best large matrix product reaches."""
-    timed: tuple[TimedStage, ...] = ()
-    """Stages that ran on it for some steps, if this is this machine."""
+    timed: tuple[TimedRow, ...] = ()
+    """What stages took on it."""
 
     @property
     def is_cpu(self) -> bool:

@@ -10,7 +10,6 @@ import os
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -24,23 +23,23 @@ import yaml
 from config import jsonl
 from config.atomic_file import write_atomically
 from config.compose import compose
-from config.errors import EXIT_DONE, CostError, EnvironmentFault, StageStopped
+from config.errors import EXIT_DONE, EnvironmentFault, StageStopped
 from config.load import validate, write
 from config.methods.registry import SAMPLING_METHODS, stage_module
-from config.records import LOOPS, UsageRow
+from config.records import LOOPS, TimedRow, UsageRow
 from config.schema import Params
 from config.sections.where import LOCAL, SHARED_STAGES
-from config.workspace.machine import MACHINE_FILE, Machine, TimedStage
+from config.workspace.machine import MACHINE_FILE, TIMED_FILE, Machine
 from costs.formulas.setting import Setting
-from costs.planning.data_stage import formula_seconds
-from costs.planning.machine import calibration, device
+from costs.ledger.timed import this_machine
+from costs.planning.data_stage import data_phases
+from costs.planning.machine import device
 from costs.planning.models import base_shape
-from costs.planning.moments import formula_moments
-from costs.planning.phases import formula_phases, usual_start_seconds
+from costs.planning.phases import formula_phases, units_of
 from costs.planning.rows import count
 from costs.planning.settings import evaluated, runs_a_model, setting_of
-from costs.planning.stages import phase_peak
 from costs.planning.target import find_target
+from costs.tables.catalogue import hardware
 from tasks.calibration.other_load import OtherLoad
 from tasks.run.stop import StopRequest
 from tasks.run.workspace import HOME, link_inputs
@@ -60,14 +59,14 @@ NEVER = 1_000_000
 Say = Callable[[str], None]
 
 
-def calibrate(root: Path, params: Params, say: Say, stop: StopRequest) -> Machine:
-    """Time the stages of `params` in the project at `root`, and write .rlhf/hardware.yaml. Stages that were timed
-    before with other models stay in it.
+def calibrate(root: Path, params: Params, say: Say, stop: StopRequest) -> list[TimedRow]:
+    """Time the stages of `params` in the project at `root`: the machine's rates go to .rlhf/hardware.yaml, what the
+    stages took to .rlhf/timed.jsonl.
 
     Raises EnvironmentFault if a stage fails or other programs keep the machine busy, StageStopped if it was asked to
-    stop; the file is then as it was.
+    stop; the files are then as they were.
     """
-    began, short, others = time.perf_counter(), params, OtherLoad()
+    began, now, short, others = time.perf_counter(), time.time(), params, OtherLoad()
     (root / MACHINE_FILE).parent.mkdir(exist_ok=True)
 
     def tell(part: str) -> None:
@@ -82,29 +81,21 @@ def calibrate(root: Path, params: Params, say: Say, stop: StopRequest) -> Machin
             (folder / name).mkdir()
         write(params, folder / "params.yaml")
         link_inputs(root, folder, params)
-        machine = Machine(**rates, date=datetime.now(UTC).date().isoformat(), stages=(), seconds=0.0)
-        timed = []
+        machine = Machine(**rates, date=datetime.now(UTC).date().isoformat(), seconds=0.0)
+        rows = []
         for stage in params.stages:
             tell(f"{stage}: {_what(short, stage)}")
             module = "training.process.launch" if stage in SHARED_STAGES else stage_module(stage)
             _run(folder, [module, stage], f"a short {stage} stage", stop)
             if stage == "data":
-                timed.append(_timed_data(folder, params))
+                rows += timed_data(folder, params, now)
                 short = shortened(params, steps_of(root, folder, params, machine))
                 write(short, folder / "params.yaml")
                 cut_rows(folder, short)
             elif runs_a_model(params, stage):
-                timed.append(timed_stage(root, folder, short, stage, machine))
+                rows += timed_stage(root, folder, short, stage, machine, now)
     others.check(machine.threads)
-    kept = _earlier(root)
-    timed_settings = {(stage.stage, stage.parameters) for stage in timed}
-    before = [
-        stage
-        for stage in (kept.stages if kept and kept.processor == machine.processor else ())
-        if (stage.stage, stage.parameters) not in timed_settings
-    ]
-    seconds = time.perf_counter() - began
-    machine = machine.model_copy(update={"stages": (*timed, *before), "seconds": seconds})
+    machine = machine.model_copy(update={"seconds": time.perf_counter() - began})
     tell("done")
     content = yaml.safe_dump(machine.model_dump(mode="json"), sort_keys=False, width=100)
     write_atomically(
@@ -112,15 +103,10 @@ def calibrate(root: Path, params: Params, say: Say, stop: StopRequest) -> Machin
         "# Written by rlhf calibrate: this machine, for rlhf plan. Delete it to plan with "
         f"costs/tables/hardware.yaml again.\n{content}",
     )
-    return machine
-
-
-def _earlier(root: Path) -> Machine | None:
-    """The last calibration of this version, if there is one."""
-    try:
-        return calibration(root / MACHINE_FILE, Machine)
-    except CostError:
-        return None
+    rows = [row.model_copy(update={"hardware": device(machine).name}) for row in rows]
+    for row in rows:
+        jsonl.append(root / TIMED_FILE, row)
+    return rows
 
 
 def _what(params: Params, stage: str) -> str:
@@ -245,23 +231,7 @@ def evenly(lines: Sequence[bytes], most: int) -> list[int]:
     return sorted(order[(i + 1) * len(lines) // kept - 1] for i in range(kept))
 
 
-# ---------------------------------------------------------------- paces
-
-
-def _timed_data(folder: Path, params: Params) -> TimedStage:
-    """The data stage, which is run to its end."""
-    rows, seconds = usage(folder, "data"), defaultdict[str, float](float)
-    for row in rows:
-        seconds[row.phase] += row.seconds
-    write_lock(folder, params)
-    planned = formula_seconds(count(params, folder), params.data.test_fraction)
-    return TimedStage(
-        stage="data",
-        parameters=1.0,
-        start_seconds=seconds["start"],
-        paces={name: seconds[name] / planned[name] for name in planned if name != "start"},
-        bytes={},
-    )
+# ---------------------------------------------------------------- times
 
 
 def _setting(root: Path, folder: Path, params: Params, stage: str, machine: Machine) -> Setting:
@@ -270,39 +240,47 @@ def _setting(root: Path, folder: Path, params: Params, stage: str, machine: Mach
     return setting_of(params, target, stage, rows, base_shape(params, root))
 
 
-def timed_stage(root: Path, folder: Path, params: Params, stage: str, machine: Machine) -> TimedStage:
-    """A stage that ran in `folder`, beside its plan by formulas alone. The first quarter of its steps warms up."""
+def timed_data(folder: Path, params: Params, began: float) -> list[TimedRow]:
+    """The data stage, which is run to its end."""
+    write_lock(folder, params)
+    rows = usage(folder, "data")
+    _, units = data_phases(count(params, folder), params.data.test_fraction, hardware("cpu"))
+    seconds = {phase: sum(row.seconds for row in rows if row.phase == phase) for phase in units}
+    return [_row("data", 0.0, 1, 1.0, phase, units[phase], seconds[phase], 0.0, began) for phase in units]
+
+
+def timed_stage(
+    root: Path, folder: Path, params: Params, stage: str, machine: Machine, began: float
+) -> list[TimedRow]:
+    """A stage that ran in `folder`. The first quarter of its steps warms up."""
     rows = usage(folder, stage)
     setting = as_long(_setting(root, folder, params, stage, machine), rows)
-    planned = {phase.name: phase.seconds for phase in formula_phases(setting)}
     warm, steps = max(1.0, max(row.step for row in rows) / 4), setting.workload.steps
-    measured, peaks = dict[str, float](), dict[str, int]()
-    for phase in {row.phase for row in rows} & planned.keys():
+    timed = []
+    for phase in [phase.name for phase in formula_phases(setting)]:
         phase_rows = [row for row in rows if row.phase == phase]
-        peaks[phase] = max(row.peak_bytes for row in phase_rows)
-        if stage == "evaluate" or phase in ONCE:
-            measured[phase] = sum(row.seconds for row in phase_rows)
-        else:  # as many steps as were planned: rows that are too long may have left fewer
+        if not phase_rows:
+            continue
+        seconds = sum(row.seconds for row in phase_rows)
+        if stage != "evaluate" and phase not in ONCE:
+            # as many steps as were planned: rows that are too long may have left fewer
             usual = [row for row in phase_rows if row.step > warm] or phase_rows
-            step_seconds = sum(row.seconds for row in usual) / len({row.step for row in usual})
-            measured[phase] = steps * step_seconds
-    held = formula_moments(setting)
-    # a trainer's first step is counted as its start
-    first = measured.get("train", 0.0) / steps
-    read = planned["start"] - usual_start_seconds(setting.hardware)
-    return TimedStage(
-        stage=stage,
-        parameters=setting.model.parameters,
-        start_seconds=max(0.0, measured["start"] - first - read),
-        paces={
-            name: seconds / planned[name]
-            for name, seconds in measured.items()
-            if name != "start" and planned[name] > 0
-        },
-        bytes={
-            name: max(0.0, peak - phase_peak(held, name)) for name, peak in peaks.items() if phase_peak(held, name) > 0
-        },
-    )
+            seconds = steps * sum(row.seconds for row in usual) / len({row.step for row in usual})
+        peak = max(row.peak_bytes for row in phase_rows)
+        micro, size = setting.levers.micro_batch, setting.model.parameters
+        timed.append(_row(stage, size, setting.gpus, micro, phase, units_of(setting, phase), seconds, peak, began))
+    return timed
+
+
+def _row(
+    stage: str, parameters: float, processes: int, micro_batch: float, phase: str, units: float, seconds: float,
+    peak_bytes: float, began: float,
+) -> TimedRow:  # fmt: skip
+    return TimedRow(
+        time=began, run_id="", machine=this_machine(), hardware="cpu", processes=processes, stage=stage,
+        parameters=parameters, micro_batch=micro_batch, phase=phase, units=units, seconds=seconds,
+        peak_bytes=peak_bytes,
+    )  # fmt: skip
 
 
 def as_long(setting: Setting, rows: Sequence[UsageRow]) -> Setting:

@@ -21,9 +21,9 @@ from config.differences import in_a_line
 from config.errors import EnvironmentFault, OverBudget, RlhfError, StageStopped
 from config.workspace.at_work import locked
 from config.workspace.rows import ENDED, pipeline_rows
-from costs.ledger.history import remember
 from costs.ledger.ledger import BEGAN, read_ledger
-from costs.ledger.reconcile import read_plan, reconcile
+from costs.ledger.reconcile import read_plan
+from costs.ledger.timed import remember
 from reporting.build import build_report, build_summary
 from tasks.cluster.placement import fetch_aligned
 from tasks.dvc.transfers import default_remote, public, push
@@ -200,12 +200,12 @@ def _bring_model(pipeline: Pipeline) -> None:
 
 
 def remember_cost(run: Run) -> None:
-    """Record planned and measured cost for the planner's error; this cannot fail the run."""
+    """Record what the stages took for the plans to come; this cannot fail the run."""
     try:
         ledger = read_ledger(run.root, run.params, run.run_id)
-        remember(run.root, ledger, reconcile(read_plan(run.folder), ledger))
+        remember(run.root, ledger, read_plan(run.folder))
     except (OSError, RlhfError) as error:
-        logger.warning("plan and measurement could not be kept for later plans: %s", error)
+        logger.warning("what the stages took could not be kept for later plans: %s", error)
 
 
 def _send(pipeline: Pipeline) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from statistics import mean
 from typing import Any, NamedTuple
 
 import psutil
@@ -26,7 +25,6 @@ from costs.tables.catalogue import own_price
 from serving.bench.endpoint import ChatEndpoint, api_url, is_loopback
 from serving.bench.loads import Interrupted, LoadSpec, measure
 from serving.bench.measured import knee_of
-from serving.bench.pace import pace_seconds
 from serving.bench.server import peak_bytes, running
 from serving.settings import EngineName, Weights
 from tasks.champions.registry import describe, update_mlflow
@@ -91,7 +89,7 @@ def bench(root: Path, params: Params, settings: BenchSettings, usd_per_hour: flo
             _require_time_for_a_reply(endpoint, payloads[0], settings)
             for payload in payloads[:WARM_REQUESTS]:
                 endpoint.invoke(payload)
-            loads, peak, paces, interrupted = _measured(endpoint, process, settings, payloads, on_load)
+            loads, peak, interrupted = _measured(endpoint, process, settings, payloads, on_load)
         finally:
             endpoint.stop()
     run_id = model.name if _is_run(root, model.name) else None
@@ -105,7 +103,6 @@ def bench(root: Path, params: Params, settings: BenchSettings, usd_per_hour: flo
         loads=tuple(loads),
         knee=knee_of(loads),
         peak_bytes=peak,
-        pace_seconds=mean(paces),
     )
     if run_id is None:
         return BenchResult(benchmark, model.name, url, None, "", interrupted, None)
@@ -125,9 +122,7 @@ def _plan(root: Path, params: Params, url: str, benchmark: Benchmark) -> Serving
     if benchmark.engine != "llama_cpp" or not is_loopback(url):
         return None
     target = Target(this_device(root), own_price(benchmark.usd_per_hour, "rlhf bench", benchmark.time), root=root)
-    return plan_serving(
-        params, target, benchmark.weights, benchmark.slots, concurrencies, pace_seconds=benchmark.pace_seconds
-    )
+    return plan_serving(params, target, benchmark.weights, benchmark.slots, concurrencies)
 
 
 def _measured(
@@ -136,10 +131,9 @@ def _measured(
     settings: BenchSettings,
     payloads: Sequence[dict[str, Any]],
     on_load: OnLoad,
-) -> tuple[list[Load], int | None, list[float], bool]:
-    """The loads, the server's peak memory, the machine's pace between the loads, and whether it was interrupted."""
+) -> tuple[list[Load], int | None, bool]:
+    """The loads, the server's peak memory, and whether it was interrupted."""
     loads: list[Load] = []
-    paces = [pace_seconds()]
     with peak_bytes(process) as peak:
         try:
             for load in measure(endpoint, settings.loads, payloads, settings.seconds, settings.limits):
@@ -152,10 +146,9 @@ def _measured(
                     break
                 loads.append(load)
                 on_load(load, len(settings.loads) - len(loads))
-                paces.append(pace_seconds())
         except (Interrupted, KeyboardInterrupt):
-            return loads, peak(), paces, True
-    return loads, peak(), paces, False
+            return loads, peak(), True
+    return loads, peak(), False
 
 
 def _is_run(root: Path, name: str) -> bool:

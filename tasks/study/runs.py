@@ -20,7 +20,7 @@ from config.locks import lock_file
 from config.schema import Params
 from config.workspace.kept import kept_params
 from config.workspace.login import MLFLOW_KEY, SERVERS
-from config.workspace.machine import MACHINE_FILE, SERVING_FILE
+from config.workspace.machine import MACHINE_FILE
 from config.workspace.project import STUDIES, study_name
 from config.workspace.rows import pipeline_rows
 from config.workspace.study import StudyFile
@@ -34,7 +34,7 @@ from tasks.stage.progress import Display
 
 PAGE, RECORD = "study.html", "study.json"
 """Files of the comparison in the study's workspace."""
-OF_THE_PROJECT = (MACHINE_FILE, SERVING_FILE, SERVERS, MLFLOW_KEY)
+OF_THE_PROJECT = (MACHINE_FILE, SERVERS, MLFLOW_KEY)
 """Paths that a workspace shares with the project if they exist."""
 
 

@@ -1,20 +1,29 @@
-"""A calibrated machine with round rates."""
+"""A calibrated machine with round rates, and what stages took on it."""
 
 from typing import Any
 
-from config.workspace.machine import Machine, TimedStage
+from config.records import TimedRow
+from config.workspace.machine import Machine
+from costs.ledger.timed import this_machine
 
 
-def stage(name: str, start_seconds: float = 2.5, **changes: Any) -> TimedStage:
-    """A stage that took twice as long as its formulas say, and 10 MiB more."""
+def timed(stage: str, phase: str, **changes: Any) -> TimedRow:
+    """A phase of the demo's model that took 10 s for 1,000 units."""
     content: dict[str, Any] = {
-        "stage": name,
+        "time": 1.0,
+        "run_id": "",
+        "machine": this_machine(),
+        "hardware": "cpu-calibrated",
+        "processes": 1,
+        "stage": stage,
         "parameters": 529_200.0,
-        "start_seconds": start_seconds,
-        "paces": {"train": 2.0, "rollout": 2.0, "update": 2.0, "score": 2.0, "generate": 2.0},
-        "bytes": {"train": 10.0 * 2**20, "update": 10.0 * 2**20, "score": 10.0 * 2**20},
+        "micro_batch": 32.0,
+        "phase": phase,
+        "units": 1000.0,
+        "seconds": 10.0,
+        "peak_bytes": 10.0 * 2**30,
     }
-    return TimedStage.model_validate(content | changes)
+    return TimedRow.model_validate(content | changes)
 
 
 def machine(**changes: Any) -> Machine:
@@ -30,6 +39,5 @@ def machine(**changes: Any) -> Machine:
         "seconds": 30.0,
         "flops_per_second": {"fp32": 1e11},
         "bytes_per_second": 1e10,
-        "stages": tuple(stage(name) for name in ("sft", "reward", "ppo", "evaluate")),
     }
     return Machine.model_validate(content | changes)

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -12,8 +13,8 @@ from cli.commands.plan import app
 from config import jsonl
 from config.errors import CostError, UserError
 from config.load import dump, load
-from config.records import PlannedRow
-from costs.ledger.history import HISTORY, this_machine
+from config.workspace.machine import TIMED_FILE
+from tests.costs.machines import timed
 
 DEMO = ["--params", "recipes/demo.yaml"]
 
@@ -100,28 +101,22 @@ def test_a_search_above_its_limit_is_refused_in_the_limits_unit(tmp_path: Path, 
     assert not out.exists()
 
 
-def test_what_past_runs_say_is_part_of_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_plan_takes_what_a_run_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = str(Path("recipes/demo.yaml").resolve())
     monkeypatch.chdir(tmp_path)
-    for number in range(3):
-        row = {
-            "time": 1.0,
-            "run_id": f"r{number}",
-            "machine": this_machine(),
-            "hardware": "cpu",
-            "stage": "sft",
-            "phase": "",
-            "planned_seconds": 10.0,
-            "measured_seconds": 12.0,
-            "planned_peak_bytes": 16.0,
-            "measured_peak_bytes": 16.0,
-        }
-        jsonl.append(tmp_path / HISTORY, PlannedRow.model_validate(row))
-    done = CliRunner().invoke(app, ["--params", recipe, "--json", "--stage", "sft"])
-    (stage,) = json.loads(done.stdout)["stages"]
-    error = stage["error"]["seconds"]
-    assert (error["runs"], error["corrected"]) == (3, True)
-    assert error["expected"] == pytest.approx(1.2 * stage["seconds"])
+
+    def planned() -> dict[str, Any]:
+        done = CliRunner().invoke(app, ["--params", recipe, "--json", "--stage", "sft"])
+        (stage,) = json.loads(done.stdout)["stages"]
+        return dict(stage)
+
+    before = planned()
+    row = timed("sft", "train", run_id="r", hardware="cpu", parameters=before["parameters"], units=1e6, seconds=90.0)
+    jsonl.append(tmp_path / TIMED_FILE, row)
+    after = planned()
+    (train,) = (phase["seconds"] for phase in after["phases"] if phase["phase"] == "train")
+    assert train == pytest.approx(90.0 * before["units"]["train"] / 1e6)
+    assert after["time_interval"]["basis"] == "measured here"
 
 
 def test_adapters_are_tried_where_they_are_allowed(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import ctypes
 from typing import Any
 
 MAPPED_BYTES = 2 * 2**20
-"""Blocks of at least a huge page are mapped. The planner's costs/formulas/process_heap.py has the same value."""
+"""Blocks of at least a huge page are mapped."""
 TRIMMED_BYTES = 32 * 2**20
 """Free heap memory worth returning: returning and reallocating this much takes some 10 ms."""
 M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1

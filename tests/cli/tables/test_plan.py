@@ -19,7 +19,7 @@ from costs.ledger.reconcile import Comparison
 from costs.planning.compare import Difference
 from costs.planning.explain import explain_params
 from costs.planning.planner import plan
-from costs.planning.plans import Band, Interval, PhasePlan, Plan, PlanError, StagePlan, Usd
+from costs.planning.plans import Interval, PhasePlan, Plan, StagePlan, Usd
 from costs.planning.target import find_target
 from reporting.inputs import Findings, read_findings
 from tasks.pipeline.clean import Leftover
@@ -99,24 +99,21 @@ def test_one_stage_that_does_not_fit_is_a_run_that_does_not() -> None:
     assert lack == "  [red]ppo lacks 5.0 GiB a device: LoRA[/red]"
 
 
-def test_every_stage_has_a_grade_its_intervals_and_their_reasons() -> None:
-    seconds = Band(50.0, 70.0, 90.0, 6, 0.2, True)
+def test_every_stage_has_its_intervals_what_they_rest_on_and_why() -> None:
     planned = stage_plan(
-        error=PlanError(seconds, None),
-        time_interval=Interval("A", 50.0, 90.0, "6 runs of this machine"),
-        memory_interval=Interval("B", 1.0 * GIB, 4.0 * GIB, "40 measurements"),
+        time_interval=Interval("measured here", 50.0, 90.0, "6 runs of this machine"),
+        memory_interval=Interval("formula", 1.0 * GIB, 4.0 * GIB, "40 measurements"),
     )
-    data = stage_plan(stage="data", time_interval=Interval("C", 30.0, 120.0, "never checked"))
+    data = stage_plan(stage="data", time_interval=Interval("unchecked", 30.0, 120.0, "never checked"))
     result = Plan((data, planned))
     assert rows(plan_tables.interval_table(result)) == [
-        ["data", "C", "30 s to 2 min", ""],
-        ["sft", "A, B", "50 s to 1 min 30 s", "1.0 GiB to 4.0 GiB"],
+        ["data", "30 s to 2 min", "", "unchecked"],
+        ["sft", "50 s to 1 min 30 s", "1.0 GiB to 4.0 GiB", "measured here, formula"],
     ]
     assert plan_tables.interval_notes(result) == [
-        "  A: 6 runs of this machine (sft)",
-        "  B: 40 measurements (sft)",
-        "  C: never checked (data)",
-        "  sft: 1 min 10 s expected, as plans of 6 runs here were 20% off",
+        "  unchecked: never checked (data)",
+        "  measured here: 6 runs of this machine (sft)",
+        "  formula: 40 measurements (sft)",
     ]
 
 

@@ -13,10 +13,11 @@ import pytest
 
 from config import jsonl
 from config.load import load
-from config.records import PlannedRow
-from costs.ledger.history import HISTORY, read_history, remember, skipped_note, this_machine
+from config.records import TimedRow
+from config.workspace.machine import TIMED_FILE
 from costs.ledger.ledger import Ledger, PhaseCost, StageCost, read_ledger
 from costs.ledger.reconcile import UNKNOWN, Comparison, as_dict, read_plan, reconcile
+from costs.ledger.timed import read_timed, remember, skipped_note, this_machine
 from tests.conftest import ROOT
 from tests.costs.ledgers import build_ledger, stage_cost
 from tests.support.clock import Clock
@@ -73,22 +74,24 @@ def test_a_plan_that_cannot_be_read_is_no_plan(tmp_path: Path) -> None:
     assert read_plan(tmp_path) == plan(train=1.0)
 
 
-# ---------------------------------------------------------------- the history
+# ---------------------------------------------------------------- what stages took
+
+
+def with_units(planned: dict[str, Any], **units: float) -> dict[str, Any]:
+    """A kept plan that says what each phase does."""
+    more = {"hardware": "cpu", "units": units, "parameters": 5e5, "levers": {"micro_batch": 8}}
+    return planned | {"stages": [more | stage for stage in planned["stages"]]}
 
 
 def test_what_a_run_made_is_remembered_once_and_outlives_its_rows(tmp_path: Path) -> None:
     ledger = stopped_then_done(tmp_path)
-    reconciled = reconcile(plan(start=5.0, train=16.0, save=2.0), ledger)
-    assert remember(tmp_path, ledger, reconciled) == 3
-    assert remember(tmp_path, ledger, reconciled) == 0
-    rows = read_history(tmp_path).rows
-    assert [(row.phase, row.planned_seconds, row.measured_seconds) for row in rows] == [
-        ("start", 5, 4),
-        ("train", 16, 20),
-        ("", 23, 25),
-    ]
-    assert {(row.run_id, row.stage, row.hardware, row.machine) for row in rows} == {
-        ("b", "sft", "cpu", this_machine())
+    planned = with_units(plan(start=5.0, train=16.0, save=2.0), start=1.0, train=4000.0)
+    assert remember(tmp_path, ledger, planned) == 2
+    assert remember(tmp_path, ledger, planned) == 0
+    rows = read_timed(tmp_path).rows
+    assert {row.phase: (row.units, row.seconds) for row in rows} == {"start": (1, 4), "train": (4000, 20)}
+    assert {(row.run_id, row.stage, row.hardware, row.machine, row.parameters, row.micro_batch) for row in rows} == {
+        ("b", "sft", "cpu", this_machine(), 5e5, 8)
     }
 
 
@@ -98,21 +101,22 @@ def test_a_stage_that_was_reused_or_not_planned_is_not_remembered(tmp_path: Path
     third.pipeline("start")
     third.pipeline("stage", stage="sft", cached=True, attempt=2)
     cached = read_ledger(tmp_path, PARAMS)
-    assert remember(tmp_path, cached, reconcile(plan(train=9.0), cached)) == 0
-    assert remember(tmp_path, cached, reconcile(None, cached)) == 0
+    assert remember(tmp_path, cached, with_units(plan(train=9.0), train=1.0)) == 0
+    assert remember(tmp_path, cached, None) == 0
+    assert remember(tmp_path, read_ledger(tmp_path, PARAMS, "b"), plan(train=9.0)) == 0  # of an earlier version
     assert reconcile(plan(train=9.0), cached).stages[0].total.measured_seconds == pytest.approx(25.0)
 
 
 def test_a_row_cut_by_a_crash_is_skipped_and_counted_and_other_machines_are_left_out(tmp_path: Path) -> None:
     ledger = stopped_then_done(tmp_path)
-    remember(tmp_path, ledger, reconcile(plan(train=16.0), ledger))
-    path = tmp_path / HISTORY
+    remember(tmp_path, ledger, with_units(plan(train=16.0), start=1.0, train=9.0))
+    path = tmp_path / TIMED_FILE
     whole = path.read_bytes()
     path.write_bytes(whole + whole.splitlines()[0][:40])
-    elsewhere = PlannedRow.model_validate_json(whole.splitlines()[0]).model_copy(update={"machine": "another"})
+    elsewhere = TimedRow.model_validate_json(whole.splitlines()[0]).model_copy(update={"machine": "another"})
     jsonl.append(path, elsewhere)
-    history = read_history(tmp_path)
-    assert (len(history.rows), history.skipped) == (2, 1)
+    kept = read_timed(tmp_path)
+    assert (len(kept.rows), kept.skipped) == (2, 1)
 
 
 @pytest.mark.parametrize(("skipped", "words"), [(0, None), (1, "1 row of "), (2, "2 rows of "), (7, "7 rows of ")])
@@ -149,46 +153,21 @@ def two_stages(**changes: Any) -> tuple[Ledger, dict[str, Any]]:
     return build_ledger(*stages), {"stages": planned, "hardware": "cpu"} | changes
 
 
-def test_every_part_is_remembered_with_its_figures(tmp_path: Path) -> None:
+def test_stages_that_are_done_are_remembered_with_their_peaks(tmp_path: Path) -> None:
     ledger, planned = two_stages()
+    planned = with_units(planned, train=100.0)
     before = time.time()
-    assert remember(tmp_path, ledger, reconcile(planned, ledger)) == 4
-    rows = read_history(tmp_path).rows
+    failed = replace(ledger, run_id="q", stages=(replace(ledger.stages[0], state="failed"), ledger.stages[1]))
+    assert remember(tmp_path, failed, planned) == 1
+    assert remember(tmp_path, ledger, planned) == 2
+    rows = read_timed(tmp_path).rows
     assert all(before <= row.time <= time.time() for row in rows)
-    assert [
-        (
-            row.run_id,
-            row.machine,
-            row.hardware,
-            row.stage,
-            row.phase,
-            row.planned_seconds,
-            row.measured_seconds,
-            row.planned_peak_bytes,
-            row.measured_peak_bytes,
-        )
-        for row in rows
-    ] == [
-        ("r", this_machine(), "cpu", "sft", "train", 5.0, 4.0, 100.0, 40.0),
-        ("r", this_machine(), "cpu", "sft", "", 5.0, 4.0, 20.0, 40.0),
-        ("r", this_machine(), "cpu", "reward", "train", 9.0, 6.0, 100.0, 30.0),
-        ("r", this_machine(), "cpu", "reward", "", 9.0, 6.0, 50.0, 30.0),
+    assert [(row.run_id, row.stage, row.units, row.seconds, row.peak_bytes) for row in rows] == [
+        ("q", "reward", 100.0, 6.0, 30.0),
+        ("r", "sft", 100.0, 4.0, 40.0),
+        ("r", "reward", 100.0, 6.0, 30.0),
     ]
-    again = replace(ledger, run_id="s")
-    assert remember(tmp_path, again, reconcile(planned, again)) == 4
-
-
-def test_a_stage_that_is_not_done_or_has_no_peak_is_remembered_as_it_is(tmp_path: Path) -> None:
-    ledger, planned = two_stages()
-    stages = (
-        replace(ledger.stages[0], state="failed"),
-        replace(ledger.stages[1], useful_phases=(replace(ledger.stages[1].useful_phases[0], peak_bytes=0),)),
-    )
-    planned["stages"][1]["peak_bytes_per_gpu"] = 0
-    stopped = replace(ledger, stages=stages)
-    assert remember(tmp_path, stopped, reconcile(planned, stopped)) == 2
-    whole = read_history(tmp_path).rows[-1]
-    assert (whole.stage, whole.planned_peak_bytes, whole.measured_peak_bytes) == ("reward", 0, 0)
+    assert remember(tmp_path, replace(ledger, run_id="s"), planned) == 2
 
 
 def test_the_machine_is_its_processor_and_its_cores() -> None:
@@ -204,17 +183,17 @@ def test_the_machine_is_its_processor_and_its_cores() -> None:
 
 def test_a_note_of_skipped_rows_says_what_to_do() -> None:
     assert skipped_note(2) == (
-        f"2 rows of {HISTORY} cut by a crash or not understood: left out of the error of past "
-        "plans. Delete them from the file to lose this line."
+        f"2 rows of {TIMED_FILE} cut by a crash or not understood: plans do without them. "
+        "Delete them from the file to lose this line."
     )
 
 
 def test_what_a_stage_took_is_remembered_of_the_device_that_it_was_planned_for(tmp_path: Path) -> None:
     ledger = stopped_then_done(tmp_path)
-    planned = plan(start=5.0, train=16.0, save=2.0)
+    planned = with_units(plan(start=5.0, train=16.0, save=2.0), train=1.0)
     planned["stages"][0]["hardware"] = "h100-sxm"
-    remember(tmp_path, ledger, reconcile(planned, ledger))
-    assert {row.hardware for row in read_history(tmp_path).rows} == {"h100-sxm"}
+    remember(tmp_path, ledger, planned)
+    assert {row.hardware for row in read_timed(tmp_path).rows} == {"h100-sxm"}
 
 
 def test_the_json_has_the_keys_that_the_documentation_has(tmp_path: Path) -> None:

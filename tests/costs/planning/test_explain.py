@@ -6,15 +6,11 @@ import pytest
 
 from config.errors import CostError
 from config.load import load
-from config.workspace.machine import Machine
 from costs.planning.explain import Explanation, explain_params, resources
 from costs.planning.phases import phases
 from costs.planning.planner import plan
-from costs.planning.target import Target, find_target
-from costs.tables.catalogue import own_price
+from costs.planning.target import find_target
 from tests.conftest import ROOT
-from tests.costs.machines import machine
-from tests.costs.planning.test_machine import device
 from tests.costs.settings import sft
 
 RECIPES = sorted(path.name for path in (ROOT / "recipes").glob("*.yaml") if path.name != "base.yaml")
@@ -47,22 +43,11 @@ def test_totals_and_phases_are_the_plans(recipe: str) -> None:
 def test_resources_by_themselves_add_up_to_at_least_what_a_pass_on_one_device_takes() -> None:
     for setting in (sft(), sft(tuning="lora", quantisation="nf4"), sft(gpus=4, parallel="fsdp")):
         train = next(phase for phase in phases(setting) if phase.name == "train")
-        result = {resource.name: resource for resource in resources(train.work, setting, "train")}
+        result = {resource.name: resource for resource in resources(train.work, setting)}
         assert result["matrix products"].amount == train.work.matmul_flops
         assert sum(value.seconds for value in result.values()) >= 0.999 * train.seconds
         assert max(value.seconds for value in result.values()) <= train.seconds
     assert ("collectives" in result) == (setting.gpus > 1)
-
-
-def test_on_a_machine_that_was_timed_resources_take_the_pace_of_their_phase(tmp_path: Path) -> None:
-    params = load(ROOT / "recipes" / "demo.yaml")
-
-    def products(own: Machine) -> float:
-        target = Target(device(own), own_price(0.1, "a test", "2026-11-23"), root=tmp_path)
-        (phase,) = explain_params(params, target, params.stages, "ppo.update").phases
-        return next(resource.seconds for resource in phase.resources if resource.name == "matrix products")
-
-    assert products(machine()) == pytest.approx(2 * products(machine(stages=())))
 
 
 def test_unknown_parts_are_refused_with_the_known_ones() -> None:

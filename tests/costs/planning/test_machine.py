@@ -1,19 +1,28 @@
 """The calibrated machine as a device of the planner."""
 
+from dataclasses import replace
+from math import exp, log
 from pathlib import Path
+from statistics import stdev
+from typing import Any
 
 import pytest
 import yaml
 
+from config import jsonl
 from config.errors import CostError
 from config.load import load
-from config.workspace.machine import MACHINE_FILE, Machine, bf16_instructions
-from costs.planning.machine import device, pace_of, this_machine, timed_stage, unmeasured
+from config.records import TimedRow
+from config.workspace.machine import MACHINE_FILE, TIMED_FILE, bf16_instructions
+from costs.formulas.setting import Setting
+from costs.planning.machine import deviation, device, stage_timings, this_machine, timed_seconds, unmeasured
+from costs.planning.phases import units_of
 from costs.planning.planner import plan
 from costs.planning.plans import StagePlan
+from costs.planning.settings import settings
 from costs.planning.target import Target, find_target
-from costs.tables.catalogue import hardware, own_price
-from tests.costs.machines import machine, stage
+from costs.tables.catalogue import Hardware, hardware, own_price
+from tests.costs.machines import machine, timed
 
 DEMO = load(Path("recipes/demo.yaml"))
 
@@ -25,8 +34,18 @@ def written(root: Path) -> Path:
     return path
 
 
-def planned(own: Machine, name: str) -> StagePlan:
-    target = Target(device(own), own_price(0.1, "a test", "2026-11-23"), root=Path("nowhere"))
+def on(*rows: TimedRow) -> Hardware:
+    """The calibrated machine, where these were timed."""
+    return replace(device(machine()), timed=rows)
+
+
+def setting(stage: str, hardware: Hardware) -> Setting:
+    target = Target(hardware, own_price(0.1, "a test", "2026-11-23"), root=Path("nowhere"))
+    return settings(DEMO, target)[stage]
+
+
+def planned(name: str, *rows: TimedRow) -> StagePlan:
+    target = Target(on(*rows), own_price(0.1, "a test", "2026-11-23"), root=Path("nowhere"))
     return plan(DEMO, target, (name,)).stages[0]
 
 
@@ -43,60 +62,95 @@ def test_the_device_is_the_processor_at_its_best_rates() -> None:
     assert result.peak("bf16") < 0.1 * result.peak("fp32")
 
 
-def test_an_accelerator_has_its_own_peaks_and_the_paces_of_its_stages() -> None:
+def test_an_accelerator_has_its_own_peaks() -> None:
     rates = {"fp32": 5e13, "bf16": 7e14}
     result = device(machine(name="NVIDIA H100 80GB HBM3", flops_per_second=rates))
     assert not result.is_cpu
     assert result.peak("bf16") == pytest.approx(7e14)
-    assert result.timed == machine().stages
 
 
-def test_a_plan_that_names_no_device_is_for_the_calibrated_machine(tmp_path: Path) -> None:
-    before = find_target(DEMO, None, 1, None, tmp_path).hardware
+def test_a_plan_that_names_no_device_is_for_this_machine_and_what_it_timed(tmp_path: Path) -> None:
+    assert find_target(DEMO, None, 1, None, tmp_path).hardware.timed == ()
     written(tmp_path)
-    after = find_target(DEMO, None, 1, None, tmp_path).hardware
-    assert before.timed == ()
-    assert after.timed == machine().stages
-    assert find_target(DEMO, "a100-80", 1, None, tmp_path).hardware.name == "a100-80"
+    own, others = timed("sft", "train"), timed("sft", "train", hardware="h100-sxm")
+    for row in (own, others, own.model_copy(update={"machine": "another"})):
+        jsonl.append(tmp_path / TIMED_FILE, row)
+    here = find_target(DEMO, None, 1, None, tmp_path).hardware
+    assert here.name == "cpu-calibrated"
+    assert here.timed == (own,)
+    assert find_target(DEMO, "h100-sxm", 1, None, tmp_path).hardware.timed == (others,)
+    assert find_target(DEMO, "a100-80", 1, None, tmp_path).hardware.timed == ()
 
 
-def test_a_phase_takes_its_pace_and_a_start_what_it_took_here() -> None:
-    here, formulas = machine(), machine(stages=())
-    mine, theirs = seconds(planned(here, "ppo")), seconds(planned(formulas, "ppo"))
-    assert mine["update"] == pytest.approx(2 * theirs["update"])
-    # it was not timed: as the others
-    assert mine["reference"] == pytest.approx(2 * theirs["reference"])
-    assert theirs["start"] - mine["start"] == pytest.approx(4.0 - 2.5)
+def test_a_phase_takes_its_units_times_what_one_took() -> None:
+    rows = [timed("ppo", "update"), timed("ppo", "start", units=1.0, seconds=7.0)]
+    mine, formulas = seconds(planned("ppo", *rows)), seconds(planned("ppo"))
+    assert mine["update"] == pytest.approx(units_of(setting("ppo", on()), "update") / 100)
+    assert mine["start"] == 7.0
+    # it was not timed
+    assert mine["reference"] == formulas["reference"]
 
 
-def test_memory_beyond_the_formulas_is_added_and_no_part_is_lost() -> None:
-    here, formulas = planned(machine(), "ppo"), planned(machine(stages=()), "ppo")
-    assert here.peak_bytes_per_gpu - formulas.peak_bytes_per_gpu == pytest.approx(10 * 2**20)
-    parts = sum(size for role in here.memory.values() for size in role.values())
-    assert parts == pytest.approx(here.peak_bytes_per_gpu)
+def test_units_are_tokens_of_what_a_phase_reads_as_often_as_it_does() -> None:
+    sft, ppo = setting("sft", on()), setting("ppo", on())
+    assert units_of(sft, "start") == units_of(sft, "save") == 1
+    assert units_of(sft, "train") == pytest.approx(sft.workload.steps * 32 * sft.workload.mean_tokens)
+    assert units_of(sft, "evaluate") == pytest.approx(sft.workload.held_out * sft.workload.mean_tokens)
+    assert units_of(ppo, "rollout") == pytest.approx(24 * 128 * ppo.workload.mean_tokens)
+    assert units_of(ppo, "update") == pytest.approx(4 * units_of(ppo, "rollout"))
 
 
-def test_kin_stand_for_a_stage_that_was_not_timed_and_the_nearest_size_is_taken() -> None:
-    small, large = stage("ppo", parameters=1e5), stage("ppo", parameters=1e8)
-    result = device(machine(stages=(small, large, stage("sft"))))
-    assert timed_stage(result, "rloo", 2e5) == small
-    assert timed_stage(result, "ppo", 5e8) == large
-    assert timed_stage(result, "dpo", 1.0) == stage("sft")
-    assert timed_stage(result, "evaluate", 1.0) is None
-    assert pace_of(None, "train") == 1.0
+def test_the_newest_runs_are_taken_by_their_median_and_calibrations_before_there_is_one() -> None:
+    def run(number: int, took: float) -> TimedRow:
+        return timed("sft", "train", run_id=f"r{number}" if number else "", seconds=took)
+
+    units = {"train": 1000.0}
+    calibrated = stage_timings(on(run(0, 99.0)), "sft", 529_200.0)
+    assert timed_seconds(calibrated, units) == {"train": 99.0}
+    runs = stage_timings(on(run(0, 99.0), *(run(n, 10.0 * n) for n in range(1, 8))), "sft", 529_200.0)
+    assert timed_seconds(runs, units) == {"train": 50.0}
+    assert deviation(calibrated, units) is None
+    assert deviation(runs, units) == pytest.approx(stdev(map(log, (30, 40, 50, 60, 70))))
 
 
-def test_time_is_known_of_the_stages_that_were_timed_with_this_model() -> None:
-    other = machine(stages=(stage("ppo", parameters=9e9),))
-    mine, theirs = planned(machine(), "ppo"), planned(other, "ppo")
-    assert (mine.time_interval.grade, theirs.time_interval.grade) == ("B", "C")
+@pytest.mark.parametrize("other", [{"stage": "reward"}, {"parameters": 1e9}, {"processes": 2}])
+def test_another_stage_model_or_number_of_processes_does_not_stand_for_it(other: dict[str, Any]) -> None:
+    assert planned("sft", timed("sft", "train").model_copy(update=other)) == planned("sft")
+
+
+def test_memory_is_what_was_measured_at_the_micro_batch_or_on_the_line_through_two() -> None:
+    formulas, gib = planned("sft"), 2.0**30
+    same = planned("sft", timed("sft", "train"))
+    assert same.peak_bytes_per_gpu == pytest.approx(10 * gib)
+    parts = sum(size for role in same.memory.values() for size in role.values())
+    assert parts == pytest.approx(same.peak_bytes_per_gpu)
+    other = timed("sft", "train", micro_batch=16.0, peak_bytes=6 * gib)
+    assert planned("sft", other).peak_bytes_per_gpu == formulas.peak_bytes_per_gpu
+    two = planned("sft", other, timed("sft", "train", micro_batch=64.0, peak_bytes=18 * gib))
+    assert two.peak_bytes_per_gpu == pytest.approx(10 * gib)
+
+
+def test_an_interval_says_what_it_rests_on() -> None:
+    def after(runs: int) -> StagePlan:
+        return planned("sft", *(timed("sft", "train", run_id=f"r{n}", seconds=10.0 * 1.1**n) for n in range(runs)))
+
+    assert after(0).time_interval.basis == "unchecked"
+    one, three = after(1).time_interval, after(3)
+    assert (one.basis, one.why) == ("measured here", "1 run of this machine")
+    assert planned("sft", timed("sft", "train")).time_interval.why == "1 calibration of this machine"
+    assert three.time_interval.why == "3 runs of this machine"
+    # only training was timed
+    spread = stdev(map(log, (10, 11, 12.1)))
+    assert three.time_interval.high / three.seconds == pytest.approx(exp(2 * spread))
+    assert three.memory_interval.basis == "measured here"
 
 
 def test_the_data_stage_says_whether_it_was_timed_here() -> None:
-    data = stage("data", parameters=1.0, paces={"tokenise": 3.0}, bytes={})
-    mine, theirs = (planned(machine(stages=stages), "data") for stages in ((data,), ()))
-    assert mine.time_interval.why.startswith("timed here")
+    row = timed("data", "tokenise", parameters=0.0, micro_batch=1.0)
+    mine, theirs = planned("data", row), planned("data")
+    assert mine.time_interval.basis == "measured here"
     assert theirs.time_interval.why == "measured on another machine"
+    assert seconds(mine)["tokenise"] == pytest.approx(mine.units["tokenise"] / 100)
 
 
 @pytest.mark.parametrize(

@@ -1,68 +1,22 @@
-"""The serving plan: from rates that a known machine would measure, and from a roofline."""
+"""The serving plan: from what was measured of the champion, and from a roofline."""
 
 import json
 from pathlib import Path
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 from cli.main import app
-from config.load import load
+from config.load import load, write
+from config.records import kept_folder
 from config.schema import Params
-from config.workspace.machine import SERVING_FILE, ServedPoint, ServingRates
-from costs.planning.serving import ServingPlan, plan_serving, served_shape
-from costs.planning.serving_pace import Lengths, matrix_parameters
+from config.workspace.benchmarked import keep_benchmark
+from config.workspace.champions import Champion, ChampionRecord, write_record
+from costs.planning.serving import Lengths, ServingPlan, measured_here, plan_serving, served_shape
 from costs.planning.target import Target
 from costs.tables.catalogue import hardware, own_price, price
 from tests.conftest import ROOT
-
-PREFILL, LAUNCH = 4e-10, 2e-5
-"""Seconds: for a token and parameter; for a layer of a step."""
-STEP = {1: 2e-10, 4: 5e-10, 16: 16e-10}
-"""Seconds of a step for each parameter, by batch."""
-FIXED = {1: 8e-3, 4: 5e-3, 16: 4e-3}
-EACH = {1: 5e-4, 4: 3e-4, 16: 2e-4}
-SMALL = (369_408, 3)
-DEEP, LARGE = (700_000, 16), (27_000_000, 8)
-
-
-def seconds(parameters: int, layers: int, batch: int, length: Lengths) -> float:
-    """What a reply takes on that machine."""
-    size, more = parameters - SMALL[0], layers - SMALL[1]
-    return (
-        FIXED[batch] + EACH[batch] * length.output + PREFILL * length.input * size
-        + length.output * (LAUNCH * more + STEP[batch] * size) / batch
-    )  # fmt: skip
-
-
-def point(model: tuple[int, int], batch: int, read: float, written: float) -> ServedPoint:
-    length = Lengths(read, written)
-    return ServedPoint(
-        weights="f32", parameters=model[0], layers=model[1], concurrency=batch,
-        input_tokens=read, output_tokens=written,
-        seconds_per_reply=seconds(*model, batch, length),
-        ttft_seconds=5e-3 + PREFILL * read * model[0],
-    )  # fmt: skip
-
-
-RATES = ServingRates(
-    pace_seconds=0.2,
-    processor="one that is known",
-    date="2026-11-24",
-    small=tuple(point(SMALL, n, 20, length) for length in (16, 40) for n in STEP),
-    deep=tuple(point(DEEP, n, 20, 40) for n in STEP),
-    large=(*(point(LARGE, n, 20, 24) for n in STEP), point(LARGE, 1, 170, 4)),
-    process_bytes=100_000_000,
-    seconds=80.0,
-)
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    (tmp_path / SERVING_FILE).parent.mkdir()
-    (tmp_path / SERVING_FILE).write_text(yaml.safe_dump(RATES.model_dump(mode="json")))
-    return tmp_path
+from tests.support.benchmarks import benchmark
 
 
 @pytest.fixture
@@ -72,78 +26,96 @@ def params() -> Params:
 
 
 LENGTH = Lengths(30.0, 25.0)
+RUN = "20261124-120000-brave-otter"
+CHAMPION = Champion(run_id=RUN, method="ppo", model_digest="m", data_version="d", data_key="k")
 
 
-def planned(root: Path, params: Params, **settings: object) -> ServingPlan:
-    target = Target(hardware("cpu"), own_price(0.36, "a test", "today"), root=root)
-    wanted: dict[str, object] = {"slots": 16, "concurrencies": (1, 4, 16), "lengths": LENGTH}
-    return plan_serving(params, target, "f32", **(wanted | settings))  # type: ignore[arg-type]
+def planned(params: Params, **settings: object) -> ServingPlan:
+    target = Target(hardware("cpu"), own_price(0.36, "a test", "today"))
+    wanted: dict[str, object] = {"weights": "f32", "slots": 16, "concurrencies": (1, 4, 16), "lengths": LENGTH}
+    return plan_serving(params, target, **(wanted | settings))  # type: ignore[arg-type]
 
 
-def test_a_third_model_is_planned_as_the_machine_would_serve_it(root: Path, params: Params) -> None:
-    shape = served_shape(params, root)
-    result = planned(root, params)
-    assert result.calibrated
-    for load_ in result.loads:
-        item = seconds(matrix_parameters(shape), shape.layers, load_.concurrency, LENGTH)
-        assert load_.tokens_per_second == pytest.approx(LENGTH.output / item, rel=1e-6)
-        assert load_.usd_per_million_tokens == pytest.approx(1e6 * 0.36 / 3600 * item / 55)
-    small = 5e-3 + PREFILL * 20 * SMALL[0]
-    first = small + PREFILL * LENGTH.input * (matrix_parameters(shape) - SMALL[0])
-    assert result.loads[0].ttft_seconds == pytest.approx(first, rel=1e-6)
+def test_a_cpu_reads_every_weight_for_each_token(params: Params) -> None:
+    shape, (alone, *_) = served_shape(params, Path()), planned(params).loads
+    read = 4 * shape.parameters / hardware("cpu").bandwidth_bytes_per_second
+    assert 0.3 < read / alone.tpot_seconds < 1.0
+    smaller = planned(params, weights="q4_0").loads[0]
+    assert smaller.tpot_seconds < alone.tpot_seconds
+    assert alone.usd_per_million_tokens == pytest.approx(1e6 * 0.36 / 3600 / alone.replies_per_second / 55)
 
 
-def test_a_small_model_waits_for_the_front_and_a_large_one_for_the_engine(root: Path, params: Params) -> None:
-    assert {item.bound for item in planned(root, params).loads} == {"engine"}
-    small = load(ROOT / "recipes/demo.yaml")
-    assert {item.bound for item in planned(root, small).loads} == {"front"}
-
-
-def test_a_batch_is_never_larger_than_the_slots(root: Path, params: Params) -> None:
-    few, many = (planned(root, params, slots=n, concurrencies=(16,)).loads[0] for n in (4, 16))
+def test_a_batch_is_never_larger_than_the_slots(params: Params) -> None:
+    few, many = (planned(params, slots=n, concurrencies=(16,)).loads[0] for n in (4, 16))
     assert few.tokens_per_second < many.tokens_per_second
-    assert planned(root, params, slots=4).peak_bytes < planned(root, params).peak_bytes
+    assert planned(params, slots=4).peak_bytes < planned(params).peak_bytes
 
 
-def test_a_machine_that_is_slower_now_serves_less(root: Path, params: Params) -> None:
-    usual, slow = planned(root, params), planned(root, params, pace_seconds=0.3)
-    assert slow.slower == pytest.approx(1.5)
-    for usual_load, other in zip(usual.loads, slow.loads, strict=True):
-        assert other.tokens_per_second == pytest.approx(usual_load.tokens_per_second / 1.5)
-
-
-def test_memory_is_weights_cache_buffers_and_processes(root: Path, params: Params) -> None:
-    shape, result = served_shape(params, root), planned(root, params, slots=2)
+def test_memory_is_weights_cache_buffers_and_processes(params: Params) -> None:
+    shape, result = served_shape(params, Path()), planned(params, slots=2)
     context = params.model.context_length
     cache = 2 * shape.layers * shape.kv_width * 4 * context
     buffers = 4 * (60 * (2 * 4 * 2 * context + 3 * 768 + 6 * 256) + 2 * 4096)
     assert result.cache_bytes_per_request == cache
-    assert result.peak_bytes == pytest.approx(100e6 + 4 * shape.parameters + 2 * cache + buffers)
+    assert result.peak_bytes == pytest.approx(96e6 + 4 * shape.parameters + 2 * cache + buffers)
+    room = result.usable_bytes - (result.peak_bytes - 2 * cache)
+    assert result.requests_that_fit == int(room / cache)
 
 
 @pytest.mark.parametrize(("rate", "devices"), [(0.5, 1), (8.0, 1), (4000.0, None)])
-def test_a_rate_gets_as_few_devices_as_answer_it(root: Path, params: Params, rate: float, devices: int | None) -> None:
-    result = planned(root, params, requests_per_second=rate)
+def test_a_rate_gets_as_few_devices_as_answer_it(params: Params, rate: float, devices: int | None) -> None:
+    result = planned(params, requests_per_second=rate)
     assert result.rate is not None
     if devices is not None:
         assert result.rate.devices == devices
-    most = 1 / (LENGTH.output / result.loads[-1].tokens_per_second)
+    most = result.loads[-1].replies_per_second
     assert result.rate.utilisation <= 0.8
     assert (result.rate.devices - 1) * 0.8 * most < rate <= result.rate.devices * 0.8 * most
     # Little's law
     item = rate / result.rate.devices
     assert result.rate.concurrency == pytest.approx(item * result.rate.reply_seconds)
     assert result.rate.usd_per_month == pytest.approx(result.rate.devices * 0.36 * 730)
-    if result.rate.concurrency > 1:
-        at = planned(root, params, concurrencies=(round(result.rate.concurrency),)).loads[0]
-        assert at.tokens_per_second / LENGTH.output == pytest.approx(item, rel=0.35)
+    assert result.rate.usd_per_million_tokens == pytest.approx(1e6 * result.rate.devices * 0.36 / 3600 / rate / 55)
+
+
+@pytest.fixture
+def served(tmp_path: Path, params: Params) -> Path:
+    """A project whose champion was benchmarked."""
+    (kept_folder(tmp_path, RUN)).mkdir(parents=True)
+    write(params, kept_folder(tmp_path, RUN) / "params.yaml")
+    keep_benchmark(tmp_path, RUN, "a digest", benchmark("f32", {1: 100.0, 4: 240.0}))
+    write_record(tmp_path, ChampionRecord(lineage=(CHAMPION,)))
+    return tmp_path
+
+
+def test_what_was_measured_of_the_champion_is_its_plan(served: Path, params: Params) -> None:
+    measured = measured_here(served, params, "f32", 16)
+    assert measured is not None
+    result = planned(params, slots=16, measured=measured, requests_per_second=1.0)
+    assert [item.tokens_per_second for item in result.loads] == [100.0, 240.0]
+    assert {item.bound for item in result.loads} == {"measured"}
+    assert f"rlhf bench at {measured.time}" in result.assumptions[0]
+    assert result.rate is not None
+    assert result.rate.reply_seconds == pytest.approx(1 / measured.loads[0].replies_per_second)
+    # at the target's price, whatever was paid then
+    dearer = planned(params, slots=16, measured=measured.model_copy(update={"usd_per_hour": 99.0}))
+    assert dearer.loads == result.loads
+
+
+def test_no_benchmark_is_taken_of_other_weights_slots_or_models(served: Path, params: Params, tmp_path: Path) -> None:
+    assert measured_here(served, params, "q8_0", 4) is None
+    assert measured_here(served, params, "f32", 8) is None
+    assert measured_here(served, load(ROOT / "recipes/demo.yaml"), "f32", 4) is None
+    assert measured_here(tmp_path / "elsewhere", params, "f32", 4) is None
+    (kept_folder(served, RUN) / "params.yaml").unlink()
+    assert measured_here(served, params, "f32", 16) is None
 
 
 def test_a_gpu_is_planned_by_its_roofline(tmp_path: Path) -> None:
     params = load(ROOT / "recipes/gpu-80gb.yaml")
     target = Target(hardware("h100-sxm"), price("h100-sxm"), root=tmp_path)
     serving = plan_serving(params, target, "f32", 64, (1, 64), 5.0, Lengths(500, 200))
-    assert (serving.engine, serving.weights, serving.calibrated) == ("vllm", params.model.dtype, False)
+    assert (serving.engine, serving.weights) == ("vllm", params.model.dtype)
     shape = served_shape(params, tmp_path)
     alone = 1 / (serving.loads[0].tpot_seconds)
     bandwidth = target.hardware.bandwidth_bytes_per_second
@@ -153,19 +125,6 @@ def test_a_gpu_is_planned_by_its_roofline(tmp_path: Path) -> None:
     assert serving.loads[0].bound == "bandwidth"
     assert serving.requests_that_fit > 0
     assert serving.assumptions
-
-
-def test_another_machines_rates_stand_in_where_nobody_measured(tmp_path: Path) -> None:
-    result = planned(tmp_path, load(ROOT / "recipes/demo.yaml"))
-    assert not result.calibrated
-    assert "rlhf calibrate" in result.assumptions[0]
-    assert 300 < result.loads[0].tokens_per_second < 3000  # this machine's: 650 to 1,400
-
-
-def test_a_damaged_calibration_is_one_line(root: Path, params: Params) -> None:
-    (root / SERVING_FILE).write_text("small: 3")
-    with pytest.raises(Exception, match=r"serving.yaml is damaged .* Run rlhf calibrate again"):
-        planned(root, params)
 
 
 def test_the_command_plans_a_server() -> None:

@@ -27,8 +27,8 @@ from serving.bench.endpoint import ChatEndpoint
 from serving.bench.loads import LoadSpec, measure
 from tests.conftest import ROOT
 from tests.serving.fronts import Served, made_export
-from tests.training.support.tiny import policy
-from training.calibrate.exports import write_exports
+from tests.training.support.tiny import policy, settings, tokenizer
+from training.modeling.models import base_model
 
 pytestmark = pytest.mark.integration
 PROMPTS = [f"hello , my kettle number {n} is cracked ." for n in range(50)]
@@ -78,8 +78,12 @@ async def outside(url: str, key: str, clients: int, seconds: float) -> float:
 
 @pytest.mark.slow  # compares speeds
 def test_an_outside_client_measures_the_same_rate(tmp_path: Path) -> None:
-    write_exports(tmp_path / "origins")  # the large one keeps the engine busy, not its clients
-    front = Served(tmp_path, tmp_path / "made/large", slots=8)
+    tiny = settings("qwen3")
+    assert tiny.random is not None
+    wide = tiny.random.model_copy(update={"width": 512, "layers": 8, "heads": 8, "kv_heads": 8, "mlp_width": 1536})
+    model = base_model(tiny.model_copy(update={"random": wide}), tokenizer(), seed=3)
+    # large, so that the engine is busy and not its clients
+    front = Served(tmp_path, made_export(tmp_path / "large", model), slots=8)
     endpoint = ChatEndpoint(f"{front.url}/v1", "large", front.key, 60.0)
     ratios = []
     for _ in range(3):  # pairs, as the machine's pace changes

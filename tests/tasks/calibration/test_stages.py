@@ -10,7 +10,7 @@ from config.errors import EnvironmentFault
 from config.load import load
 from config.schema import Params
 from config.workspace.machine import MACHINE_FILE, Machine
-from costs.planning.machine import this_machine
+from costs.ledger.timed import read_timed
 from costs.planning.planner import plan
 from costs.planning.target import find_target
 from tasks.calibration import other_load
@@ -48,20 +48,24 @@ def test_the_stages_of_a_run_are_timed_and_planned_as_they_were(
     params: Params = load(TINY)
     (tmp_path / MACHINE_FILE).parent.mkdir()
     said: list[str] = []
-    result = calibrate(tmp_path, params, said.append, StopRequest())
+    rows = calibrate(tmp_path, params, said.append, StopRequest())
     content = yaml.safe_load((tmp_path / MACHINE_FILE).read_text())
-    assert Machine.model_validate(content) == result
-    assert asked_steps == [result.threads]
-    assert [stage.stage for stage in result.stages] == list(params.stages)
-    assert all(pace > 0 for stage in result.stages for pace in stage.paces.values())
-    assert all(0.3 < stage.start_seconds < 60 for stage in result.stages)
+    assert asked_steps == [Machine.model_validate(content).threads]
+    assert read_timed(tmp_path).rows == rows
+    assert list(dict.fromkeys(row.stage for row in rows)) == list(params.stages)
+    assert all(row.seconds > 0 and row.units > 0 for row in rows)
+    assert all(0.3 < row.seconds < 60 for row in rows if row.phase == "start")
     assert [line.split("s  ", 1)[1].split(":")[0] for line in said[1:-1]] == list(params.stages)
-    assert [path.name for path in (tmp_path / MACHINE_FILE).parent.iterdir()] == ["hardware.yaml"]
+    kept = sorted(path.name for path in (tmp_path / MACHINE_FILE).parent.iterdir())
+    assert kept == ["hardware.yaml", "timed.jsonl"]
 
-    device = this_machine(tmp_path)
-    assert device is not None
     planned = plan(params, find_target(params, None, None, None, tmp_path))
     assert planned.stages[1].hardware == "cpu-calibrated"
+    assert {stage.time_interval.basis for stage in planned.stages} == {"measured here"}
+    named = {(row.stage, row.phase) for row in rows}
+    assert {(stage.stage, phase.phase) for stage in planned.stages for phase in stage.phases} - named <= {
+        ("ppo", "save"), ("sft", "save"), ("evaluate", "save"),
+    }  # fmt: skip
 
 
 @pytest.mark.integration

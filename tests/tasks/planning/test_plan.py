@@ -221,7 +221,7 @@ def test_a_budget_below_the_fixed_cost_says_so(project: Path) -> None:
 def test_a_limit_of_one_stage_and_one_on_hours_are_kept_too(project: Path) -> None:
     assert refusal(project, "budget.max_usd_by_stage.reward=0.01").startswith("reward is planned above its budget")
     assert "budget.max_hours_by_stage.ppo=0.001" in refusal(project, "budget.max_hours_by_stage.ppo=0.001")
-    assert "budget.max_hours=0.05" in refusal(project, "budget.max_hours=0.05")
+    assert "budget.max_hours=0.02" in refusal(project, "budget.max_hours=0.02")
 
 
 def test_what_was_spent_before_counts(project: Path) -> None:
