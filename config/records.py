@@ -146,7 +146,7 @@ class AttemptRow(Record):
 
 
 class TimedRow(Record):
-    """What a phase of a stage took on this machine: .rlhf/timed.jsonl, see costs/ledger/timed.py."""
+    """What a phase of a stage took on this machine: .rlhf/timed.jsonl, see config/workspace/timed.py."""
 
     time: float
     run_id: str

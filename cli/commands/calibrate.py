@@ -10,7 +10,8 @@ import typer
 
 from cli.project import chosen_params, project_root, typed_path
 from config.errors import StageStopped
-from config.workspace.machine import MACHINE_FILE, TIMED_FILE
+from config.workspace.machine import MACHINE_FILE
+from config.workspace.timed import TIMED_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

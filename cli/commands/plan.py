@@ -74,7 +74,7 @@ def plan(
                 f"{option} stands before {context.invoked_subcommand}, which does not see it there. Put it at the end."
             )
         return
-    from costs.ledger.timed import read_timed, skipped_note
+    from config.workspace.timed import read_timed, skipped_note
 
     params, target, notes = _load(file, assignments, stage, hardware, gpus, usd_per_gpu_hour)
     _warn(params, target, hardware)

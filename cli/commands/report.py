@@ -242,7 +242,7 @@ def cost_notes(root: Path, findings: "Findings") -> list[str]:
     """Waste, savings, cost per point of win rate, whether there was a plan, and unreadable lines of the plan
     history.
     """
-    from costs.ledger.timed import read_timed, skipped_note
+    from config.workspace.timed import read_timed, skipped_note
     from reporting.numbers import usd
     from reporting.verdict import usd_per_win_rate_point
 

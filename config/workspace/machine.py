@@ -8,8 +8,6 @@ from pydantic import BaseModel, ConfigDict
 
 MACHINE_FILE = Path(".rlhf/hardware.yaml")
 """Path in the project; the planner uses its rates if no device is named."""
-TIMED_FILE = Path(".rlhf/timed.jsonl")
-"""What stages took here."""
 
 
 BF16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16")

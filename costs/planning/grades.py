@@ -119,8 +119,8 @@ def _measured(runs: Timings, planned: float, quantity: str, spread: float | None
     """
     row = checked()[f"{quantity} on a CPU"]
     low, high = (float(row["low"]), float(row["high"])) if spread is None else (exp(-2 * spread), exp(2 * spread))
-    made = "run" if runs[0][0].run_id else "calibration"
-    why = f"1 {made} of this machine" if len(runs) == 1 else f"{len(runs)} {made}s of this machine"
+    source = "run" if runs[0][0].run_id else "calibration"
+    why = f"1 {source} of this machine" if len(runs) == 1 else f"{len(runs)} {source}s of this machine"
     return Interval("measured here", planned * low, planned * high, why)
 
 

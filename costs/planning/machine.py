@@ -16,10 +16,10 @@ from pydantic import ValidationError
 from config.errors import CostError
 from config.records import TimedRow
 from config.workspace.machine import MACHINE_FILE, Machine
+from config.workspace.timed import read_timed
 from config.yaml_text import yaml_content
 from costs.formulas.memory import Moment, phase_of
 from costs.formulas.setting import Setting
-from costs.ledger.timed import read_timed
 from costs.tables.catalogue import GIB, Hardware, hardware, hardware_row
 
 CALIBRATED_CPU = "cpu-calibrated"

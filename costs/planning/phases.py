@@ -32,9 +32,9 @@ class Phase(NamedTuple):
 
 def phases(setting: Setting) -> list[Phase]:
     """Every phase of the stage with its work and time: as it was timed where the stage was, else by the formulas."""
-    made = formula_phases(setting)
-    seconds = timed_seconds(timings(setting), {phase.name: units_of(setting, phase.name) for phase in made})
-    return [phase._replace(seconds=seconds.get(phase.name, phase.seconds)) for phase in made]
+    planned = formula_phases(setting)
+    seconds = timed_seconds(timings(setting), {phase.name: units_of(setting, phase.name) for phase in planned})
+    return [phase._replace(seconds=seconds.get(phase.name, phase.seconds)) for phase in planned]
 
 
 def units_of(setting: Setting, phase: str) -> float:

@@ -85,10 +85,10 @@ def plan_contest(params: Params, target: Target) -> StagePlan:
         prompts.append(max(1, round(counted["prompts"])))
     sides = [
         replace(
-            answering("contest", side, target, rows, base_shape(side, target.root), asked, 1), rented=target.rented
+            answering("contest", side, target, rows, base_shape(side, target.root), number, 1), rented=target.rented
         )
         for side in (champion, params)
-        for asked in prompts
+        for number in prompts
     ]
     reason = f"contest: {' and '.join(map(str, prompts))} prompts of each model"
     parts = [plan_stage(replace(side, rented=target.rented), target.price, find_lever=False) for side in sides]

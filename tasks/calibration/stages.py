@@ -29,9 +29,9 @@ from config.methods.registry import SAMPLING_METHODS, stage_module
 from config.records import LOOPS, TimedRow, UsageRow
 from config.schema import Params
 from config.sections.where import LOCAL, SHARED_STAGES
-from config.workspace.machine import MACHINE_FILE, TIMED_FILE, Machine
+from config.workspace.machine import MACHINE_FILE, Machine
+from config.workspace.timed import TIMED_FILE, this_machine
 from costs.formulas.setting import Setting
-from costs.ledger.timed import this_machine
 from costs.planning.data_stage import data_phases
 from costs.planning.machine import device
 from costs.planning.models import base_shape

@@ -4,7 +4,7 @@ from typing import Any
 
 from config.records import TimedRow
 from config.workspace.machine import Machine
-from costs.ledger.timed import this_machine
+from config.workspace.timed import this_machine
 
 
 def timed(stage: str, phase: str, **changes: Any) -> TimedRow:

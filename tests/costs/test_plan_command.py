@@ -13,7 +13,7 @@ from cli.commands.plan import app
 from config import jsonl
 from config.errors import CostError, UserError
 from config.load import dump, load
-from config.workspace.machine import TIMED_FILE
+from config.workspace.timed import TIMED_FILE
 from tests.costs.machines import timed
 
 DEMO = ["--params", "recipes/demo.yaml"]

@@ -14,10 +14,10 @@ import pytest
 from config import jsonl
 from config.load import load
 from config.records import TimedRow
-from config.workspace.machine import TIMED_FILE
+from config.workspace.timed import TIMED_FILE, read_timed, skipped_note, this_machine
 from costs.ledger.ledger import Ledger, PhaseCost, StageCost, read_ledger
 from costs.ledger.reconcile import UNKNOWN, Comparison, as_dict, read_plan, reconcile
-from costs.ledger.timed import read_timed, remember, skipped_note, this_machine
+from costs.ledger.timed import remember
 from tests.conftest import ROOT
 from tests.costs.ledgers import build_ledger, stage_cost
 from tests.support.clock import Clock

@@ -13,7 +13,8 @@ from config import jsonl
 from config.errors import CostError
 from config.load import load
 from config.records import TimedRow
-from config.workspace.machine import MACHINE_FILE, TIMED_FILE, bf16_instructions
+from config.workspace.machine import MACHINE_FILE, bf16_instructions
+from config.workspace.timed import TIMED_FILE
 from costs.formulas.setting import Setting
 from costs.planning.machine import deviation, device, stage_timings, this_machine, timed_seconds, unmeasured
 from costs.planning.phases import units_of

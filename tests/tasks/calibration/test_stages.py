@@ -10,7 +10,7 @@ from config.errors import EnvironmentFault
 from config.load import load
 from config.schema import Params
 from config.workspace.machine import MACHINE_FILE, Machine
-from costs.ledger.timed import read_timed
+from config.workspace.timed import read_timed
 from costs.planning.planner import plan
 from costs.planning.target import find_target
 from tasks.calibration import other_load
