@@ -21,6 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.demo_figures import cloned, rlhf
 from config.load import load
+from config.workspace.machine import MACHINE_FILE
+from config.workspace.timed import TIMED_FILE
 from costs.planning.models import base_shape
 
 ROOT = Path(__file__).parents[1]
@@ -50,16 +52,17 @@ def error(pair: tuple[float, float]) -> float:
 
 def runs_of(recipe: str, runs: int, parent: Path) -> list[Compared]:
     """Calibrate once, then run with each seed in a clone of its own."""
-    path, result, calibration = f"recipes/{recipe}.yaml", [], None
+    path, result, calibration = f"recipes/{recipe}.yaml", list[Compared](), dict[Path, bytes]()
     for seed in range(1, runs + 1):
         folder = cloned(parent / recipe, seed)
         if recipe.startswith("smollm"):
             rlhf(folder, "fetch", "smollm2")
-        if calibration is None:
+        if not calibration:
             rlhf(folder, "calibrate", "--recipe", path)
-            calibration = (folder / ".rlhf" / "hardware.yaml").read_bytes()
+            calibration = {file: (folder / file).read_bytes() for file in (MACHINE_FILE, TIMED_FILE)}
         (folder / ".rlhf").mkdir(exist_ok=True)
-        (folder / ".rlhf" / "hardware.yaml").write_bytes(calibration)
+        for file, content in calibration.items():
+            (folder / file).write_bytes(content)
         rlhf(folder, "run", "--recipe", path, "--set", f"seed={seed}")
         _, output = rlhf(folder, "report", "--costs", "--json")
         size = base_shape(load(folder / "params.yaml"), folder).parameters / 1e9

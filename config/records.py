@@ -155,10 +155,9 @@ class TimedRow(Record):
     """Processor and number of cores, so that a copied file is not taken for this machine's."""
     hardware: str
     """The device, as the planner names it."""
-    processes: int
     stage: str
-    parameters: float
-    """Of the model that the stage runs; 0 without one."""
+    held: str
+    """Model, levers and processes that the stage ran with, but for the micro-batch: see costs/planning/machine.py."""
     micro_batch: float
     phase: str
     units: float

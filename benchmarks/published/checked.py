@@ -166,8 +166,8 @@ def interval(cases: Sequence[Case]) -> tuple[float, float]:
 
 
 def widening(cases: Sequence[Case]) -> float:
-    """The smallest factor on the logarithms of intervals that holds `HELD` of the measurements, each source's interval
-    from the others; 1 where fewer than three sources say it.
+    """The smallest factor on the logarithms of intervals that holds `HELD` of the sources' measurements, each source's
+    interval from the others; 1 where fewer than three sources say it.
     """
     if len({case.source for case in cases}) < 3:
         return 1.0
@@ -175,12 +175,15 @@ def widening(cases: Sequence[Case]) -> float:
 
 
 def coverage(cases: Sequence[Case], wider: float = 1.0) -> float:
-    """Share of the measurements inside of the intervals that come from the other sources."""
-    inside = 0
-    for source in {case.source for case in cases}:
+    """Share of the measurements inside of the intervals that come from the other sources, sources weighing the same:
+    who plans has one of their own.
+    """
+    shares = []
+    for source in sorted({case.source for case in cases}):
         low, high = quantiles([case for case in cases if case.source != source])
-        inside += sum(low**wider <= math.exp(-case.factor) <= high**wider for case in cases if case.source == source)
-    return inside / len(cases)
+        inside = [low**wider <= math.exp(-case.factor) <= high**wider for case in cases if case.source == source]
+        shares.append(sum(inside) / len(inside))
+    return sum(shares) / len(shares)
 
 
 def quantiles(cases: Iterable[Case]) -> tuple[float, float]:

@@ -5,7 +5,7 @@ its micro-batch. Formulas plan the others.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import log
 from pathlib import Path
 from statistics import median, stdev
@@ -109,15 +109,22 @@ Timings = list[list[TimedRow]]
 
 
 def timings(setting: Setting) -> Timings:
-    """A stage that runs a model, as it was timed on the device of its setting with a model of this size."""
-    return stage_timings(setting.hardware, setting.stage, setting.model.parameters, setting.gpus)
+    """A stage that runs a model, as it was timed on the device of its setting with the same model and levers."""
+    return stage_timings(setting.hardware, setting.stage, held(setting))
 
 
-def stage_timings(device: Hardware, stage: str, parameters: float = 0.0, processes: int = 1) -> Timings:
+def held(setting: Setting) -> str:
+    """What a stage's time for a unit depends on, and its memory beside the micro-batch."""
+    levers = asdict(setting.levers)
+    words = [str(levers[name]) for name in levers if name not in ("micro_batch", "accumulation")]
+    if (loop := setting.rlhf) is not None:
+        words += [loop.layout, str(loop.rollout_batch), str(loop.mini_batches)]
+    return " ".join([f"{setting.model.parameters:.0f} parameters, {setting.gpus} processes,", *words])
+
+
+def stage_timings(device: Hardware, stage: str, held: str = "") -> Timings:
     """The newest runs of a stage on `device`, before there is one its calibrations; [] where it was never timed."""
-    same = [
-        row for row in device.timed if (row.stage, row.parameters, row.processes) == (stage, parameters, processes)
-    ]
+    same = [row for row in device.timed if (row.stage, row.held) == (stage, held)]
     by_source: dict[tuple[str, float], list[TimedRow]] = {}
     for row in [row for row in same if row.run_id] or same:
         by_source.setdefault((row.run_id, 0.0 if row.run_id else row.time), []).append(row)

@@ -89,8 +89,8 @@ class StagePlan:
     """Interval of `seconds`."""
     memory_interval: Interval = UNKNOWN
     """Interval of `peak_bytes_per_gpu`."""
-    parameters: float = 0.0
-    """Of the model that the stage runs; 0 without one."""
+    held: str = ""
+    """What the stage runs with, as its timings name it; empty without a model."""
     units: Mapping[str, float] = field(default_factory=dict)
     """Phase -> what it does, in its unit (config/work.py)."""
 

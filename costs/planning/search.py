@@ -5,7 +5,7 @@ that change the trained model (LoRA, 4-bit storage) are opt-in; the others chang
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import log
 from typing import Any, Literal, get_args
@@ -89,7 +89,8 @@ class Cheaper:
 
 
 def evaluate(setting: Setting, price: Price) -> Need:
-    """Time, money and memory of one stage."""
+    """Time, money and memory of one stage by the formulas: what other levers took was not measured."""
+    setting = replace(setting, hardware=replace(setting.hardware, timed=()))
     seconds = sum(phase.seconds for phase in phases(setting))
     usd = seconds * setting.paid_gpus / 3600 * price.expected
     return Need(setting, seconds, usd, device_bytes(setting, peak(moments(setting)).total))

@@ -7,6 +7,7 @@ from costs.formulas.memory import Moment, device_bytes, peak, phase_of
 from costs.formulas.setting import Setting
 from costs.formulas.time import energy_kwh
 from costs.planning.grades import memory_interval, time_interval
+from costs.planning.machine import held
 from costs.planning.moments import moments
 from costs.planning.phases import Phase, phases, processed_tokens, units_of
 from costs.planning.plans import PhasePlan, StagePlan, Usd
@@ -19,10 +20,10 @@ def plan_stage(setting: Setting, price: Price, find_lever: bool = True) -> Stage
 
 
 def planned(
-    setting: Setting, price: Price, phases: list[Phase], held: list[Moment], find_lever: bool = True
+    setting: Setting, price: Price, phases: list[Phase], memory: list[Moment], find_lever: bool = True
 ) -> StagePlan:
     """The plan of a stage whose phases and moments of memory are known."""
-    highest = peak(held)
+    highest = peak(memory)
     needed = device_bytes(setting, highest.total)
     seconds = sum(phase.seconds for phase in phases)
     gpu_hours = seconds * setting.devices / 3600
@@ -51,7 +52,7 @@ def planned(
                 p.seconds,
                 p.bound,
                 p.seconds * rate,
-                phase_peak(held, p.name),
+                phase_peak(memory, p.name),
             )
             for p in phases
         ),
@@ -73,14 +74,14 @@ def planned(
         assumptions=setting.assumptions,
         time_interval=time_interval(setting, seconds, {p.name: units_of(setting, p.name) for p in phases}),
         memory_interval=memory_interval(setting, highest.total),
-        parameters=setting.model.parameters,
+        held=held(setting),
         units={phase.name: units_of(setting, phase.name) for phase in phases},
     )
 
 
-def phase_peak(held: list[Moment], phase: str) -> float:
+def phase_peak(memory: list[Moment], phase: str) -> float:
     """Highest memory of the moments that belong to a phase, 0 where none is modelled."""
-    return max((moment.total for moment in held if phase_of(moment) == phase), default=0.0)
+    return max((moment.total for moment in memory if phase_of(moment) == phase), default=0.0)
 
 
 # ---------------------------------------------------------------- making it fit

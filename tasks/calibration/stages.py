@@ -33,7 +33,7 @@ from config.workspace.machine import MACHINE_FILE, Machine
 from config.workspace.timed import TIMED_FILE, this_machine
 from costs.formulas.setting import Setting
 from costs.planning.data_stage import data_phases
-from costs.planning.machine import device
+from costs.planning.machine import device, held
 from costs.planning.models import base_shape
 from costs.planning.phases import formula_phases, units_of
 from costs.planning.rows import count
@@ -246,7 +246,7 @@ def timed_data(folder: Path, params: Params, began: float) -> list[TimedRow]:
     rows = usage(folder, "data")
     _, units = data_phases(count(params, folder), params.data.test_fraction, hardware("cpu"))
     seconds = {phase: sum(row.seconds for row in rows if row.phase == phase) for phase in units}
-    return [_row("data", 0.0, 1, 1.0, phase, units[phase], seconds[phase], 0.0, began) for phase in units]
+    return [_row("data", "", 1.0, phase, units[phase], seconds[phase], 0.0, began) for phase in units]
 
 
 def timed_stage(
@@ -267,18 +267,18 @@ def timed_stage(
             usual = [row for row in phase_rows if row.step > warm] or phase_rows
             seconds = steps * sum(row.seconds for row in usual) / len({row.step for row in usual})
         peak = max(row.peak_bytes for row in phase_rows)
-        micro, size = setting.levers.micro_batch, setting.model.parameters
-        timed.append(_row(stage, size, setting.gpus, micro, phase, units_of(setting, phase), seconds, peak, began))
+        amount = units_of(setting, phase)
+        timed.append(_row(stage, held(setting), setting.levers.micro_batch, phase, amount, seconds, peak, began))
     return timed
 
 
 def _row(
-    stage: str, parameters: float, processes: int, micro_batch: float, phase: str, units: float, seconds: float,
-    peak_bytes: float, began: float,
+    stage: str, held: str, micro_batch: float, phase: str, units: float, seconds: float, peak_bytes: float,
+    began: float,
 ) -> TimedRow:  # fmt: skip
     return TimedRow(
-        time=began, run_id="", machine=this_machine(), hardware="cpu", processes=processes, stage=stage,
-        parameters=parameters, micro_batch=micro_batch, phase=phase, units=units, seconds=seconds,
+        time=began, run_id="", machine=this_machine(), hardware="cpu", stage=stage, held=held,
+        micro_batch=micro_batch, phase=phase, units=units, seconds=seconds,
         peak_bytes=peak_bytes,
     )  # fmt: skip
 

@@ -111,7 +111,7 @@ def test_the_next_plan_takes_what_a_run_took(tmp_path: Path, monkeypatch: pytest
         return dict(stage)
 
     before = planned()
-    row = timed("sft", "train", run_id="r", hardware="cpu", parameters=before["parameters"], units=1e6, seconds=90.0)
+    row = timed("sft", "train", run_id="r", hardware="cpu", units=1e6, seconds=90.0)
     jsonl.append(tmp_path / TIMED_FILE, row)
     after = planned()
     (train,) = (phase["seconds"] for phase in after["phases"] if phase["phase"] == "train")

@@ -79,7 +79,7 @@ def test_a_plan_that_cannot_be_read_is_no_plan(tmp_path: Path) -> None:
 
 def with_units(planned: dict[str, Any], **units: float) -> dict[str, Any]:
     """A kept plan that says what each phase does."""
-    more = {"hardware": "cpu", "units": units, "parameters": 5e5, "levers": {"micro_batch": 8}}
+    more = {"hardware": "cpu", "units": units, "held": "5 parameters", "levers": {"micro_batch": 8}}
     return planned | {"stages": [more | stage for stage in planned["stages"]]}
 
 
@@ -90,8 +90,8 @@ def test_what_a_run_made_is_remembered_once_and_outlives_its_rows(tmp_path: Path
     assert remember(tmp_path, ledger, planned) == 0
     rows = read_timed(tmp_path).rows
     assert {row.phase: (row.units, row.seconds) for row in rows} == {"start": (1, 4), "train": (4000, 20)}
-    assert {(row.run_id, row.stage, row.hardware, row.machine, row.parameters, row.micro_batch) for row in rows} == {
-        ("b", "sft", "cpu", this_machine(), 5e5, 8)
+    assert {(row.run_id, row.stage, row.hardware, row.machine, row.held, row.micro_batch) for row in rows} == {
+        ("b", "sft", "cpu", this_machine(), "5 parameters", 8)
     }
 
 

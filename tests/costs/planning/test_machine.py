@@ -23,6 +23,7 @@ from costs.planning.plans import StagePlan
 from costs.planning.settings import settings
 from costs.planning.target import Target, find_target
 from costs.tables.catalogue import Hardware, hardware, own_price
+from tests.conftest import ROOT
 from tests.costs.machines import machine, timed
 
 DEMO = load(Path("recipes/demo.yaml"))
@@ -106,17 +107,28 @@ def test_the_newest_runs_are_taken_by_their_median_and_calibrations_before_there
         return timed("sft", "train", run_id=f"r{number}" if number else "", seconds=took)
 
     units = {"train": 1000.0}
-    calibrated = stage_timings(on(run(0, 99.0)), "sft", 529_200.0)
+    calibrated = stage_timings(on(run(0, 99.0)), "sft", timed("sft", "train").held)
     assert timed_seconds(calibrated, units) == {"train": 99.0}
-    runs = stage_timings(on(run(0, 99.0), *(run(n, 10.0 * n) for n in range(1, 8))), "sft", 529_200.0)
+    runs = stage_timings(on(run(0, 99.0), *(run(n, 10.0 * n) for n in range(1, 8))), "sft", timed("sft", "train").held)
     assert timed_seconds(runs, units) == {"train": 50.0}
     assert deviation(calibrated, units) is None
     assert deviation(runs, units) == pytest.approx(stdev(map(log, (30, 40, 50, 60, 70))))
 
 
-@pytest.mark.parametrize("other", [{"stage": "reward"}, {"parameters": 1e9}, {"processes": 2}])
-def test_another_stage_model_or_number_of_processes_does_not_stand_for_it(other: dict[str, Any]) -> None:
+@pytest.mark.parametrize("other", [{"stage": "reward"}, {"held": "5 parameters"}])
+def test_another_stage_or_model_does_not_stand_for_it(other: dict[str, Any]) -> None:
     assert planned("sft", timed("sft", "train").model_copy(update=other)) == planned("sft")
+
+
+@pytest.mark.parametrize("lever", ["sft.activation_checkpointing=true", "sft.optimizer=adamw8bit"])
+def test_another_lever_was_not_timed_and_another_number_of_steps_was(lever: str) -> None:
+    target = Target(on(timed("sft", "train")), own_price(0.1, "a test", "2026-11-23"), root=Path("nowhere"))
+    shorter, other = (
+        plan(load(ROOT / "recipes/demo.yaml", [change]), target, ("sft",)).stages[0]
+        for change in ("sft.max_steps=100", lever)
+    )
+    assert seconds(shorter)["train"] == pytest.approx(shorter.units["train"] / 100)
+    assert other.time_interval.basis == "unchecked"
 
 
 def test_memory_is_what_was_measured_at_the_micro_batch_or_on_the_line_through_two() -> None:
@@ -147,7 +159,7 @@ def test_an_interval_says_what_it_rests_on() -> None:
 
 
 def test_the_data_stage_says_whether_it_was_timed_here() -> None:
-    row = timed("data", "tokenise", parameters=0.0, micro_batch=1.0)
+    row = timed("data", "tokenise", micro_batch=1.0)
     mine, theirs = planned("data", row), planned("data")
     assert mine.time_interval.basis == "measured here"
     assert theirs.time_interval.why == "measured on another machine"
