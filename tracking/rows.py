@@ -62,6 +62,8 @@ def cost_metrics(ledger: Ledger, time: float) -> list[Metric]:
         "cost/saved_usd": ledger.saved_usd,
         "cost/seconds": ledger.total_seconds,
     }
+    if ledger.taught_nothing_usd:
+        values["cost/taught_nothing_usd"] = ledger.taught_nothing_usd
     for stage in ledger.stages:
         values |= _stage_costs(stage)
     return [_metric(name, value, time, 0) for name, value in values.items()]

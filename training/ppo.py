@@ -21,6 +21,7 @@ import time
 from functools import partial
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from config.methods.method import Estimator
@@ -37,12 +38,21 @@ from training.process.run import run_stage
 from training.process.stage import Stage
 from training.rewards.episodes import episode_rewards
 from training.rl.divergence import check_rollout, check_update
-from training.rl.episodes import Episodes, choose_prompts, joined, mini_batches, pad_responses, stream_seed
+from training.rl.episodes import Episodes, MicroBatch, choose_prompts, joined, mini_batches, pad_responses, stream_seed
 from training.rl.layouts import load_roles, save_policy
 from training.rl.on_divergence import Batch, on_divergence
 from training.rl.passes import per_token, scores
 from training.rl.phases import in_phase
-from training.rl.ppo_math import adapted_kl_coef, kl_per_token, policy_loss, token_rewards, value_loss
+from training.rl.ppo_math import (
+    PolicyLoss,
+    adapted_kl_coef,
+    kl_per_token,
+    policy_loss,
+    sequence_policy_loss,
+    token_rewards,
+    value_loss,
+    weighted_policy_loss,
+)
 from training.rl.report import UpdateStatistics, equal_groups, rollout_statistics
 from training.rl.roles import Roles
 from training.rl.rollout_phase import own_logprobs, roll_out
@@ -218,7 +228,7 @@ def accumulate_gradients(
     for old, counts in share.micro_batches(budget_tokens, device, roles.lockstep):
         with autocast(stage.params.model, device):
             new = roles.forward(old.sequences, old.prompt_lengths)
-        policy = policy_loss(new.logprobs, old.logprobs, old.advantages, settings.cliprange)
+        policy = surrogate(settings, new.logprobs, old)
         weighted = policy.losses if mini_batch.weights is None else old.weights * policy.losses
         total, value = weighted.sum(), None
         if critic is not None:
@@ -228,6 +238,19 @@ def accumulate_gradients(
         roles.backward(loss if counts else 0 * loss)
         if counts:
             statistics.add(policy, value, new)
+
+
+def surrogate(settings: Online, logprobs_N: Tensor, old: MicroBatch) -> PolicyLoss:
+    """The policy's loss at every response token of a micro-batch."""
+    low, high = settings.cliprange, settings.cliprange_high
+    match settings.policy_loss:
+        case "gspo":
+            lengths = [len(ids) - start for ids, start in zip(old.sequences, old.prompt_lengths, strict=True)]
+            return sequence_policy_loss(logprobs_N, old.logprobs, old.advantages, low, high, lengths)
+        case "cispo":
+            return weighted_policy_loss(logprobs_N, old.logprobs, old.advantages, high or low)
+        case _:
+            return policy_loss(logprobs_N, old.logprobs, old.advantages, low, high)
 
 
 def next_kl_coef(kl_coef: float, kl: float, settings: Online) -> float:

@@ -250,6 +250,8 @@ def cost_notes(root: Path, findings: "Findings") -> list[str]:
     notes = [
         f"Wasted on work done again: {usd(ledger.waste_usd)}. Saved by unchanged stages: {usd(ledger.saved_usd)}."
     ]
+    if ledger.taught_nothing_usd:
+        notes.append(f"Replies that were all scored alike, and taught nothing: {usd(ledger.taught_nothing_usd)}.")
     retries = sum(stage.memory_retries for stage in ledger.stages)
     if retries:
         notes.append(f"Work done again in smaller pieces because memory ran out: {retries} times.")

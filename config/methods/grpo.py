@@ -38,6 +38,10 @@ class Grpo(Online):
         description="Responses drawn from each prompt, the group that each is compared with; must divide the batch."
     )
     grpo_epochs: Positive = Field(description="Passes over each rollout.")
+    divide_by_deviation: bool = Field(
+        description="Divide a group's scores by their standard deviation; false is Dr. GRPO, where easy and hard "
+        "prompts do not weigh more than others."
+    )
 
 
 def advantages(
@@ -52,16 +56,16 @@ def advantages(
     penalty_B = score_B - reward_BT.sum(dim=1)
     penalty_PG = penalty_B.view(-1, group)
     centred_PG = penalty_PG - penalty_PG.mean(dim=1, keepdim=True)
-    advantage_B = group_normalised(score_B, group) - centred_PG.flatten()
+    advantage_B = group_normalised(score_B, group, settings.divide_by_deviation) - centred_PG.flatten()
     return Targets(per_token(advantage_B, mask_BT), None)
 
 
-def group_normalised(score_B: Tensor, group: int) -> Tensor:
-    """(S_i - mean of S_j) / std of S_j over all responses j to the same prompt, [B].
+def group_normalised(score_B: Tensor, group: int, divide: bool = True) -> Tensor:
+    """(S_i - mean of S_j) / std of S_j over all responses j to the same prompt, [B]; without `divide` the numerator.
 
     Known biases (Liu et al. 2025, arXiv:2503.20783):
     - difficulty: dividing by the deviation gives prompts whose responses hardly differ, those too
-      easy or too hard, as much weight as the others. RLOO does not divide.
+      easy or too hard, as much weight as the others. Without `divide` and in RLOO it is not there.
     - length: the paper's loss is a mean over the tokens of each response, then over responses, so
       that long bad responses are punished less per token. Ours is a mean over all tokens of a mini-batch (as in DAPO,
       arXiv:2503.14476), which has no such bias.
@@ -71,7 +75,7 @@ def group_normalised(score_B: Tensor, group: int) -> Tensor:
     """
     score_PG = score_B.view(-1, group)
     centred_PG = score_PG - score_PG.mean(dim=1, keepdim=True)
-    return (centred_PG / (score_PG.std(dim=1, keepdim=True) + EPSILON)).flatten()
+    return (centred_PG / (score_PG.std(dim=1, keepdim=True) + EPSILON) if divide else centred_PG).flatten()
 
 
 METHOD = Method(

@@ -81,7 +81,17 @@ class Online(SamplingLoop):
         "differ (rollout_logprob_gap says how much), for one more forward pass over the rollout."
     )
     kl: Kl = Field(description="KL penalty towards the SFT model.")
-    cliprange: Annotated[float, Field(gt=0, lt=1)] = Field(description="Clip range of the policy ratio, per token.")
+    policy_loss: Literal["clipped", "gspo", "cispo"] = Field(
+        description="clipped: the ratio of each token, clipped (PPO). gspo: the ratio of the whole response, its "
+        "length taken out, clipped. cispo: the log-probability of every token, weighted with its clipped ratio."
+    )
+    cliprange: Annotated[float, Field(gt=0, lt=1)] = Field(
+        description="Clip range of the policy ratio, per token; gspo's, of whole responses, is a thousand times "
+        "smaller. cispo has no bound below."
+    )
+    cliprange_high: Annotated[float, Field(gt=0)] | None = Field(
+        description="Clip range above 1: a larger one lets unlikely tokens grow (clip-higher); null is cliprange."
+    )
     missing_eos_penalty: Annotated[float, Field(ge=0)] = Field(
         description="Taken from the score of a response that has no end-of-sequence token."
     )

@@ -19,7 +19,7 @@ from typing import Any
 
 from config import jsonl
 from config.errors import CostError
-from config.records import NO_RUN_ID, STAGES, PipelineRow, UsageRow
+from config.records import LOOPS, NO_RUN_ID, STAGES, MetricRow, PipelineRow, UsageRow
 from config.schema import Params
 from config.terminal_text import shown
 from config.workspace.at_work import run_at_work
@@ -29,6 +29,10 @@ from costs.tables.price import StagePrice, stage_price, usd_of, usd_per_device_h
 
 BEGAN = "began"
 """Key of a run's first row: when its process began, or the run before it in the process ended."""
+SAMPLED = ("rollout", "logprobs", "score", "reference")
+"""Phases of a loop that are for one response each."""
+EQUAL_GROUPS = "equal_groups"
+"""Metric of an update: share of the prompts whose responses all have one score."""
 RUNNING = "running"
 """State of a running run, and of its stage."""
 
@@ -92,6 +96,10 @@ class StageCost:
     saved_usd: float
     peak_bytes: int
     phases: tuple[PhaseCost, ...]
+    taught_nothing_usd: float = 0.0
+    """The part of `usd` for responses that were all scored alike beside the others to their prompt: sampling them,
+    their scores and log-probabilities.
+    """
     by_attempt: tuple[AttemptCost, ...] = ()
     made_by: str = ""
     """The run that made the outputs of a cached stage, where that is recorded."""
@@ -142,6 +150,10 @@ class Ledger:
         return sum(stage.saved_usd for stage in self.stages)
 
     @property
+    def taught_nothing_usd(self) -> float:
+        return sum(stage.taught_nothing_usd for stage in self.stages)
+
+    @property
     def made_usd(self) -> float:
         """Cost of making the run's outputs, including those of reused stages."""
         return self.total_usd + self.saved_usd
@@ -164,6 +176,7 @@ class Ledger:
             "outside_usd": self.outside_usd,
             "waste_usd": self.waste_usd,
             "saved_usd": self.saved_usd,
+            "taught_nothing_usd": self.taught_nothing_usd,
             "skipped_rows": self.skipped_rows,
             "stages": [asdict(stage) for stage in self.stages],
         }
@@ -204,7 +217,9 @@ def read_ledger(root: Path, params: Params, run_id: str | None = None) -> Ledger
         else:
             stage = _cost(name, attempts[-1:], attempts, price) if attempts else None
         if stage is not None:
-            stages.append(stage)
+            paid = [attempt for attempt in attempts if attempt.run_id == chosen] if rows else attempts[-1:]
+            nothing = taught_nothing(root / "runs" / name, paid, price) if name in LOOPS else 0.0
+            stages.append(replace(stage, taught_nothing_usd=nothing))
     if not rows and not stages:
         raise CostError(f"no run was recorded in {root / 'runs'}, and the ledger needs one. Start one with: rlhf run")
     end = next((row for row in reversed(rows) if row.event == "end"), None)
@@ -222,6 +237,18 @@ def read_ledger(root: Path, params: Params, run_id: str | None = None) -> Ledger
         outside_usd=stage_price(params).usd(outside) if params.prices.outside_stages else 0.0,
         stages=tuple(stages),
         skipped_rows=skipped,
+    )
+
+
+def taught_nothing(folder: Path, attempts: Sequence[Attempt], price: StagePrice) -> float:
+    """What the attempts paid for groups of responses without a difference: of each update their share of SAMPLED."""
+    rows = jsonl.read(folder / "metrics.jsonl", MetricRow).rows
+    shares = {(row.run_id, row.attempt, row.step): row.values.get(EQUAL_GROUPS, 0.0) for row in rows}
+    return sum(
+        shares.get((row.run_id, row.attempt, row.step), 0.0) * price.usd_of_rows([row])
+        for attempt in attempts
+        for row in attempt.usage
+        if row.phase in SAMPLED
     )
 
 

@@ -99,6 +99,8 @@ class VariantResult(BaseModel):
     planned_usd: float | None
     measured_usd: float | None
     """Cost of making the model, without the stages that all variants share."""
+    taught_nothing_usd: float | None
+    """The part of what its runs spent for replies that taught nothing."""
     seconds: float | None
     stages: dict[str, float]
     """Stage -> US dollars that making its outputs cost, the shared ones too."""
@@ -231,6 +233,7 @@ def _result(variant: Variant, base: Variant, judge: str, margin: float, shared: 
         reason=variant.reason,
         planned_usd=_cost(ours, "planned_usd", differing),
         measured_usd=measured,
+        taught_nothing_usd=_mean([run.findings.ledger.taught_nothing_usd for run in ours]),
         seconds=_cost(ours, "measured_seconds", differing),
         stages={stage: usd for stage in stages if (usd := _cost(ours, "measured_usd", {stage})) is not None},
         quality=_mean([_quality(run, judge) for run in ours]),

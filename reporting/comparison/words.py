@@ -101,6 +101,11 @@ def remarks(comparison: Comparison) -> list[str]:
                 else ", and so it was."
             )
         )
+    nothing = [
+        f"{item.name} {usd(item.taught_nothing_usd)}" for item in comparison.variants if item.taught_nothing_usd
+    ]
+    if nothing:
+        lines.append(f"For replies that taught nothing: {', '.join(nothing)}.")
     lines += [growth(fit) for fit in comparison.growth]
     lines.append(f"As good: the interval of the difference lies above -{comparison.margin:g}.")
     if comparison.judge == "reward":

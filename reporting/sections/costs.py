@@ -94,6 +94,8 @@ def _remark(stage: StageCost) -> Markup | None:
         remarks.append(f"{stage.attempts} attempts")
     if stage.waste_seconds:
         remarks.append(f"{duration(stage.waste_seconds)} done twice ({usd(stage.waste_usd)})")
+    if stage.taught_nothing_usd:
+        remarks.append(f"{usd(stage.taught_nothing_usd)} for replies that taught nothing")
     if stage.message and stage.state != "done":
         remarks.append(stage.message)
     return remark(", ".join(remarks)) if remarks else None

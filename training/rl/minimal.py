@@ -87,7 +87,9 @@ def minimal_ppo(
             was_BT, advantage_BT, value_BT, return_BT = (
                 x_BT[chosen, : own_BT.shape[1]] for x_BT in (logprobs_BT, advantages_BT, values_BT, returns_BT)
             )
-            policy_term = ppo_math.policy_loss(new_BT, was_BT, advantage_BT, settings.cliprange)
+            policy_term = ppo_math.policy_loss(
+                new_BT, was_BT, advantage_BT, settings.cliprange, settings.cliprange_high
+            )
             cliprange = settings.cliprange_value
             value_term = ppo_math.value_loss(new_values_BT, value_BT, return_BT, cliprange)
             loss = (policy_term.losses + settings.vf_coef * value_term.losses)[own_BT].mean()

@@ -4,6 +4,7 @@ Shapes: B responses, T response tokens (padded on the right, mask True where the
 of some rows, one after another.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -45,15 +46,55 @@ class PolicyLoss(NamedTuple):
     """True where the clipped branch decided."""
 
 
-def policy_loss(logprobs_N: Tensor, old_logprobs_N: Tensor, advantages_N: Tensor, cliprange: float) -> PolicyLoss:
-    """Clipped surrogate: max(-A * ratio, -A * clip(ratio, 1 - cliprange, 1 + cliprange)).
+def policy_loss(
+    logprobs_N: Tensor,
+    old_logprobs_N: Tensor,
+    advantages_N: Tensor,
+    cliprange: float,
+    cliprange_high: float | None = None,
+) -> PolicyLoss:
+    """Clipped surrogate: max(-A * ratio, -A * clip(ratio, 1 - cliprange, 1 + cliprange_high)), which is 1 + cliprange
+    where it is None.
 
-    Source: Schulman et al. 2017 (arXiv:1707.06347), eq. 7.
+    Source: Schulman et al. 2017 (arXiv:1707.06347), eq. 7; a higher upper bound: Yu et al. 2025 (DAPO,
+    arXiv:2503.14476), section 3.1.
     """
     ratio_N = torch.exp(logprobs_N - old_logprobs_N)
     unclipped_N = -advantages_N * ratio_N
-    clipped_N = -advantages_N * ratio_N.clamp(1 - cliprange, 1 + cliprange)
+    clipped_N = -advantages_N * ratio_N.clamp(1 - cliprange, 1 + (cliprange_high or cliprange))
     return PolicyLoss(torch.maximum(unclipped_N, clipped_N), ratio_N, clipped_N > unclipped_N)
+
+
+def sequence_policy_loss(
+    logprobs_N: Tensor,
+    old_logprobs_N: Tensor,
+    advantages_N: Tensor,
+    cliprange: float,
+    cliprange_high: float | None,
+    lengths: Sequence[int],
+) -> PolicyLoss:
+    """The clipped surrogate with one ratio for a response: exp of the mean log-ratio of its tokens, at each of them.
+    `lengths` are the tokens of each response. The ratio that is returned is the token's.
+
+    Source: Zheng et al. 2025 (GSPO, arXiv:2507.18071), eq. 5 and 7. The paper's loss is a mean over responses, ours
+    over tokens, as with the other losses.
+    """
+    log_ratio_N = logprobs_N - old_logprobs_N
+    mean_N = torch.cat([part.mean().expand(len(part)) for part in log_ratio_N.split(list(lengths))])
+    whole = policy_loss(mean_N, torch.zeros_like(mean_N), advantages_N, cliprange, cliprange_high)
+    return whole._replace(ratio=log_ratio_N.exp())
+
+
+def weighted_policy_loss(
+    logprobs_N: Tensor, old_logprobs_N: Tensor, advantages_N: Tensor, highest: float
+) -> PolicyLoss:
+    """-min(ratio, 1 + highest) * A * logprob, the weight without gradient: a token beyond the bound still learns.
+
+    Source: MiniMax 2025 (CISPO, arXiv:2506.13585), eq. 4 and 5, without the lower bound that the paper does not use.
+    """
+    ratio_N = torch.exp(logprobs_N - old_logprobs_N)
+    weight_N = ratio_N.detach().clamp(max=1 + highest)
+    return PolicyLoss(-weight_N * advantages_N * logprobs_N, ratio_N, ratio_N > 1 + highest)
 
 
 MAX_IMPORTANCE = 2.0

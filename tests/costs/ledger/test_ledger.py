@@ -22,6 +22,7 @@ from costs.ledger.budget import total
 from costs.ledger.ledger import read_ledger
 from tasks.planning.prepared import spent_by_stage
 from tasks.run.purse import expenses_of
+from tests.support.clock import Clock
 
 ROOT = Path(__file__).parents[3]
 
@@ -573,3 +574,21 @@ def test_time_outside_of_stages_has_a_line_and_a_price_if_it_counts(
     spent = total(spent_by_stage(tmp_path, params, ["run"]))
     assert spent == (pytest.approx(ledger.total_usd), pytest.approx(40.0))
     assert sum(item.usd for item in expenses_of(tmp_path, params, "1970-01")) == pytest.approx(ledger.total_usd)
+
+
+def test_groups_without_a_difference_are_priced_by_what_was_for_their_replies(tmp_path: Path, params: Params) -> None:
+    clock = Clock(tmp_path, "run", 100.0)
+    clock.pipeline("start")
+    clock.attempt("grpo", 1, "start")
+    for step, share in ((1, 0.25), (2, 0.5)):
+        for phase in ("rollout", "score", "reference", "update"):
+            clock.use("grpo", 1, phase, step, 10.0)
+        clock.log("grpo", 1, step, equal_groups=share, score=1.0)
+    clock.log("grpo", 7, 1, equal_groups=1.0)  # of another attempt
+    clock.done("grpo", 1, 2)
+    ledger = read_ledger(tmp_path, params, "run")
+    # three of four phases, 30 s an update at 0.001 USD a second
+    assert ledger.taught_nothing_usd == pytest.approx(0.030 * (0.25 + 0.5))
+    assert ledger.as_dict()["taught_nothing_usd"] == ledger.taught_nothing_usd
+    assert ledger.as_dict()["stages"][0]["taught_nothing_usd"] == ledger.taught_nothing_usd
+    assert ledger.total_usd == pytest.approx(0.080)

@@ -159,7 +159,9 @@ class HandedGrpo(Handed, GRPOTrainer):
         return [list(ids) for ids in self.responses], None
 
 
-def trl_trainer(kind: str, folder: Path, responses: Sequence[list[int]], chosen: Rloo | Grpo, beta: float) -> Any:
+def trl_trainer(
+    kind: str, folder: Path, responses: Sequence[list[int]], chosen: Rloo | Grpo, beta: float, **theirs: Any
+) -> Any:
     """TRL's own, its policy another one than its reference."""
     common: dict[str, Any] = {
         "output_dir": str(folder),
@@ -177,7 +179,7 @@ def trl_trainer(kind: str, folder: Path, responses: Sequence[list[int]], chosen:
     if kind == "rloo":
         arguments: Any = RLOOConfig(**common, normalize_advantages=chosen.normalise_advantages)  # type: ignore[union-attr]
     else:
-        arguments = GRPOConfig(**common, loss_type="dapo", scale_rewards="group")
+        arguments = GRPOConfig(**{**common, "loss_type": "dapo", "scale_rewards": "group", **theirs})
     trainer = (HandedRloo if kind == "rloo" else HandedGrpo)(
         model=policy(seed=1),
         reward_funcs=lambda completion_ids, **_: SCORES.tolist(),
@@ -273,10 +275,27 @@ def test_rloo_learns_what_trls_loss_teaches(
 
 
 @pytest.mark.parametrize("is_moved", [False, True])
-def test_grpo_learns_what_trls_loss_teaches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_moved: bool) -> None:
+@pytest.mark.parametrize(
+    ("changes", "theirs_changes"),
+    [
+        ({}, {}),
+        ({"cliprange_high": 0.6}, {"epsilon_high": 0.6}),
+        ({"policy_loss": "gspo", "cliprange": 0.01}, {"importance_sampling_level": "sequence", "epsilon": 0.01}),
+        ({"policy_loss": "cispo", "cliprange_high": 0.1}, {"loss_type": "cispo", "epsilon_high": 1.1}),
+        ({"divide_by_deviation": False}, {"scale_rewards": "none"}),
+    ],
+    ids=["grpo", "clip-higher", "gspo", "cispo", "dr_grpo"],
+)
+def test_grpo_learns_what_trls_loss_teaches(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_moved: bool,
+    changes: dict[str, Any],
+    theirs_changes: dict[str, Any],
+) -> None:
     responses = random_responses(RAGGED)
-    chosen: Grpo = settings("grpo", temperature=0.8, responses_per_prompt=GROUP)
-    trainer = trl_trainer("grpo", tmp_path, responses, chosen, 0.0)
+    chosen: Grpo = settings("grpo", temperature=0.8, responses_per_prompt=GROUP, **changes)
+    trainer = trl_trainer("grpo", tmp_path, responses, chosen, 0.0, **theirs_changes)
     advantages_B, loss = theirs(trainer, is_moved)
     roles = our_roles(chosen)
     found_B, statistics = ours(monkeypatch, roles, responses, chosen, grpo.advantages, 0.0, is_moved)

@@ -14,8 +14,10 @@ from training.rl.ppo_math import (
     kl_per_token,
     masked_mean,
     policy_loss,
+    sequence_policy_loss,
     token_rewards,
     value_loss,
+    weighted_policy_loss,
 )
 
 LENGTHS = st.lists(st.integers(1, 6), min_size=1, max_size=4)
@@ -189,6 +191,34 @@ def test_the_policy_loss_takes_the_worse_of_ratio_and_clipped_ratio() -> None:
     assert loss.ratio.tolist() == pytest.approx(ratios.tolist())
     assert loss.losses.tolist() == pytest.approx([-2.0, -2.4, 3.0, -1.0, 1.6])
     assert loss.clipped.tolist() == [False, True, False, False, True]
+
+
+def test_a_higher_upper_bound_leaves_the_lower_one() -> None:
+    ratios, advantages = torch.tensor([1.5, 1.5, 0.5]).double(), torch.tensor([2.0, -2.0, -2.0]).double()
+    loss = policy_loss(ratios.log(), torch.zeros_like(ratios), advantages, 0.2, 0.4)
+    assert loss.losses.tolist() == pytest.approx([-2.8, 3.0, 1.6])
+
+
+def test_a_response_has_one_ratio_whose_log_is_the_mean_of_its_tokens() -> None:
+    log_ratios = torch.tensor([0.1, 0.3, -0.4]).double().requires_grad_()
+    advantages = torch.tensor([2.0, 2.0, -1.0]).double()
+    loss = sequence_policy_loss(log_ratios, torch.zeros(3).double(), advantages, 0.3, None, [2, 1])
+    assert loss.losses.tolist() == pytest.approx([-2 * math.exp(0.2), -2 * math.exp(0.2), 0.7])
+    assert loss.clipped.tolist() == [False, False, True]
+    assert loss.ratio.tolist() == pytest.approx([math.exp(0.1), math.exp(0.3), math.exp(-0.4)])
+    (gradient,) = torch.autograd.grad(loss.losses.sum(), log_ratios)
+    # two tokens, each with half of a response's gradient twice; the clipped one has none
+    assert gradient.tolist() == pytest.approx([-2 * math.exp(0.2), -2 * math.exp(0.2), 0.0])
+
+
+def test_a_weighted_token_learns_beyond_the_bound_by_no_more_than_it() -> None:
+    logprobs = torch.tensor([0.5, 1.5, 3.0]).double().log().requires_grad_()
+    advantages = torch.tensor([2.0, 2.0, -1.0]).double()
+    loss = weighted_policy_loss(logprobs, torch.zeros(3).double(), advantages, 0.4)
+    assert loss.losses.tolist() == pytest.approx([-1.0 * math.log(0.5), -2.8 * math.log(1.5), 1.4 * math.log(3)])
+    assert loss.clipped.tolist() == [False, True, True]
+    (gradient,) = torch.autograd.grad(loss.losses.sum(), logprobs)
+    assert gradient.tolist() == pytest.approx([-1.0, -2.8, 1.4])
 
 
 @given(SEEDS, st.floats(0.05, 0.5))
