@@ -18,6 +18,7 @@ computed in every process, with the same result.
 import logging
 import sys
 import time
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -53,7 +54,8 @@ from training.rl.ppo_math import (
     value_loss,
     weighted_policy_loss,
 )
-from training.rl.report import UpdateStatistics, equal_groups, rollout_statistics
+from training.rl.refill import Batches, Scored
+from training.rl.report import UpdateStatistics, rollout_statistics
 from training.rl.roles import Roles
 from training.rl.rollout_phase import own_logprobs, roll_out
 from training.rl.state import PpoState, load_state, save_state
@@ -104,41 +106,49 @@ def ppo(stage: Stage) -> None:
         phase = partial(in_phase, stage, update)
         backoff = partial(oom.run, step=update)
 
-        # 1. roll out
-        places = choose_prompts(range(len(prompts)), settings, seed, update)
+        batches = Batches(settings)
+        while batches.wants():
+            # 1. roll out
+            number = batches.number
+            places = choose_prompts(range(len(prompts)), settings, seed, update, number)
+            batch = [prompts[place] for place in places]
+            own_seed = stream_seed(seed, f"sampling {number}" if number else "sampling", update)
+            noise_BT = sampling_noise(len(batch), limits.max_new_tokens, own_seed)
+            with phase("rollout", roles.policy, roles.trunk_value_head) as work:
+                rollout = roll_out(
+                    partial(oom_rollout.run, step=update),
+                    roles.policy,
+                    batch,
+                    noise_BT,
+                    settings,
+                    limits,
+                    roles.trunk_value_head,
+                )
+                sequences, _ = joined(batch, rollout.responses)
+                tokens = sum(map(len, sequences))
+                work.add(tokens, len(batch))
+
+            # 2. score
+            with phase("score", roles.reward_model) as work:
+                if reward_function is not None:
+                    score_B = reward_function.scores(places, rollout.responses)
+                    work.add(sequences=len(batch))
+                else:
+                    score_B = scores(backoff, roles.reward_model, sequences)
+                    work.add(tokens, len(batch))
+            shaped_B = score_B - settings.missing_eos_penalty * ~has_ended(rollout.responses, limits)
+            if settings.score_clip is not None:
+                shaped_B = shaped_B.clamp(-settings.score_clip, settings.score_clip)
+            batches.add(Scored(places, rollout, score_B, shaped_B))
+        (places, rollout, score_B, shaped_B), equal = batches.chosen()
+        ended_B = has_ended(rollout.responses, limits)
         batch = [prompts[place] for place in places]
-        own_seed = stream_seed(seed, "sampling", update)
-        noise_BT = sampling_noise(len(batch), limits.max_new_tokens, own_seed)
-        with phase("rollout", roles.policy, roles.trunk_value_head) as work:
-            rollout = roll_out(
-                partial(oom_rollout.run, step=update),
-                roles.policy,
-                batch,
-                noise_BT,
-                settings,
-                limits,
-                roles.trunk_value_head,
-            )
-            sequences, starts = joined(batch, rollout.responses)
-            tokens = sum(map(len, sequences))
-            work.add(tokens, len(batch))
+        sequences, starts = joined(batch, rollout.responses)
+        tokens = sum(map(len, sequences))
+
+        # 3. log-probs of the policy and its reference, and values of a critic
         with phase("logprobs", roles.policy) as work:
             logprobs, weights, gap = own_logprobs(backoff, roles, rollout.logprobs, sequences, starts, work)
-
-        # 2. score
-        with phase("score", roles.reward_model) as work:
-            if reward_function is not None:
-                score_B = reward_function.scores(places, rollout.responses)
-                work.add(sequences=len(batch))
-            else:
-                score_B = scores(backoff, roles.reward_model, sequences)
-                work.add(tokens, len(batch))
-        ended_B = torch.tensor([response[-1] == limits.eos for response in rollout.responses])
-        shaped_B = score_B - settings.missing_eos_penalty * ~ended_B
-        if settings.score_clip is not None:
-            shaped_B = shaped_B.clamp(-settings.score_clip, settings.score_clip)
-
-        # 3. reference log-probs, and values of a critic
         with phase("reference", roles.ref_policy) as work:
             ref_logprobs = per_token(backoff, roles.ref_logprobs, sequences, starts)
             work.add(tokens, len(batch))
@@ -161,7 +171,7 @@ def ppo(stage: Stage) -> None:
             episodes = Episodes(sequences, starts, mask_BT, logprobs_BT, values_BT, *targets, weights_BT)
             row = gap | rollout_statistics(episodes, ref_logprobs_BT, score_B, ended_B, state.kl_coef)
             if not critic:
-                row["equal_groups"] = equal_groups(shaped_B, settings.responses_per_prompt)
+                row |= equal
         rolled_out = Batch(tokenizer, batch, rollout.responses, score_B, episodes)
         diverging = partial(on_divergence, stage, roles, state, rolled_out)
         with diverging(row):
@@ -202,6 +212,11 @@ def ppo(stage: Stage) -> None:
     with stage.meter.phase("save", state.update):
         write_outputs(stage, roles, state, tokenizer)
     stage.finish(f"models/{stage.name}", f"metrics/{stage.name}.json", f"plots/{stage.name}.csv")
+
+
+def has_ended(responses: Sequence[list[int]], limits: Limits) -> Tensor:
+    """Whether each response has an end-of-sequence token, [B]."""
+    return torch.tensor([response[-1] == limits.eos for response in responses])
 
 
 def advantages(method: str) -> Estimator:

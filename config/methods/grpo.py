@@ -18,7 +18,7 @@ from pydantic import Field
 
 from config.methods.method import Method, Targets, per_token
 from config.sections.base import Positive
-from config.sections.online import GroupSize, Online
+from config.sections.online import Grouped, GroupSize
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +27,7 @@ EPSILON = 1e-4
 """Added to the standard deviation, as in TRL: a group of equal scores has advantages of zero."""
 
 
-class Grpo(Online):
+class Grpo(Grouped):
     """Group relative policy optimisation: the responses to a prompt are compared with their mean, in units of their
     deviation.
     """

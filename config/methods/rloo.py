@@ -14,7 +14,7 @@ from pydantic import Field
 
 from config.methods.method import Method, Targets, per_token
 from config.sections.base import Positive
-from config.sections.online import GroupSize, Online
+from config.sections.online import Grouped, GroupSize
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +23,7 @@ EPSILON = 1e-4
 """Added to the standard deviation, which is 0 where all advantages are equal."""
 
 
-class Rloo(Online):
+class Rloo(Grouped):
     """REINFORCE leave-one-out of the SFT model against the reward model: the other responses to a prompt are the
     baseline.
     """

@@ -171,3 +171,20 @@ class ActorCritic(Online):
 
 GroupSize = Annotated[int, Field(ge=2)]
 """Responses per prompt, which are compared with each other."""
+
+
+class Refill(Section):
+    """Further prompts in the place of those whose responses all scored alike."""
+
+    most_batches: Annotated[int, Field(ge=2)] = Field(
+        description="Batches that an update may sample until it has groups with a difference alone; each is paid for."
+    )
+
+
+class Grouped(Online):
+    """Settings shared by methods that compare the responses to a prompt."""
+
+    refill: Refill | None = Field(
+        description="Dynamic sampling: groups of responses that all scored alike are replaced by further prompts' "
+        "before the update (DAPO); null learns from what was sampled."
+    )

@@ -29,10 +29,15 @@ from costs.tables.price import StagePrice, stage_price, usd_of, usd_per_device_h
 
 BEGAN = "began"
 """Key of a run's first row: when its process began, or the run before it in the process ended."""
-SAMPLED = ("rollout", "logprobs", "score", "reference")
-"""Phases of a loop that are for one response each."""
-EQUAL_GROUPS = "equal_groups"
-"""Metric of an update: share of the prompts whose responses all have one score."""
+EQUAL_GROUPS = {
+    "rollout": "equal_groups",
+    "score": "equal_groups",
+    "logprobs": "equal_groups_taken",
+    "reference": "equal_groups_taken",
+}
+"""Phase of a loop that is for one response each -> metric of an update: the share of the prompts that it is for whose
+responses all scored alike.
+"""
 RUNNING = "running"
 """State of a running run, and of its stage."""
 
@@ -241,14 +246,17 @@ def read_ledger(root: Path, params: Params, run_id: str | None = None) -> Ledger
 
 
 def taught_nothing(folder: Path, attempts: Sequence[Attempt], price: StagePrice) -> float:
-    """What the attempts paid for groups of responses without a difference: of each update their share of SAMPLED."""
+    """What the attempts paid for groups of responses without a difference: of each update their share of the phases in
+    EQUAL_GROUPS.
+    """
     rows = jsonl.read(folder / "metrics.jsonl", MetricRow).rows
-    shares = {(row.run_id, row.attempt, row.step): row.values.get(EQUAL_GROUPS, 0.0) for row in rows}
+    values = {(row.run_id, row.attempt, row.step): row.values for row in rows}
     return sum(
-        shares.get((row.run_id, row.attempt, row.step), 0.0) * price.usd_of_rows([row])
+        values.get((row.run_id, row.attempt, row.step), {}).get(EQUAL_GROUPS[row.phase], 0.0)
+        * price.usd_of_rows([row])
         for attempt in attempts
         for row in attempt.usage
-        if row.phase in SAMPLED
+        if row.phase in EQUAL_GROUPS
     )
 
 

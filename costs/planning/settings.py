@@ -16,7 +16,7 @@ from config.records import STAGES
 from config.schema import Params
 from config.sections.distillation import Distill
 from config.sections.levers import Lora
-from config.sections.online import ActorCritic, Online, SamplingLoop
+from config.sections.online import ActorCritic, Grouped, Online, SamplingLoop
 from config.work import GAP_SAMPLE, NORMALISATION_PAIRS
 from costs.formulas.setting import EVALUATED, Attention, Levers, Parallel, Rlhf, Setting, Workload
 from costs.planning.machine import timings
@@ -224,7 +224,12 @@ def _loop(method: str, params: Params, target: Target, rows: Rows, model: ModelS
         ref_levers=sft,
         rescored=section.batch_size if section.recompute_logprobs else compared_responses(section.batch_size),
     )
-    return replace(sampling, rlhf=loop)
+    notes: tuple[str, ...] = ()
+    if isinstance(section, Grouped) and section.refill is not None:
+        notes = (
+            f"{method}.refill: one batch an update is planned, and up to {section.refill.most_batches} are sampled",
+        )
+    return replace(sampling, rlhf=loop, assumptions=notes)
 
 
 def adapter_of(lora: Lora | None) -> dict[str, Any]:

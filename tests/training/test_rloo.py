@@ -303,3 +303,38 @@ def test_a_reward_model_that_cannot_teach_is_named_and_the_state_kept(
 def test_settings_that_cannot_work_are_refused_in_one_line(method: str, changes: dict, said: str) -> None:
     with pytest.raises(ParamsError, match=method + said):
         params(**{method: changes, "align": {"method": method}})
+
+
+# ---------------------------------------------------------------- settings of the field
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"policy_loss": "gspo", "cliprange": 0.01},
+        {"policy_loss": "cispo", "cliprange_high": 1.0},
+        {"cliprange_high": 0.4, "divide_by_deviation": False},
+        {"refill": {"most_batches": 3}},
+    ],
+    ids=["gspo", "cispo", "dr_grpo", "refill"],
+)
+def test_each_setting_trains_and_resumes_to_the_bit(
+    project: Project, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    """Scores of 0 and 1, so that there are groups to refill."""
+    monkeypatch.setattr(loop, "scores", lambda _, __, rows: torch.tensor([1.0 * (len(ids) % 2) for ids in rows]))
+    section = {"updates": 3, "checkpoint_every_updates": 1, "grpo_epochs": 2, **changes}
+    whole, parts = (project("grpo", name, grpo=section) for name in ("whole", "parts"))
+    work(whole, "grpo")
+    for _ in range(3):
+        stage, run = open_stage(parts, "grpo")
+        stage.stopper.requested = True
+        with pytest.raises(StageStopped):
+            run(stage)
+    work(parts, "grpo")
+    assert files(whole / "models/grpo") == files(parts / "models/grpo")
+    kept = ("score", "policy_loss", "equal_groups", "equal_groups_taken")
+    first, second = (
+        [{name: row.values[name] for name in kept} for row in metric_rows(root, "grpo")] for root in (whole, parts)
+    )
+    assert first == second

@@ -89,12 +89,13 @@ def stream_seed(seed: int, stream: str, number: int) -> int:
     return int.from_bytes(digest[:7], "big")
 
 
-def choose_prompts(prompts: Sequence[T], settings: SamplingLoop, seed: int, update: int) -> list[T]:
+def choose_prompts(prompts: Sequence[T], settings: SamplingLoop, seed: int, update: int, further: int = 0) -> list[T]:
     """The prompts of an update, each repeated responses_per_prompt times: in random order, without replacement until
-    all were used.
+    all were used. Every `further` batch of an update has an order of its own.
 
     A function of seed and update only, so that a resumed run continues with the right prompts.
     """
+    seed = stream_seed(seed, "refill", further) if further else seed
     per_update = settings.batch_size // settings.responses_per_prompt
     chosen = []
     for position in range((update - 1) * per_update, update * per_update):

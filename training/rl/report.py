@@ -20,14 +20,6 @@ SUMMED = ("policy_loss", "value_loss", "entropy", "ratio", "clip_fraction", "val
 OF_A_CRITIC = ("value_loss", "value_clip_fraction")
 
 
-def equal_groups(score_B: Tensor, group: int) -> float:
-    """Share of the prompts whose responses all have the same score. Comparing those with each other teaches
-    nothing.
-    """
-    score_PG = score_B.view(-1, group)
-    return float((score_PG == score_PG[:, :1]).all(dim=1).float().mean())
-
-
 def rollout_statistics(
     episodes: "Episodes", ref_logprobs_BT: Tensor, score_B: Tensor, ended_B: Tensor, kl_coef: float
 ) -> dict[str, float]:

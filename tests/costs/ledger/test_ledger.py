@@ -583,12 +583,12 @@ def test_groups_without_a_difference_are_priced_by_what_was_for_their_replies(tm
     for step, share in ((1, 0.25), (2, 0.5)):
         for phase in ("rollout", "score", "reference", "update"):
             clock.use("grpo", 1, phase, step, 10.0)
-        clock.log("grpo", 1, step, equal_groups=share, score=1.0)
+        clock.log("grpo", 1, step, equal_groups=share, equal_groups_taken=share / 2)
     clock.log("grpo", 7, 1, equal_groups=1.0)  # of another attempt
     clock.done("grpo", 1, 2)
     ledger = read_ledger(tmp_path, params, "run")
-    # three of four phases, 30 s an update at 0.001 USD a second
-    assert ledger.taught_nothing_usd == pytest.approx(0.030 * (0.25 + 0.5))
+    # 10 s a phase at 0.001 USD a second; the reference has read those alone that were taken
+    assert ledger.taught_nothing_usd == pytest.approx((0.020 + 0.010 / 2) * (0.25 + 0.5))
     assert ledger.as_dict()["taught_nothing_usd"] == ledger.taught_nothing_usd
     assert ledger.as_dict()["stages"][0]["taught_nothing_usd"] == ledger.taught_nothing_usd
     assert ledger.total_usd == pytest.approx(0.080)

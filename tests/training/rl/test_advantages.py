@@ -33,7 +33,6 @@ from config.methods.rloo import Rloo, leave_one_out
 from tests.training.support.one_step import step_of_the_loop
 from tests.training.support.tiny import params, policy, prompts, random_responses, reward_model, tokenizer
 from training.rl.ppo_math import masked_mean
-from training.rl.report import equal_groups
 from training.rl.roles import Models, Roles
 
 GROUP, KL_COEF = 4, 0.3
@@ -81,10 +80,6 @@ def test_both_sum_to_zero_over_a_prompt_and_only_one_keeps_the_scale(values: lis
 
 def test_each_token_of_a_response_has_its_advantage_and_padding_none() -> None:
     assert per_token(torch.tensor([1.0, -2.0]), MASK[:2]).tolist() == [[1, 1, 1], [-2, 0, 0]]
-
-
-def test_prompts_whose_responses_have_one_score_are_counted() -> None:
-    assert equal_groups(torch.tensor([1.0, 1.0, 2.0, 3.0, 4.0, 4.0, 0.0, 0.0]), 2) == 0.75
 
 
 def settings(method: str, **changes: Any) -> Any:
