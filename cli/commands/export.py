@@ -113,6 +113,7 @@ def _tell_mlflow(root: Path, run_id: str) -> None:
 def _facts(root: Path, run_id: str, params: "Params") -> dict[str, Any]:
     """What the model card says about the run."""
     from reporting.inputs import read_findings
+    from reporting.run_card import card_rows
     from reporting.verdict import verdict
 
     findings = read_findings(root, params, run_id)
@@ -129,7 +130,6 @@ def _facts(root: Path, run_id: str, params: "Params") -> dict[str, Any]:
         if rate is not None and low is not None and high is not None:
             confidence = f"{evaluation.get('confidence', 0.95):.0%} interval"
             metrics[f"wins over SFT, {kind}"] = f"{rate:.1%} ({low:.1%} to {high:.1%}, {confidence})"
-    source = params.data.source
     return {
         "name": params.tracking.registered_model,
         "summary": f"{judged.title}. {judged.sentence}",
@@ -137,8 +137,7 @@ def _facts(root: Path, run_id: str, params: "Params") -> dict[str, Any]:
         "method": params.align.method,
         "is_student": params.final_stage == "distill",
         "base": params.model.path or "weights drawn at random",
-        "data": getattr(source, "path", source.kind),
-        "usd": findings.ledger.made_usd,
+        "card": [row for row in card_rows(root, findings) if row[0] != "method"],
         "metrics": metrics,
     }
 

@@ -33,6 +33,9 @@ def report(
     open_page: Annotated[
         bool, typer.Option("--open", help="Write report/report.html and open it in the browser.")
     ] = False,
+    card: Annotated[
+        bool, typer.Option("--card", help="Print ten lines of Markdown, for a paper, a model card or an issue.")
+    ] = False,
     month: Annotated[
         bool, typer.Option("--month", help="Show what the project has spent this month, and on what.")
     ] = False,
@@ -60,6 +63,12 @@ def report(
             _open(page)
         return
     params = run_params(root, run_id, assignments or [])
+    if card:
+        from reporting.inputs import read_findings
+        from reporting.run_card import run_card
+
+        typer.echo(run_card(root, read_findings(root, params, run_id)), nl=False)
+        return
     if month:
         _print_month(root, params, as_json)
         return

@@ -12,8 +12,8 @@ NO_LICENCE = "other"
 
 
 def model_card(facts: Mapping[str, Any], table: Sequence[QuantisedFile]) -> str:
-    """The text of README.md. `facts`: run_id, method, is_student, base, data (text), metrics (name -> text), usd,
-    licence, summary.
+    """The text of README.md. `facts`: run_id, method, is_student, base, card (pairs of name and words), metrics (name
+    -> text), licence, summary.
     """
     data = ModelCardData(
         license=str(facts.get("licence") or NO_LICENCE),
@@ -22,6 +22,7 @@ def model_card(facts: Mapping[str, Any], table: Sequence[QuantisedFile]) -> str:
         tags=["rlhf", str(facts["method"])],
     )
     metrics = "\n".join(f"| {name} | {value} |" for name, value in facts["metrics"].items())
+    card = "\n".join(f"| {name} | {words} |" for name, words in facts["card"])
     distilled = ", then distilled into this student" if facts.get("is_student") else ""
     body = f"""
 # {facts["name"]}
@@ -33,8 +34,7 @@ def model_card(facts: Mapping[str, Any], table: Sequence[QuantisedFile]) -> str:
 | run | `{facts["run_id"]}` |
 | starts from | {facts["base"]} |
 | aligned with | {facts["method"]}{distilled} |
-| data | {facts["data"]} |
-| cost of training | {facts["usd"]:.4g} USD |
+{card}
 
 ## Evaluation
 

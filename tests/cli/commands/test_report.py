@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from cli.commands.report import report
 from config.errors import EnvironmentFault, ParamsError, UserError
 from config.load import load, write
+from reporting.numbers import usd
 from tests.reporting.plausible_run import write_cached_run, write_pipeline_run
 
 ROOT = Path(__file__).parents[3]
@@ -120,3 +121,20 @@ def test_the_page_of_all_runs_is_written_and_takes_no_other_option(
         assert isinstance(refused, UserError)
         assert str(refused).startswith(f"{name} does nothing beside --all")
     assert isinstance(call(FIRST, "--all").exception, UserError)
+
+
+def test_a_card_is_ten_lines_that_say_what_it_took_and_how_to_repeat_it(project: Path) -> None:
+    costs = printed(FIRST)
+    result = call("--card", FIRST)
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith(f"**{FIRST}**: ")
+    rows = {name.strip(): words.strip() for _, name, words, _ in (line.split("|") for line in lines[4:])}
+    assert list(rows) == ["model", "data", "method", "hardware", "cost", "waste", "gain", "repeat"]
+    assert rows["method"] == "ppo, seed 1"
+    for stage in costs["stages"]:
+        assert stage["stage"] in rows["cost"]
+    assert rows["cost"].startswith(usd(costs["total_usd"]))
+    assert rows["waste"].startswith(usd(costs["waste_usd"]))
+    assert "comparisons with SFT by gold" in rows["gain"]
+    assert rows["repeat"] == f"`rlhf run --recipe runs/pipeline/{FIRST}/params.yaml`"

@@ -24,8 +24,7 @@ FACTS = {
     "run_id": "20261124-120000-a-run",
     "method": "ppo",
     "base": "weights drawn at random",
-    "data": "helpdesk",
-    "usd": 0.0123,
+    "card": [("data", "helpdesk"), ("cost", "$0.0123")],
     "metrics": {"gold_aligned": "0.974"},
 }
 
@@ -85,7 +84,7 @@ def test_quantising_is_compared_with_the_trained_model_and_in_the_card(exported:
     assert q4["difference"]["low"] <= q4["difference"]["mean"] <= q4["difference"]["high"]
     card = ModelCard.load(exported / "README.md")
     assert card.data.tags == ["rlhf", "ppo"]
-    for words in ("20261124-120000-a-run", "0.0123 USD", "gguf/model-q4_0.gguf", "gold score"):
+    for words in ("20261124-120000-a-run", "| cost | $0.0123 |", "gguf/model-q4_0.gguf", "gold score"):
         assert words in card.text, words
 
 
