@@ -50,6 +50,9 @@ RENDEZVOUS_VARIABLE = "RLHF_RENDEZVOUS"
 USD_LEFT_VARIABLE = "RLHF_USD_LEFT"
 """Environment variable with the US dollars that the budgets leave to a stage, for what it pays to others."""
 
+USD_PER_SECOND_VARIABLE = "RLHF_USD_PER_SECOND"
+"""Environment variable with the price of a stage's devices, for budget.min_gain_per_usd."""
+
 CHANGED_CODE_VARIABLE = "RLHF_CHANGED_CODE"
 """Environment variable that decides what a stage does with a checkpoint of other code: CONTINUE or RESTART."""
 

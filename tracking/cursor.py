@@ -25,6 +25,8 @@ class Cursor(BaseModel):
     experiment_id: str = ""
     open: list[str] = []
     """Keys of `runs` that MLflow shows as running."""
+    spent: dict[str, float] = {}
+    """Run id/stage/attempt -> US dollars of its rows that were shipped."""
     champions: str = ""
     """Digest of the champions record that the registry's aliases match."""
     quantised: dict[str, str] = {}

@@ -43,6 +43,11 @@ def usage_metrics(row: UsageRow, price: StagePrice) -> list[Metric]:
     return [_metric(metric_name("phase", row.phase, name), value, row.time, row.step) for name, value in spent.items()]
 
 
+def so_far(row: UsageRow, usd: float) -> Metric:
+    """`usd_so_far`: what the attempt has cost when this phase ended, to draw any curve against money."""
+    return _metric("usd_so_far", usd, row.time, row.step)
+
+
 def final_metrics(metrics: Mapping[str, Mapping[str, Any]], time: float) -> list[Metric]:
     """The numbers in metrics/<stage>.json of each stage; booleans count as 0 or 1, null and text are left out."""
     return [

@@ -39,6 +39,7 @@ from tracking.rows import (
     cost_metrics,
     final_metrics,
     plan_metrics,
+    so_far,
     training_metrics,
     usage_metrics,
 )
@@ -291,6 +292,7 @@ class Shipment:
         batches: dict[tuple[str, int], list[Metric]] = defaultdict(list)
         begins: dict[tuple[str, int], float] = {}
         price = cache(lambda run_id: stage_price(self._params_of(run_id), stage))
+        spent = dict(self._cursor.spent)
         rows: list[MetricRow | UsageRow] = [*metrics.read(MetricRow), *usage.read(UsageRow)]
         for row in rows:
             owner = (row.run_id, row.attempt)
@@ -298,11 +300,14 @@ class Shipment:
             if isinstance(row, MetricRow):
                 batches[owner] += training_metrics(stage, row)
             else:
-                batches[owner] += usage_metrics(row, price(row.run_id))
+                key = f"{row.run_id}/{stage}/{row.attempt}"
+                spent[key] = spent.get(key, 0.0) + price(row.run_id).usd_of_rows([row])
+                batches[owner] += [*usage_metrics(row, price(row.run_id)), so_far(row, spent[key])]
             self._rows += 1
         for (run_id, attempt), batch in batches.items():
             log(self._connection, self._child(stage, run_id, attempt, begins[run_id, attempt]), metrics=batch)
         if batches:
+            self._cursor.spent = spent
             self._cursor.offsets |= {f"{stage}/metrics.jsonl": metrics.offset, f"{stage}/usage.jsonl": usage.offset}
             save(self._cursor, self._path)
 

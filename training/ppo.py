@@ -40,6 +40,7 @@ from training.process.stage import Stage
 from training.rewards.episodes import episode_rewards
 from training.rl.divergence import check_rollout, check_update
 from training.rl.episodes import Episodes, MicroBatch, choose_prompts, joined, mini_batches, pad_responses, stream_seed
+from training.rl.gain import has_stopped_paying
 from training.rl.layouts import load_roles, save_policy
 from training.rl.on_divergence import Batch, on_divergence
 from training.rl.passes import per_token, scores
@@ -201,7 +202,12 @@ def ppo(stage: Stage) -> None:
         if update % settings.sample_every_updates == 0:
             write_samples(stage, update, tokenizer, batch, rollout.responses, score_B)
         state.kl_coef = next_kl_coef(state.kl_coef, row["kl"], settings)
-        state.ended = settings.max_kl is not None and row["kl"] > settings.max_kl
+        state.history.append((*batches.score, seconds))
+        gain = has_stopped_paying(stage, state)
+        state.ended = gain is not None or (settings.max_kl is not None and row["kl"] > settings.max_kl)
+        if gain is not None:
+            logger.info("%s ends at update %d: a dollar gains %.3g points of score, at most %.3g",
+                        stage.name, update, *gain)  # fmt: skip
         log_progress(update, settings, row)
         if stage.synchronise_stop() or update % settings.checkpoint_every_updates == 0:
             with phase("save"):

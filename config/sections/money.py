@@ -96,6 +96,10 @@ class Budget(Section):
     max_hours_by_stage: dict[str, Limit] = Field(
         description="Stage -> longest that it may take in hours; {} is no limit."
     )
+    min_gain_per_usd: Limit | None = Field(
+        description="A method that samples ends as done once its score gains less than this a US dollar: as soon as "
+        "the upper end of the gain of the last five updates over the five before lies below; null trains all updates."
+    )
     gate: Literal["refuse", "warn"] = Field(
         description="A run planned above the budget: refuse does not start it, warn starts it and "
         "stops it at the budget."

@@ -11,9 +11,10 @@ from typing import Any
 from config.differences import Watched, in_a_line
 from config.dvc_stages import defined, locked
 from config.errors import ParamsError, StageStopped
-from config.records import CHANGED_CODE_VARIABLE, RUN_ID_VARIABLE, USD_LEFT_VARIABLE
+from config.records import CHANGED_CODE_VARIABLE, RUN_ID_VARIABLE, USD_LEFT_VARIABLE, USD_PER_SECOND_VARIABLE
 from config.workspace.rows import pipeline_rows
 from costs.ledger.ledger import read_ledger
+from costs.tables.price import stage_price
 from tasks.dvc.lock_digests import lock_content
 from tasks.dvc.origins import find_origin, record_origin
 from tasks.dvc.recording import command_of, record_outputs, require_inputs
@@ -118,6 +119,7 @@ def _run(run: Run, stage: str, stop: StopRequest, observe: Observer, launch: Seq
         return budget.look(watch)
 
     left_usd = budget.usd_left()
+    usd_per_second = stage_price(run.params, stage).usd(1.0, run.params.where.of(stage).processes)
     ended = run_process(
         [*command(run.root, stage), *launch],
         run.root,
@@ -127,6 +129,7 @@ def _run(run: Run, stage: str, stop: StopRequest, observe: Observer, launch: Seq
         {
             RUN_ID_VARIABLE: run.run_id,
             CHANGED_CODE_VARIABLE: policy(),
+            USD_PER_SECOND_VARIABLE: str(usd_per_second),
             **({} if left_usd is None else {USD_LEFT_VARIABLE: str(left_usd)}),
         },
     )

@@ -231,6 +231,7 @@ def test_rows_arrive_once_however_often_they_are_shipped_while_the_run_is_at_wor
         assert sync(root, params) == 0
     assert runs(root)["r1/ppo/1"].info.status == "RUNNING"
     assert history(root, "r1/ppo/1", "ppo/score") == SCORES
+    assert history(root, "r1/ppo/1", "usd_so_far") == [(step, pytest.approx(step * 1e-4)) for step in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("lost", ["cursor lost", "killed before the cursor was written"])
@@ -247,6 +248,7 @@ def test_shipping_again_after_a_kill_stores_nothing_twice(
             sync(root, params)
     sync(root, params)
     assert history(root, "r1/ppo/1", "ppo/score") == SCORES
+    assert len(history(root, "r1/ppo/1", "usd_so_far")) == len(SCORES)
     assert len(history(root, "r1", "cost/usd")) == 1
     assert len(runs(root)) == 2
     assert len(client(root).search_model_versions(f"name = '{params.tracking.registered_model}'")) == 1

@@ -55,6 +55,12 @@ class Batches:
             return self.number == 0
         return sum(map(len, map(self._differing, self._batches))) < len(self._batches[0].places)
 
+    @property
+    def score(self) -> tuple[float, float]:
+        """Mean score of the first batch, which was not chosen by its scores, and its squared standard error."""
+        score_B = self._batches[0].score_B
+        return float(score_B.mean()), float(score_B.var(correction=0)) / len(score_B)
+
     def add(self, scored: Scored) -> None:
         self._batches.append(scored)
 

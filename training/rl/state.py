@@ -4,7 +4,7 @@ All randomness in the loop is a function of the seed and the update's number, so
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TypeVar
 
 from training.distributed import shards
@@ -27,9 +27,11 @@ S = TypeVar("S", bound=LoopState)
 class PpoState(LoopState):
     kl_coef: float
     ended: bool = False
-    """Whether the method's max_kl was passed."""
+    """Whether training ends early: the method's max_kl was passed, or more does not pay."""
     rolled_back: int = 0
     """Number of times training went back to a checkpoint after diverging."""
+    history: list[tuple[float, float, float]] = field(default_factory=list)
+    """Score, its squared standard error, and seconds of each update."""
 
     @property
     def rate_factor(self) -> float:
