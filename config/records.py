@@ -168,6 +168,8 @@ class TimedRow(Record):
     seconds: float
     """Time of the work that produced the outputs, without repeated work."""
     peak_bytes: float
+    taught_nothing: float = 0.0
+    """Share of the stage's cost for responses that were all scored alike."""
 
 
 class PipelineRow(Record):

@@ -30,6 +30,7 @@ def remember(root: Path, ledger: Ledger, plan: Mapping[str, Any] | None) -> int:
             units=planned[stage.stage]["units"][phase.phase],
             seconds=phase.seconds,
             peak_bytes=phase.peak_bytes,
+            taught_nothing=stage.taught_nothing_usd / stage.usd if stage.usd else 0.0,
         )
         for stage in ledger.stages
         if stage.state == "done" and stage.stage in planned and (ledger.run_id, stage.stage) not in remembered

@@ -7,7 +7,7 @@ from costs.formulas.memory import Moment, device_bytes, peak, phase_of
 from costs.formulas.setting import Setting
 from costs.formulas.time import energy_kwh
 from costs.planning.grades import memory_interval, time_interval
-from costs.planning.machine import held
+from costs.planning.machine import held, timings
 from costs.planning.moments import moments
 from costs.planning.phases import Phase, phases, processed_tokens, units_of
 from costs.planning.plans import PhasePlan, StagePlan, Usd
@@ -71,12 +71,20 @@ def planned(
         if seconds
         else 0.0,
         levers=asdict(setting.levers),
-        assumptions=setting.assumptions,
+        assumptions=(*setting.assumptions, *taught_nothing_note(setting)),
         time_interval=time_interval(setting, seconds, {p.name: units_of(setting, p.name) for p in phases}),
         memory_interval=memory_interval(setting, highest.total),
         held=held(setting),
         units={phase.name: units_of(setting, phase.name) for phase in phases},
     )
+
+
+def taught_nothing_note(setting: Setting) -> tuple[str, ...]:
+    """What the last run here paid for replies that were all scored alike, if it did."""
+    share = max((row.taught_nothing for run in timings(setting)[-1:] for row in run), default=0.0)
+    if not share:
+        return ()
+    return (f"{setting.stage}: replies that taught nothing were {share:.0%} of its cost in the last run here",)
 
 
 def phase_peak(memory: list[Moment], phase: str) -> float:

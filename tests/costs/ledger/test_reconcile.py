@@ -157,6 +157,7 @@ def test_stages_that_are_done_are_remembered_with_their_peaks(tmp_path: Path) ->
     ledger, planned = two_stages()
     planned = with_units(planned, train=100.0)
     before = time.time()
+    ledger = replace(ledger, stages=(ledger.stages[0], replace(ledger.stages[1], taught_nothing_usd=0.0015)))
     failed = replace(ledger, run_id="q", stages=(replace(ledger.stages[0], state="failed"), ledger.stages[1]))
     assert remember(tmp_path, failed, planned) == 1
     assert remember(tmp_path, ledger, planned) == 2
@@ -167,6 +168,7 @@ def test_stages_that_are_done_are_remembered_with_their_peaks(tmp_path: Path) ->
         ("r", "sft", 100.0, 4.0, 40.0),
         ("r", "reward", 100.0, 6.0, 30.0),
     ]
+    assert [row.taught_nothing for row in rows] == [0.25, 0.0, 0.25]
     assert remember(tmp_path, replace(ledger, run_id="s"), planned) == 2
 
 

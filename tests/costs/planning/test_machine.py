@@ -158,6 +158,13 @@ def test_an_interval_says_what_it_rests_on() -> None:
     assert three.memory_interval.basis == "measured here"
 
 
+def test_a_plan_says_what_the_last_run_paid_for_replies_that_taught_nothing() -> None:
+    earlier, last = (timed("ppo", "rollout", run_id=f"r{n}", taught_nothing=0.25 * n) for n in (2, 1))
+    said = "ppo: replies that taught nothing were 25% of its cost in the last run here"
+    assert said in planned("ppo", earlier, last).assumptions
+    assert not any("taught nothing" in line for line in planned("ppo", timed("ppo", "rollout")).assumptions)
+
+
 def test_the_data_stage_says_whether_it_was_timed_here() -> None:
     row = timed("data", "tokenise", micro_batch=1.0)
     mine, theirs = planned("data", row), planned("data")
