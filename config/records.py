@@ -13,9 +13,9 @@ start.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from config.methods.registry import METHODS, SAMPLING_METHODS
 from config.names import inner_name
@@ -161,11 +161,11 @@ class TimedRow(Record):
     stage: str
     held: str
     """Model, levers and processes that the stage ran with, but for the micro-batch: see costs/planning/machine.py."""
-    micro_batch: float
+    micro_batch: Annotated[float, Field(gt=0)]
     phase: str
-    units: float
+    units: Annotated[float, Field(gt=0)]
     """What the phase did, in its unit (config/work.py, PHASE_UNITS), as planned."""
-    seconds: float
+    seconds: Annotated[float, Field(gt=0)]
     """Time of the work that produced the outputs, without repeated work."""
     peak_bytes: float
     taught_nothing: float = 0.0

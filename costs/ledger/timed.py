@@ -35,7 +35,7 @@ def remember(root: Path, ledger: Ledger, plan: Mapping[str, Any] | None) -> int:
         for stage in ledger.stages
         if stage.state == "done" and stage.stage in planned and (ledger.run_id, stage.stage) not in remembered
         for phase in stage.useful_phases
-        if planned[stage.stage].get("units", {}).get(phase.phase)
+        if planned[stage.stage].get("units", {}).get(phase.phase) and phase.seconds > 0
     ]
     for row in rows:
         jsonl.append(root / TIMED_FILE, row)
