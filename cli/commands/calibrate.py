@@ -34,8 +34,8 @@ def calibrate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for programs.")] = False,
 ) -> None:
-    """Run a few steps of every stage of a recipe here: rlhf plan then plans with the pace of this machine. A minute
-    for the demo.
+    """Run a few steps of every stage of a recipe here: rlhf plan then says what they take on this machine. A
+    minute for the demo.
     """
     root = project_root()
     params = chosen_params(root, recipe, overrides or [])

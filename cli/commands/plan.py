@@ -255,12 +255,10 @@ def _guess_warnings(params: "Params", target: "Target", hardware: str | None) ->
     if hardware is not None or params.prices.device is not None:
         return lines
     machine = this_machine(Path())
-    if machine is None:
-        lines.append("The pace of this machine is not measured: rlhf calibrate does that in two minutes.")
-    elif stages := untimed(params, target):
+    if stages := untimed(params, target):
         lines.append(
-            f"{', '.join(stages)}: not timed here with this model. rlhf calibrate, with the same "
-            "--recipe and --set, does that."
+            f"{', '.join(stages)}: never ran here with this model and these levers. rlhf calibrate, with the same "
+            "--recipe and --set, times them in a minute or two; a run does too."
         )
     on_cpu = machine is None or machine.is_cpu
     if params.model.dtype == "bf16" and on_cpu and bf16_instructions() is None:

@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 from cli.main import app
-from config.workspace.machine import MACHINE_FILE
+from config import jsonl
+from config.workspace.timed import TIMED_FILE
 from tests.conftest import ROOT
-from tests.costs.machines import machine
+from tests.costs.machines import timed
 
 
 def warned(*arguments: str) -> list[str]:
@@ -20,7 +20,10 @@ def warned(*arguments: str) -> list[str]:
 
 
 def test_data_that_is_not_there_and_rates_that_are_not_measured_are_named(project: Path) -> None:
-    assert warned() == ["The pace of this machine is not measured: rlhf calibrate does that in two minutes."]
+    (line,) = warned()
+    assert line.startswith(
+        "sft, reward, ppo, evaluate: never ran here with this model and these levers. rlhf calibrate"
+    )
     mine = project / "mine.yaml"
     mine.write_text(
         f"extends: {ROOT / 'recipes' / 'demo.yaml'}\n"
@@ -34,18 +37,13 @@ def test_data_that_is_not_there_and_rates_that_are_not_measured_are_named(projec
     assert warned("--recipe", "mine.yaml", "--hardware", "a100-80") == []
 
 
-def test_a_measured_machine_is_not_warned_of(project: Path) -> None:
-    (project / MACHINE_FILE).parent.mkdir()
-    result = machine()
-    judge = result.stages[1].model_copy(update={"parameters": 430_896.0})  # without an output head
-    stages = (result.stages[0], judge, *result.stages[2:])
-    write = (project / MACHINE_FILE).write_text
-    write(yaml.safe_dump(machine(stages=stages).model_dump(mode="json")))
+def test_stages_that_were_timed_here_are_not_warned_of(project: Path) -> None:
+    for stage in ("sft", "reward", "ppo"):
+        jsonl.append(project / TIMED_FILE, timed(stage, "start", hardware="cpu"))
+    (line,) = warned()
+    assert line.startswith("evaluate: never ran here")
+    jsonl.append(project / TIMED_FILE, timed("evaluate", "start", hardware="cpu", run_id="r"))
     assert warned() == []
-    write(yaml.safe_dump(machine(stages=stages[:3]).model_dump(mode="json")))
-    assert warned() == [
-        "evaluate: not timed here with this model. rlhf calibrate, with the same --recipe and --set, does that."
-    ]
     assert warned("--hardware", "a100-80") == []
 
 
@@ -53,7 +51,7 @@ def test_a_measured_machine_is_not_warned_of(project: Path) -> None:
 def test_a_comparison_says_once_that_rates_are_not_measured() -> None:
     words = ["plan", "compare", str(ROOT / "recipes" / "demo.yaml"), "--json"]
     done = CliRunner().invoke(app, words, catch_exceptions=False)
-    assert done.stderr.count("rlhf calibrate does that") == 1
+    assert done.stderr.count("never ran here") == 1
 
 
 @pytest.mark.parametrize(
