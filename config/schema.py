@@ -197,23 +197,20 @@ class Params(_WithMethods):
             level, written = self.where.of(stage).sharding, self.where.key_and_value(stage, "sharding")
             if level != "none" and section.optimizer == "adamw8bit":
                 raise ParamsError(
-                    f"{stage}.optimizer=adamw8bit keeps its moments in blocks that "
-                    f"{written} would split. "
+                    f"{stage}.optimizer=adamw8bit keeps its moments in blocks that {written} would split. "
                     f"Set {stage}.optimizer: adamw, or where.{stage}.sharding: none in params.yaml."
                 )
             if level not in WEIGHTS_DIVIDED:
                 continue
             if self.model.dtype == "fp16":
                 raise ParamsError(
-                    "model.dtype=fp16 scales the loss by the gradients of all weights, and "
-                    f"{written} shards them. "
+                    f"model.dtype=fp16 scales the loss by the gradients of all weights, and {written} shards them. "
                     f"Set model.dtype: bf16, or where.{stage}.sharding: none in params.yaml."
                 )
             if self.model.quantisation is not None:
                 raise ParamsError(
-                    f"model.quantisation={self.model.quantisation} packs weights into bytes that "
-                    f"{written} cannot shard. "
-                    f"Set model.quantisation: null, or where.{stage}.sharding: none in params.yaml."
+                    f"model.quantisation={self.model.quantisation} packs weights into bytes that {written} cannot "
+                    f"shard. Set model.quantisation: null, or where.{stage}.sharding: none in params.yaml."
                 )
         for loop in self._loops():
             name, mini_batch = loop.method, loop.batch_size // loop.num_mini_batches
@@ -226,10 +223,9 @@ class Params(_WithMethods):
                 )
             if place.sharding in WEIGHTS_DIVIDED and mini_batch < place.processes:
                 raise ParamsError(
-                    f"a mini-batch of {mini_batch} episodes ({name}.batch_size / "
-                    f"{name}.num_mini_batches) leaves some of "
-                    f"{self.where.key_and_value(name, 'processes')} without one, and with "
-                    f"{self.where.key_and_value(name, 'sharding')} every process needs one. "
+                    f"a mini-batch of {mini_batch} episodes ({name}.batch_size / {name}.num_mini_batches) "
+                    f"leaves some of {self.where.key_and_value(name, 'processes')} without one, "
+                    f"and with {self.where.key_and_value(name, 'sharding')} every process needs one. "
                     "Change one of them in params.yaml."
                 )
         return self
@@ -261,9 +257,8 @@ class Params(_WithMethods):
         form = getattr(self.data.source, "format", "pairs")
         if form in NO_PREFERENCES and (self.trained_reward is not None or "dpo" in self.stages):
             raise ParamsError(
-                f"data.source.format={form} has no preferences, and {needs} learns from them. "
-                "Name another source, or set reward.kind: function and align.method: rloo or grpo "
-                "in params.yaml."
+                f"data.source.format={form} has no preferences, and {needs} learns from them. Name another source, "
+                "or set reward.kind: function and align.method: rloo or grpo in params.yaml."
             )
         return self
 
@@ -289,8 +284,7 @@ class Params(_WithMethods):
             ):
                 if lora is not None:
                     raise ParamsError(
-                        f"{section}.lora adapts a pretrained model, and the weights of "
-                        "model.random are random. "
+                        f"{section}.lora adapts a pretrained model, and the weights of model.random are random. "
                         f"Set {section}.lora: null, or model.path in params.yaml."
                     )
         self._adapters_are_like_their_start()
@@ -298,9 +292,9 @@ class Params(_WithMethods):
         settings = self.section(method)
         if isinstance(settings, Online) and self.model.quantisation is not None and settings.lora is None:
             raise ParamsError(
-                f"model.quantisation={self.model.quantisation} with {method}.lora null: the policy "
-                "would learn from other weights than "
-                f"its reference has. Set {method}.lora, or model.quantisation: null in params.yaml."
+                f"model.quantisation={self.model.quantisation} with {method}.lora null: "
+                f"the policy would learn from other weights than its reference has. Set {method}.lora, "
+                "or model.quantisation: null in params.yaml."
             )
         if (
             isinstance(settings, ActorCritic)
@@ -309,11 +303,9 @@ class Params(_WithMethods):
             and (reward.lora is None or (reward.init == "base" and self.sft.lora is None))
         ):
             raise ParamsError(
-                f"{method}.layout=shared_base needs a reward model that is an adapter on the SFT "
-                "model's base; reward.lora is "
-                f"{'null' if reward.lora is None else 'set'}, reward.init is {reward.init}. "
-                f"Set reward.lora and reward.init: sft, or {method}.layout: separate in "
-                "params.yaml."
+                f"{method}.layout=shared_base needs a reward model that is an adapter on the SFT model's base; "
+                f"reward.lora is {'null' if reward.lora is None else 'set'}, reward.init is {reward.init}. "
+                f"Set reward.lora and reward.init: sft, or {method}.layout: separate in params.yaml."
             )
         return self
 
@@ -326,7 +318,6 @@ class Params(_WithMethods):
             if difference is not None:
                 raise ParamsError(
                     f"{section}.lora.{difference}={getattr(lora, difference)} and "
-                    f"sft.lora.{difference}={getattr(sft, difference)}: the adapter of {section} "
-                    "starts as a copy of the SFT model's. Give both the same rank, alpha and "
-                    "modules in params.yaml."
+                    f"sft.lora.{difference}={getattr(sft, difference)}: the adapter of {section} starts as a copy of "
+                    "the SFT model's. Give both the same rank, alpha and modules in params.yaml."
                 )

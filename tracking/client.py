@@ -99,8 +99,7 @@ def named_faults(uri: str) -> Iterator[None]:
         reason = " ".join(str(error).split())[:200]
         raise EnvironmentFault(
             f"MLflow at tracking.uri={uri} does not take rows: {type(error).__name__}: {reason}. "
-            "Start it or change the URI in params.yaml, then run rlhf report --sync; nothing is "
-            "lost."
+            "Start it or change the URI in params.yaml, then run rlhf report --sync; nothing is lost."
         ) from error
 
 

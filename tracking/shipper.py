@@ -45,9 +45,8 @@ class Shipper:
         if self.done:
             return None
         return self.fault or (
-            f"MLflow at tracking.uri={self._params.tracking.uri} has not taken all rows and models "
-            "yet, and the run was asked not to wait. "
-            "Run rlhf report --sync to ship the rest; nothing is lost."
+            f"MLflow at tracking.uri={self._params.tracking.uri} has not taken all rows and models yet, "
+            "and the run was asked not to wait. Run rlhf report --sync to ship the rest; nothing is lost."
         )
 
     def _work(self) -> None:

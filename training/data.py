@@ -155,10 +155,9 @@ def refuse_too_large_world(tokenizer: PreTrainedTokenizerBase, teaching: Sequenc
     if entries < len(world.words):
         enough = len(train_tokenizer(teaching, params, UNLIMITED_VOCABULARY))
         raise ParamsError(
-            f"model.random.vocab_size={shape.vocab_size} leaves {max(entries, 0)} entries beside "
-            f"bytes and special tokens for the {len(world.words)} words of data.source: {enough} "
-            "would hold each as one token. Raise it, or lower data.source.world.vocabulary, in "
-            "params.yaml."
+            f"model.random.vocab_size={shape.vocab_size} leaves {max(entries, 0)} entries beside bytes and special "
+            f"tokens for the {len(world.words)} words of data.source: {enough} would hold each as one token. "
+            "Raise it, or lower data.source.world.vocabulary, in params.yaml."
         )
     context, longest = params.model.context_length, longest_exchange(tokenizer, world)
     if longest > context:

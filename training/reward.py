@@ -225,9 +225,8 @@ def store_normalisation(
     mean, std = float(scores_B2.mean()), float(scores_B2.std())
     if not std > 0 or not np.isfinite(mean):
         raise TrainingDiverged(
-            f"the reward model gives mean {mean} and deviation {std} on its training replies: it "
-            "cannot tell them apart. "
-            "Lower reward.learning_rate or raise reward.epochs in params.yaml."
+            f"the reward model gives mean {mean} and deviation {std} on its training replies: "
+            "it cannot tell them apart. Lower reward.learning_rate or raise reward.epochs in params.yaml."
         )
     model.config.score_mean, model.config.score_std = (mean, std) if normalise else (0.0, 1.0)
 

@@ -65,9 +65,8 @@ def _kinds(found: Sequence[Case], held_out: Sequence[Case]) -> list[str]:
             fitted, other = summary(found, group, tier), summary(held_out, group, tier)
             if fitted["rows"]:
                 lines.append(
-                    f"| {group} | {tier} | {fitted['sources']:.0f} | {fitted['rows']:.0f} | "
-                    f"{fitted['median']:.1%} | {other['median']:.1%} | {other['p90']:.1%} | "
-                    f"{other['bias']:+.1%} |"
+                    f"| {group} | {tier} | {fitted['sources']:.0f} | {fitted['rows']:.0f} | {fitted['median']:.1%} | "
+                    f"{other['median']:.1%} | {other['p90']:.1%} | {other['bias']:+.1%} |"
                 )
     return lines
 
@@ -128,10 +127,8 @@ def _by_source(found: Sequence[Case], held_out: Sequence[Case]) -> list[str]:
         fitted, other = _factors(found, source, group), _factors(held_out, source, group)
         if fitted:
             lines.append(
-                f"| {source} | {group} | {len(fitted)} | "
-                f"{math.expm1(weighted_quantile(fitted, 0.5)):.1%} | "
-                f"{math.expm1(weighted_quantile(other, 0.5)):.1%} | "
-                f"{math.expm1(signed_quantile(other, 0.5)):+.1%} |"
+                f"| {source} | {group} | {len(fitted)} | {math.expm1(weighted_quantile(fitted, 0.5)):.1%} | "
+                f"{math.expm1(weighted_quantile(other, 0.5)):.1%} | {math.expm1(signed_quantile(other, 0.5)):+.1%} |"
             )
     return lines
 

@@ -194,8 +194,7 @@ def _split(run: Run) -> int:
 _RULES: tuple[tuple[str, Any], ...] = (
     ("lora_rank={run.lora_rank} contradicts tuning=full. Leave one out.",
      lambda run: run.tuning == "full" and run.lora_rank),
-    ("quantisation={run.quantisation} contradicts tuning=full: quantised weights are frozen. "
-     "Leave one out.",
+    ("quantisation={run.quantisation} contradicts tuning=full: quantised weights are frozen. Leave one out.",
      lambda run: run.tuning == "full" and run.quantisation),
     ("gpus={run.gpus} does not split into tensor_parallel x pipeline_parallel x context_parallel. "
      "Change one of them.",
@@ -205,8 +204,7 @@ _RULES: tuple[tuple[str, Any], ...] = (
      lambda run: run.model.heads % run.tensor_parallel),
     ("mean_tokens={run.mean_tokens} is above max_tokens={run.max_tokens}. Change either.",
      lambda run: run.mean_tokens and run.max_tokens and run.mean_tokens > run.max_tokens),
-    ("mean_response_tokens={run.mean_response_tokens} is above "
-     "response_tokens={run.response_tokens}. Change either.",
+    ("mean_response_tokens={run.mean_response_tokens} is above response_tokens={run.response_tokens}. Change either.",
      lambda run: run.mean_response_tokens and run.response_tokens
      and run.mean_response_tokens > run.response_tokens),
     ("roles={run.roles} does not add up to gpus={run.gpus}. Change either.",
@@ -223,8 +221,7 @@ _RULES: tuple[tuple[str, Any], ...] = (
     ("dtype=bf16: {run.device.name} has no bf16 matrix products. Use fp16 or fp32.",
      lambda run: run.dtype == "bf16" and run.device
      and not dict(run.device.peak_flops_per_second).get("bf16")),
-    ("a row of stage {run.stage} needs prompt_tokens and response_tokens: they decide memory and "
-     "time.",
+    ("a row of stage {run.stage} needs prompt_tokens and response_tokens: they decide memory and time.",
      lambda run: run.stage in LOOPS and not (run.prompt_tokens and run.response_tokens)),
     ("a row of stage {run.stage} needs max_tokens: it decides memory and time.",
      lambda run: run.stage in ("sft", "pretrain", "reward", "dpo") and not run.max_tokens),

@@ -161,8 +161,7 @@ def run_trl(
     if accumulation > 1 and params.ppo.num_mini_batches > 1:
         raise SystemExit(
             f"--trl-accumulation {accumulation}: with it TRL takes one optimizer step per epoch, "
-            "not ppo.num_mini_batches="
-            f"{params.ppo.num_mini_batches}. Add --set ppo.num_mini_batches=1."
+            f"not ppo.num_mini_batches={params.ppo.num_mini_batches}. Add --set ppo.num_mini_batches=1."
         )
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

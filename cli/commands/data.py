@@ -191,9 +191,8 @@ def _fit(inspection: dict[str, Any], recipe: str) -> list[str]:
     ]
     if fit["too_long"]:
         lines.append(
-            f"left out      {fit['too_long']:,} of {fit['pairs']:,} pairs "
-            f"({fit['too_long'] / fit['pairs']:.1%}): over {fit['setting']}={fit['max_length']}. "
-            "To keep 95%, raise it and"
+            f"left out      {fit['too_long']:,} of {fit['pairs']:,} pairs ({fit['too_long'] / fit['pairs']:.1%}): "
+            f"over {fit['setting']}={fit['max_length']}. To keep 95%, raise it and"
         )
         lines.append(f"              model.context_length to {sequence['p95']}.")
     lost = [(fit["cut"], "cut"), (fit["dropped"], "left out")]

@@ -93,9 +93,8 @@ def _installed(name: str) -> str | None:
 def device(root: Path) -> list[Finding]:
     """Asked in a child process: only stages import torch."""
     code = (
-        "import torch; from training.process.device import device, device_name; "
-        "print(device_name(device()) if torch.accelerator.is_available() else "
-        "f'cpu, {torch.get_num_threads()} threads')"
+        "import torch; from training.process.device import device, device_name; print(device_name(device()) "
+        "if torch.accelerator.is_available() else f'cpu, {torch.get_num_threads()} threads')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if done.returncode:

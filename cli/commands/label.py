@@ -42,9 +42,8 @@ def label(
         bool,
         typer.Option(
             "--judge",
-            help="Compare the replies of SFT and aligned model that the last "
-            "evaluation kept, or of champion and challenger where retraining waits for that. "
-            "Nothing trains on these votes.",
+            help="Compare the replies of SFT and aligned model that the last evaluation kept, "
+            "or of champion and challenger where retraining waits for that. Nothing trains on these votes.",
         ),
     ] = False,
     as_json: AsJson = False,
@@ -156,8 +155,7 @@ def _report(root: Path, as_json: bool, pairs_file: Path, votes_file: Path) -> No
         return
     console = Terminal()
     console.print(
-        f"{counts['votes']} votes; {counts['pairs_with_votes']} of {counts['pairs']} pairs have "
-        "one, "
+        f"{counts['votes']} votes; {counts['pairs_with_votes']} of {counts['pairs']} pairs have one, "
         f"{counts['pairs_with_several_votes']} have several."
     )
     if counts["annotators"]:

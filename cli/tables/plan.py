@@ -205,9 +205,8 @@ def _phase_lines(phase: "PhaseReason") -> list[object]:
             resource.name, quantity(resource.amount, resource.unit), duration(resource.seconds), resource.formula
         )
     how = (
-        "  A pass takes the longer of the device (products or reading weights,\n"
-        "  attention, traffic) and launching, on a CPU their sum; then unpacking, host\n"
-        "  memory, and what computation does not hide of collectives."
+        "  A pass takes the longer of the device (products or reading weights,\n  attention, traffic) and launching, "
+        "on a CPU their sum; then unpacking, host\n  memory, and what computation does not hide of collectives."
     )
     return [*lines, "", table, "", how]
 
@@ -253,8 +252,7 @@ def search_view(by_stage: dict[str, "StageSearch"]) -> Group:
     for stage, result in by_stage.items():
         first, best = result.start, result.best
         lines += [
-            f"[bold]{stage}[/bold], {result.tried} combinations: "
-            f"{usd(first.usd)} -> {usd(best.usd)}, "
+            f"[bold]{stage}[/bold], {result.tried} combinations: {usd(first.usd)} -> {usd(best.usd)}, "
             f"{duration(first.seconds)} -> {duration(best.seconds)}",
             f"  {memory(int(first.device_bytes))} -> {memory(int(best.device_bytes))} a device",
         ]

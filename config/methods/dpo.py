@@ -21,9 +21,9 @@ class Dpo(Optimisation):
         "change of its log-odds, in nats."
     )
     loss: Literal["sigmoid", "robust", "ipo"] = Field(
-        description="sigmoid: as published (Rafailov et al. 2023). robust: unbiased when labels "
-        "are flipped with probability "
-        "label_smoothing. ipo: squared distance of the mean log-ratio per token from 1 / (2 beta)."
+        description="sigmoid: as published (Rafailov et al. 2023). robust: unbiased when labels are flipped with "
+        "probability label_smoothing. ipo: squared distance of the mean log-ratio per token from 1 / (2 "
+        "beta)."
     )
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = Field(
         description="Probability that a pair's label is wrong; for loss robust, 0 with the others."
@@ -35,9 +35,8 @@ class Dpo(Optimisation):
         splits("dpo", "batch_size", self.batch_size, "micro_batch_size", self.micro_batch_size)
         if self.label_smoothing and self.loss != "robust":
             raise ParamsError(
-                f"dpo.label_smoothing={self.label_smoothing} has no effect with "
-                f"dpo.loss={self.loss}. "
-                "Set dpo.loss: robust or dpo.label_smoothing: 0.0 in params.yaml."
+                f"dpo.label_smoothing={self.label_smoothing} has no effect with dpo.loss={self.loss}. Set dpo.loss: "
+                "robust or dpo.label_smoothing: 0.0 in params.yaml."
             )
         return self
 

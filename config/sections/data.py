@@ -45,10 +45,9 @@ class HelpdeskWorld(Section):
         least = self.named_words + SENTENCE_VOCABULARY
         if self.vocabulary < least:
             raise ParamsError(
-                f"data.source.world.vocabulary={self.vocabulary} is too small for "
-                f"world.items={self.items}, world.facts={self.facts} and "
-                f"world.fact_values={self.fact_values}: {least} words would do. Change it in "
-                "params.yaml."
+                f"data.source.world.vocabulary={self.vocabulary} is too small for world.items={self.items}, "
+                f"world.facts={self.facts} and world.fact_values={self.fact_values}: {least} words would do. "
+                "Change it in params.yaml."
             )
         sentences = (self.wordings + 1) * self.problems + 3 * self.wordings + 6
         if sentences > SENTENCE_VOCABULARY * SENTENCE_VOCABULARY // 2:
@@ -112,9 +111,8 @@ class FileSource(Sparse):
         "layouts of published data. rlhf data check recognises all of them: docs/data.md."
     )
     columns: dict[str, str] = Field(
-        description="Our column name -> the file's, where they differ. The votes format takes "
-        "annotators as a comma-separated list of columns; "
-        "one vote a line, as rlhf label writes them, needs none."
+        description="Our column name -> the file's, where they differ. The votes format takes annotators as a "
+        "comma-separated list of columns; one vote a line, as rlhf label writes them, needs none."
     )
     vote: Vote | None = Field(
         default=None,
@@ -172,18 +170,16 @@ class Data(Section):
     )
     vote_source: FileSource | None = Field(
         description="Further preferences, added to those of data.source: the votes of rlhf label. "
-        "Lines that are no votes go to quarantine, a file "
-        "that is not there yet adds none, and the tokenizer does not learn from them; null adds "
-        "none."
+        "Lines that are no votes go to quarantine, a file that is not there yet adds none, "
+        "and the tokenizer does not learn from them; null adds none."
     )
     prompt_template: str = Field(description="How a plain prompt is put before the model; must contain {prompt}.")
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
         description="Share of prompts held out, by a stable hash of the prompt."
     )
     validation_fraction: Fraction = Field(
-        description="Share of prompts whose demonstrations and preferences only choose among "
-        "checkpoints (sft.keep, reward.keep, dpo.keep), and tell from which step on a model "
-        "overfits; no stage trains on them."
+        description="Share of prompts whose demonstrations and preferences only choose among checkpoints (sft.keep, "
+        "reward.keep, dpo.keep), and tell from which step on a model overfits; no stage trains on them."
     )
     judge_fraction: Fraction = Field(
         description="Share of prompts whose preferences only the judge of evaluate.judge learns "

@@ -45,7 +45,6 @@ def without_dropout(section: str, lora: Lora | None) -> None:
     """Raise ParamsError for adapters with dropout: the policy in training would differ from the one that sampled."""
     if lora is not None and lora.dropout:
         raise ParamsError(
-            f"{section}.lora.dropout={lora.dropout}: with dropout the policy that learns is not "
-            "the one that sampled. "
-            f"Set {section}.lora.dropout: 0.0 in params.yaml."
+            f"{section}.lora.dropout={lora.dropout}: with dropout the policy that learns is not the one that "
+            f"sampled. Set {section}.lora.dropout: 0.0 in params.yaml."
         )

@@ -33,8 +33,7 @@ class Shape(Section):
     def _heads_divide(self) -> "Shape":
         if self.width % self.heads or (self.width // self.heads) % 2:
             raise ParamsError(
-                f"{self.place}.width={self.width} does not split into "
-                f"{self.place}.heads={self.heads} of even size. "
+                f"{self.place}.width={self.width} does not split into {self.place}.heads={self.heads} of even size. "
                 "Change either in params.yaml."
             )
         if self.heads % self.kv_heads:
@@ -80,8 +79,7 @@ class Model(Sparse):
         "fp32 on a CPU: bf16 is slower there without AVX512-BF16."
     )
     quantisation: Literal["nf4"] | None = Field(
-        description="Storage of the weights that do not learn: nf4 is 4 bits each (QLoRA), null is "
-        "the compute type. "
+        description="Storage of the weights that do not learn: nf4 is 4 bits each (QLoRA), null is the compute type. "
         "Embeddings, norms and heads are never quantised, nor a base built from model.random."
     )
     attention: Literal["sdpa", "eager", "flash_attention_2"] = Field(description="Attention implementation.")
@@ -91,7 +89,6 @@ class Model(Sparse):
         if (self.path is None) == (self.random is None):
             raise ParamsError(
                 f"model.path={self.path} and model.random={'a shape' if self.random else None}: "
-                "exactly one of them must be set. "
-                "Set the other to null in params.yaml."
+                "exactly one of them must be set. Set the other to null in params.yaml."
             )
         return self

@@ -132,10 +132,9 @@ class ActorCritic(Online):
         "reward model's adapter keeps its shape. null trains all weights."
     )
     layout: Literal["separate", "shared_trunk", "shared_base"] = Field(
-        description="separate: policy and value model apart. shared_trunk: a value head on the "
-        "policy's trunk, one forward for both. "
-        "shared_base: one frozen base with adapters for policy, reward and value; the reference is "
-        "the SFT model's own adapter, or without one the base alone."
+        description="separate: policy and value model apart. shared_trunk: a value head on the policy's trunk, "
+        "one forward for both. shared_base: one frozen base with adapters for policy, reward and value; "
+        "the reference is the SFT model's own adapter, or without one the base alone."
     )
     value_init: Literal["reward", "sft"] = Field(
         description="Weights the value model starts from, its head included; not in shared_trunk."
@@ -152,9 +151,8 @@ class ActorCritic(Online):
     def _shared_base_has_adapters(self) -> "ActorCritic":
         if self.layout == "shared_base" and self.lora is None:
             raise ParamsError(
-                f"{self.method}.layout=shared_base shares one frozen base between adapters, and "
-                f"{self.method}.lora is null. "
-                f"Set {self.method}.lora, or layout: separate in params.yaml."
+                f"{self.method}.layout=shared_base shares one frozen base between adapters, "
+                f"and {self.method}.lora is null. Set {self.method}.lora, or layout: separate in params.yaml."
             )
         return self
 

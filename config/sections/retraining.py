@@ -18,9 +18,8 @@ class Retrain(Section):
         description="Rows of the prepared data added or changed since the champion's that are a reason to train."
     )
     max_length_drift: Fraction = Field(
-        description="Largest difference of the two distributions of prompt lengths "
-        "(Kolmogorov-Smirnov), new rows against the champion's; "
-        "surely more is a reason to train."
+        description="Largest difference of the two distributions of prompt lengths (Kolmogorov-Smirnov), "
+        "new rows against the champion's; surely more is a reason to train."
     )
     max_new_words: Fraction = Field(
         description="Share of the words in the prompts of new rows that no prompt of the "
@@ -46,9 +45,8 @@ class Retrain(Section):
         "checks none, and the gate says so."
     )
     safety_margin: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
-        description="Worse means: the mean score on the safety prompts may have dropped by more "
-        "than this. In units of the gold score where it is "
-        "known, else of the champion's reward model."
+        description="Worse means: the mean score on the safety prompts may have dropped by more than this. "
+        "In units of the gold score where it is known, else of the champion's reward model."
     )
 
     @model_validator(mode="after")

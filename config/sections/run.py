@@ -33,9 +33,8 @@ class Evaluate(Section):
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = Field(description="Level of every interval.")
     samples: Positive = Field(description="Replies shown side by side in the report.")
     judge: Judge | None = Field(
-        description="Who judges the replies beside the reward model: "
-        "{kind: embedding | reward_model | endpoint, ...}; null is nobody. It is judged itself "
-        "first, on held-out human preferences."
+        description="Who judges the replies beside the reward model: {kind: embedding | reward_model | endpoint, "
+        "...}; null is nobody. It is judged itself first, on held-out human preferences."
     )
 
 

@@ -51,11 +51,10 @@ class Place(Section):
         "divide the batch_size of sft, reward and dpo. data and evaluate are always one process."
     )
     sharding: Level = Field(
-        description="What the processes divide beside the work, to hold larger models. none: each "
-        "process holds all. zero2: the optimizer's state and gradients are divided, "
-        "and weights between two steps. zero3: also weights in use, which are gathered layer by "
-        "layer (FSDP2). A loop that samples divides all its models; one that is sampling is whole "
-        "meanwhile."
+        description="What the processes divide beside the work, to hold larger models. none: each process holds all. "
+        "zero2: the optimizer's state and gradients are divided, and weights between two steps. zero3: "
+        "also weights in use, which are gathered layer by layer (FSDP2). "
+        "A loop that samples divides all its models; one that is sampling is whole meanwhile."
     )
     offload: bool = Field(
         description="zero2 and zero3: sharded weights, gradients and optimizer state are kept in "
@@ -149,8 +148,7 @@ class Where(_WithStages):
             if not divided:
                 raise ParamsError(
                     f"{key}=true moves sharded weights to the host, and nothing is sharded. "
-                    f"Set {key.replace('offload', 'sharding')} to zero2 or zero3, or {key}: false "
-                    "in params.yaml."
+                    f"Set {key.replace('offload', 'sharding')} to zero2 or zero3, or {key}: false in params.yaml."
                 )
         return self
 

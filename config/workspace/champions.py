@@ -81,9 +81,8 @@ def read_record(root: Path) -> ChampionRecord:
             else f"{error.error_count()} faults, the first: {error.errors()[0]['msg']}"
         )
         raise EnvironmentFault(
-            f"{path} cannot be read ({reason}), so the champion is unknown. "
-            "Bring it back from git or a backup, or move "
-            "it away and name the champion again: rlhf promote RUN."
+            f"{path} cannot be read ({reason}), so the champion is unknown. Bring it back from git or a backup, "
+            "or move it away and name the champion again: rlhf promote RUN."
         ) from None
 
 

@@ -34,9 +34,8 @@ def key(path: Path) -> str:
         mode = path.stat().st_mode & 0o777
         if mode & 0o077:
             raise EnvironmentFault(
-                f"{path} has mode {mode:o}: other users of this machine can read it. Stop the "
-                "servers with rlhf down and remove the file; "
-                "rlhf up makes a new key."
+                f"{path} has mode {mode:o}: other users of this machine can read it. "
+                "Stop the servers with rlhf down and remove the file; rlhf up makes a new key."
             )
         return path.read_text(encoding="ascii").strip()
     except OSError as error:

@@ -186,15 +186,13 @@ def price_row(name: str, row: Mapping[str, Any]) -> Price:
         value = row.get(field)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= HIGHEST_PRICE:
             raise CostError(
-                f"price {field}={value} of {name} must be above 0 and at most {HIGHEST_PRICE:g} "
-                "USD per device-hour. "
+                f"price {field}={value} of {name} must be above 0 and at most {HIGHEST_PRICE:g} USD per device-hour. "
                 "Change it in costs/tables/prices.yaml."
             )
     if not row["low"] <= row["expected"] <= row["high"]:
         raise CostError(
-            f"prices of {name} must be ordered low <= expected <= high, not {row['low']}, "
-            f"{row['expected']}, {row['high']}. "
-            "Change them in costs/tables/prices.yaml."
+            f"prices of {name} must be ordered low <= expected <= high, not {row['low']}, {row['expected']}, "
+            f"{row['high']}. Change them in costs/tables/prices.yaml."
         )
     if not re.fullmatch(r"\d{4}-\d{2}-\d{2}", str(row.get("date", ""))):
         raise CostError(
@@ -210,8 +208,7 @@ def own_price(usd_per_device_hour: float, source: str, date: str) -> Price:
     """The one price of the user's own hardware."""
     if not 0 < usd_per_device_hour <= HIGHEST_PRICE:
         raise CostError(
-            f"a price of {usd_per_device_hour} USD per device-hour must be above 0 and at most "
-            f"{HIGHEST_PRICE:g}. "
+            f"a price of {usd_per_device_hour} USD per device-hour must be above 0 and at most {HIGHEST_PRICE:g}. "
             "Change prices.usd_per_device_hour in params.yaml, or --usd-per-gpu-hour."
         )
     return Price(usd_per_device_hour, usd_per_device_hour, usd_per_device_hour, source, date)
@@ -264,8 +261,7 @@ def shape(name: str) -> ModelShape:
         close = difflib.get_close_matches(model_name(name), index, n=3)
         hint = f"Did you mean {', '.join(dict.fromkeys(index[c] for c in close))}? " if close else ""
         raise CostError(
-            f"model {shown(name)} is not a known shape. {hint}"
-            "Add its config.json fields to costs/tables/shapes.yaml, or name a folder that holds "
-            "its config.json."
+            f"model {shown(name)} is not a known shape. {hint}Add its config.json fields to "
+            "costs/tables/shapes.yaml, or name a folder that holds its config.json."
         )
     return from_config(_table("shapes.yaml")[key], key)

@@ -187,9 +187,8 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     family = str(config.get("model_type", "")).lower()
     if family not in FAMILIES:
         raise CostError(
-            f"architecture model_type={family!r} of {name} is unknown to the planner. "
-            f"Known: {', '.join(sorted(FAMILIES))}. Add its traits to FAMILIES in "
-            "costs/tables/families.py."
+            f"architecture model_type={family!r} of {name} is unknown to the planner. Known: "
+            f"{', '.join(sorted(FAMILIES))}. Add its traits to FAMILIES in costs/tables/families.py."
         )
     sizes = {ours: _first(config, theirs, name) for ours, theirs in _FIELDS.items()}
     return _shape(FAMILIES[family], config, name, family, sizes)

@@ -118,8 +118,7 @@ def _planned(findings: Findings) -> Markup | None:
         shown = f"{duration(comparison.measured_seconds)} · {deviation(comparison.error)}"
         bars.append(Part(f"{stage.stage} measured", comparison.measured_seconds or 0.0, shown, "c4"))
     note = (
-        f"Planned for {reconciled.hardware} before the run. Measured: the work that made the "
-        "outputs, done once. "
+        f"Planned for {reconciled.hardware} before the run. Measured: the work that made the outputs, done once. "
         f"The plan of these stages together was off by {deviation(reconciled.total.error)}."
     )
     picture = card("Planned and measured", bar_list(bars, "Planned and measured time of each stage"), note=note)

@@ -79,9 +79,8 @@ def frontier_section(findings: Findings) -> Markup:
             (("First", first), ("Highest score", best), ("Last", last))]  # fmt: skip
     lead = "KL is how far the policy has moved from the SFT model. Each nat should increase the score."
     note = (
-        "Where the curve flattens, a nat gains little score. One that bends down, or a "
-        "score that rises while replies get no "
-        f"better, is over-optimising: {REMEDIES[method]}."
+        "Where the curve flattens, a nat gains little score. One that bends down, "
+        f"or a score that rises while replies get no better, is over-optimising: {REMEDIES[method]}."
     )
     dots = card(
         "What each step away from SFT bought",

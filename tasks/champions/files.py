@@ -177,9 +177,8 @@ def _holder(stores: list[Any], out: Out, run_id: str, digest: str) -> Any:
     holder = next((store for store in stores if store.exists(digest)), None)
     if holder is None:
         raise ModelError(
-            f"{out.path} of run {run_id} was deleted: {digest} is neither in DVC's cache nor in "
-            "its remote. Make it again (rlhf run), "
-            "or name another run."
+            f"{out.path} of run {run_id} was deleted: {digest} is neither in DVC's cache nor in its remote. "
+            "Make it again (rlhf run), or name another run."
         )
     return holder
 
@@ -224,9 +223,8 @@ def check_champion(root: Path, run_id: str) -> Path:
     fault = _fault(folder)
     if fault is not None:
         raise EnvironmentFault(
-            f"the champion {run_id} cannot be used: {fault}. Bring it back with rlhf promote "
-            f"{run_id} (from DVC's cache or remote), "
-            "go back with rlhf rollback, or promote another run."
+            f"the champion {run_id} cannot be used: {fault}. Bring it back with rlhf promote {run_id} (from DVC's "
+            "cache or remote), go back with rlhf rollback, or promote another run."
         )
     return folder
 

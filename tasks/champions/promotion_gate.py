@@ -59,10 +59,9 @@ def _win_rate(contest: Contest) -> Check:
     passed = rate.low > 0.5 and rate.of >= FEWEST_PROMPTS
     few = f"; {FEWEST_PROMPTS} prompts are needed" if rate.of < FEWEST_PROMPTS else ""
     reason = (
-        f"it wins {percent(rate.value)} against the champion on {rate.of} held-out prompts, by "
-        f"{contest.judge}; the interval "
-        f"{percent(rate.low)} to {percent(rate.high)} {'is above' if rate.low > 0.5 else 'must be above'} "
-        f"50%{few}"
+        f"it wins {percent(rate.value)} against the champion on {rate.of} held-out prompts, by {contest.judge}; "
+        f"the interval {percent(rate.low)} to {percent(rate.high)} "
+        f"{'is above' if rate.low > 0.5 else 'must be above'} 50%{few}"
     )
     return Check("wins against the champion", passed, reason)
 
@@ -103,8 +102,7 @@ def _length(contest: Contest, settings: Retrain) -> Check:
     passed = contest.chars <= bound * contest.chars_champion and contest.chars_champion <= bound * contest.chars
     reason = (
         f"{contest.chars:.0f} characters per response, the champion {contest.chars_champion:.0f}; "
-        f"retrain.max_length_ratio={bound:g} in either "
-        "direction"
+        f"retrain.max_length_ratio={bound:g} in either direction"
     )
     return Check("length within bounds", passed, reason)
 
@@ -115,9 +113,8 @@ def _safety(contest: Contest, settings: Retrain) -> Check:
         return Check(name, None, "not checked: retrain.safety_source names no safety prompts")
     passed = safety.drop.high <= settings.safety_margin
     reason = (
-        f"{safety.drop.mean:+.3f} lower on {safety.prompts} safety prompts, by {safety.judge}; the "
-        f"interval ends at {safety.drop.high:+.3f}, "
-        f"retrain.safety_margin={settings.safety_margin:g}"
+        f"{safety.drop.mean:+.3f} lower on {safety.prompts} safety prompts, by {safety.judge}; "
+        f"the interval ends at {safety.drop.high:+.3f}, retrain.safety_margin={settings.safety_margin:g}"
     )
     return Check(name, passed, reason)
 

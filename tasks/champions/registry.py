@@ -52,9 +52,8 @@ def promote(root: Path, run_id: str, why: str, by: str | None = None, instead_of
         before = record.champion
         if instead_of is not None and (before is None or before.run_id != instead_of):
             raise EnvironmentFault(
-                f"the champion is {before.run_id if before else 'none'} now, not "
-                f"{instead_of}, which run {run_id} was compared with: nothing was "
-                "promoted. Run rlhf retrain again."
+                f"the champion is {before.run_id if before else 'none'} now, not {instead_of}, "
+                f"which run {run_id} was compared with: nothing was promoted. Run rlhf retrain again."
             )
         _require_completed(root, run_id)
         challenger = describe(root, run_id)

@@ -36,10 +36,9 @@ def _require_common(url: str) -> None:
     scheme, _, rest = url.rpartition("://")
     if "@" in rest.split("/")[0]:
         raise EnvironmentFault(
-            f"the address of the DVC remote on {rest.split('/')[0].rpartition('@')[2]} holds a "
-            "user or a password, and it would be kept and shown in "
-            "many places. Take them out: dvc remote modify --local; of S3, name "
-            "AWS_SHARED_CREDENTIALS_FILE."
+            f"the address of the DVC remote on {rest.split('/')[0].rpartition('@')[2]} holds a user or a password, "
+            "and it would be kept and shown in many places. Take them out: dvc remote modify --local; of S3, "
+            "name AWS_SHARED_CREDENTIALS_FILE."
         )
     if scheme not in ("", "s3"):
         raise EnvironmentFault(

@@ -49,8 +49,7 @@ def _require_params(entry: Any, stage: str, params: Params) -> None:
             if changed := differences(sections_of(params, list(recorded)), recorded):
                 raise ParamsError(
                     f"params.yaml changed while DVC was recording {stage}: {in_a_line(changed)}. "
-                    "Nothing is recorded. "
-                    "Put the old value back and run again: its outputs are kept."
+                    "Nothing is recorded. Put the old value back and run again: its outputs are kept."
                 )
 
 

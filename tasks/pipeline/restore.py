@@ -97,9 +97,8 @@ def _check_out(root: Path, run_id: str) -> None:
             "is in no cache, and would be lost. Keep it with dvc commit, or remove it."
         )
     raise EnvironmentFault(
-        f"run {run_id} cannot be brought back, its outputs cannot be fetched: "
-        f"{reason(errors)} Nothing was changed. With the same parameters, "
-        "rlhf run makes them again."
+        f"run {run_id} cannot be brought back, its outputs cannot be fetched: {reason(errors)} Nothing was changed. "
+        "With the same parameters, rlhf run makes them again."
     )
 
 

@@ -67,9 +67,8 @@ def _excess_message(exceeded: Excess) -> str:
     subject = limit.stage or "the run"
     before = f"{exceeded.spent:.4g} {limit.unit} are spent and " if exceeded.spent else ""
     return (
-        f"{subject} is planned above its budget: {before}{exceeded.planned:.4g} {limit.unit} are "
-        f"planned, {limit.key}={limit.value:g} "
-        "does not allow it."
+        f"{subject} is planned above its budget: {before}{exceeded.planned:.4g} {limit.unit} are planned, "
+        f"{limit.key}={limit.value:g} does not allow it."
     )
 
 
@@ -86,8 +85,7 @@ def _advice(root: Path, prepared: Planned, exceeded: Excess) -> str:
     if limit.stage is None and fixed > limit.value - exceeded.spent:
         return (
             f"The fixed cost alone is {fixed:.4g} {limit.unit} (starting processes, reading data): "
-            "no lever and no shorter training gets "
-            f"below it. Raise {limit.key}, {anyway}."
+            f"no lever and no shorter training gets below it. Raise {limit.key}, {anyway}."
         )
     less = "train less"
     if limit.stage is None:

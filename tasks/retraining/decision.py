@@ -54,8 +54,7 @@ def reasons_to_train(examination: Examination, settings: Retrain) -> list[str]:
     if drift is not None and drift.distance > max(settings.max_length_drift, drift.critical):
         reasons.append(
             f"the prompts' lengths have drifted: {drift.mean_new:.1f} tokens on average, "
-            f"{drift.mean_before:.1f} before; distance "
-            f"{drift.distance:.2f}, {settings.max_length_drift:g} is allowed"
+            f"{drift.mean_before:.1f} before; distance {drift.distance:.2f}, {settings.max_length_drift:g} is allowed"
         )
     words = examination.new_words
     if words is not None and words.low > settings.max_new_words:
@@ -66,9 +65,8 @@ def reasons_to_train(examination: Examination, settings: Retrain) -> list[str]:
     accuracy, before = examination.accuracy, examination.accuracy_before
     if accuracy is not None and before is not None and accuracy.high < before - settings.max_accuracy_drop:
         reasons.append(
-            f"the champion's reward model agrees with {percent(accuracy.value)} of {accuracy.of} "
-            f"new pairs, {percent(before)} of its own "
-            f"held-out ones: more than {percent(settings.max_accuracy_drop)} less"
+            f"the champion's reward model agrees with {percent(accuracy.value)} of {accuracy.of} new pairs, "
+            f"{percent(before)} of its own held-out ones: more than {percent(settings.max_accuracy_drop)} less"
         )
     return reasons
 
@@ -87,7 +85,6 @@ def not_enough(examination: Examination, settings: Retrain) -> str:
 def _over(planned_usd: float, month: Month) -> str:
     return (
         f"{usd(planned_usd)} are planned and {usd(max(0.0, month.left_usd or 0.0))} of "
-        f"retrain.monthly_usd={month.limit_usd:g} are left in "
-        f"{month.name} ({usd(month.spent_usd)} are spent): raise it in params.yaml, or wait for "
-        "the next month"
+        f"retrain.monthly_usd={month.limit_usd:g} are left in {month.name} ({usd(month.spent_usd)} are spent): "
+        "raise it in params.yaml, or wait for the next month"
     )

@@ -41,18 +41,16 @@ def data_section(examination: Examination) -> str:
     if examination.length_drift is not None:
         drift = examination.length_drift
         lines.append(
-            f"Prompt lengths: {drift.mean_new:.1f} tokens in new rows, {drift.mean_before:.1f} "
-            f"before; distance {drift.distance:.2f}, by chance "
-            f"up to {drift.critical:.2f}."
+            f"Prompt lengths: {drift.mean_new:.1f} tokens in new rows, {drift.mean_before:.1f} before; "
+            f"distance {drift.distance:.2f}, by chance up to {drift.critical:.2f}."
         )
     if examination.new_words is not None:
         lines.append(f"Words never seen in prompts: {percent(examination.new_words.value)}.")
     if examination.accuracy is not None:
         share, before = examination.accuracy, percent(examination.accuracy_before)
         lines.append(
-            f"The champion's reward model agrees with {percent(share.value)} ({percent(share.low)} "
-            f"to {percent(share.high)}) of {share.of} new "
-            f"pairs; with {before} of those held out before."
+            f"The champion's reward model agrees with {percent(share.value)} ({percent(share.low)} to "
+            f"{percent(share.high)}) of {share.of} new pairs; with {before} of those held out before."
         )
     return (
         "| rows | added | removed |\n|---|---:|---:|\n"
@@ -75,13 +73,11 @@ def _contest(contest: Contest) -> str:
         else ""
     )
     return (
-        f"{contest.prompts} held-out prompts{left_out}; judge: {contest.judge}.\n\n"
-        "| difference to the champion | mean (interval) |\n|---|---|\n"
-        f"| gold score | {gold} |\n"
-        f"| score of the champion's reward model | {by_champion.mean:+.3f} ({by_champion.low:+.3f} "
-        f"to {by_champion.high:+.3f}) |\n"
-        f"| score of its own reward model | {by_challenger.mean:+.3f} ({by_challenger.low:+.3f} "
-        f"to {by_challenger.high:+.3f}) |"
+        f"{contest.prompts} held-out prompts{left_out}; judge: {contest.judge}.\n\n| difference to the champion | "
+        f"mean (interval) |\n|---|---|\n| gold score | {gold} |\n| score of the champion's reward model | "
+        f"{by_champion.mean:+.3f} ({by_champion.low:+.3f} to {by_champion.high:+.3f}) "
+        f"|\n| score of its own reward model | {by_challenger.mean:+.3f} ({by_challenger.low:+.3f} to "
+        f"{by_challenger.high:+.3f}) |"
     )
 
 

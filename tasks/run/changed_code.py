@@ -32,8 +32,7 @@ class ChangedCode(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"{self.stage}: other code made the checkpoint after step {self.step}: "
-            f"{some(self.files)} changed since. "
+            f"{self.stage}: other code made the checkpoint after step {self.step}: {some(self.files)} changed since. "
             f"Starting over costs {duration(self.cost.seconds)} and {usd(self.cost.usd)} again."
         )
 

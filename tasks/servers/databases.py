@@ -50,10 +50,9 @@ def ensure_databases(uri: str) -> list[str]:
     except psycopg.Error as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise EnvironmentFault(
-            f"PostgreSQL at tracking.uri={url.render_as_string(hide_password=True)} cannot be "
-            f"used: {reason}. Start it, make the databases "
-            f"{' and '.join(wanted)} for that user, or change the URI in params.yaml; the password "
-            "may come from PGPASSWORD or ~/.pgpass."
+            f"PostgreSQL at tracking.uri={url.render_as_string(hide_password=True)} cannot be used: {reason}. "
+            f"Start it, make the databases {' and '.join(wanted)} for that user, or change the URI in params.yaml; "
+            "the password may come from PGPASSWORD or ~/.pgpass."
         ) from None
 
 

@@ -139,8 +139,7 @@ def start_temporary(root: Path) -> str:
         if dead or time.monotonic() > deadline:
             raise EnvironmentFault(
                 "the temporary Prefect server "
-                f"{'ended' if dead else f'did not answer within {START_TIMEOUT_SECONDS:.0f} s'}. "
-                f"Why is in {path}."
+                f"{'ended' if dead else f'did not answer within {START_TIMEOUT_SECONDS:.0f} s'}. Why is in {path}."
             )
         time.sleep(0.1)
     return f"{server.url}/api"
@@ -171,8 +170,7 @@ def _remember(root: Path, running: Sequence[Server]) -> None:
 def _require_free(plan: Plan) -> None:
     if not is_port_free(plan.port):
         raise EnvironmentFault(
-            f"port {plan.port} on {HOST} is in use by another program, {plan.name} needs a free "
-            "one. "
+            f"port {plan.port} on {HOST} is in use by another program, {plan.name} needs a free one. "
             f"Choose another with rlhf up {plan.port_option}, or stop that program."
         )
 

@@ -70,8 +70,7 @@ def require_same_params(run: Run, stage: str) -> None:
     keys = [key for key in defined(run.root)[stage].get("params", []) if isinstance(key, str)]
     if changed := Watched(run.root / "params.yaml", run.params, keys).differences():
         raise ParamsError(
-            f"params.yaml changed since the run {run.run_id} began: {in_a_line(changed)}, which "
-            f"{stage} reads. "
+            f"params.yaml changed since the run {run.run_id} began: {in_a_line(changed)}, which {stage} reads. "
             "Put the old value back and run again to go on, or run again to begin with the new one."
         )
 

@@ -143,9 +143,8 @@ def works(root: Path, content: StudyFile) -> list[Work]:
             same = names.setdefault(results_key(work.params), name)
             if same != name:
                 raise ParamsError(
-                    f"variants {same!r} and {name!r} have the same results: what they change is in "
-                    "the recipe already, or only in where, budget, prices or tracking, which "
-                    "change none. Take one out."
+                    f"variants {same!r} and {name!r} have the same results: what they change is in the recipe "
+                    "already, or only in where, budget, prices or tracking, which change none. Take one out."
                 )
             planned.append(work)
     return planned

@@ -26,9 +26,8 @@ def check_responses(lengths: Sequence[float], eos_rates: Sequence[float], teache
     length, first = _last(lengths), sum(lengths[:WINDOW]) / WINDOW
     if teacher_length is not None and length > MAX_LENGTH_RATIO * teacher_length and length > first:
         raise TrainingDiverged(
-            f"the student's responses have grown to {length:.1f} tokens, the teacher's have "
-            f"{teacher_length:.1f}. Lower distill.lmbda or distill.learning_rate, or raise "
-            "distill.sft_updates in params.yaml."
+            f"the student's responses have grown to {length:.1f} tokens, the teacher's have {teacher_length:.1f}. "
+            "Lower distill.lmbda or distill.learning_rate, or raise distill.sft_updates in params.yaml."
         )
     best = max(sum(eos_rates[i : i + WINDOW]) / WINDOW for i in range(len(eos_rates) - WINDOW + 1))
     ended = _last(eos_rates)

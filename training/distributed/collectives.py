@@ -47,8 +47,7 @@ def join(stage: str, device: torch.device) -> None:
         local, devices = int(os.environ.get("LOCAL_RANK", "0")), torch.accelerator.device_count()
         if local >= devices:
             raise EnvironmentFault(
-                f"where.{stage}.processes={processes} needs a GPU for each process, this machine "
-                f"has {devices}. "
+                f"where.{stage}.processes={processes} needs a GPU for each process, this machine has {devices}. "
                 f"Change where.{stage}.processes in params.yaml."
             )
         torch.accelerator.set_device_index(local)

@@ -52,9 +52,8 @@ def with_prompts_of_training(tokenizer: PreTrainedTokenizerBase, is_plain: bool)
         before, after = (json.dumps(part) for part in template.split("{prompt}"))
         starts_with_bos = encode_prompts(tokenizer, ["a"])[0][:1] == [tokenizer.bos_token_id]
         tokenizer.chat_template = (
-            "{% set prompt = messages[0]['content'] %}"
-            "{% if messages|length != 1 or messages[0]['role'] != 'user' %}"
-            f"{{{{ raise_exception({json.dumps(SINGLE_PROMPTS)}) }}}}{{% endif %}}"
+            "{% set prompt = messages[0]['content'] %}{% if messages|length != 1 or messages[0]['role'] != "
+            f"'user' %}}{{{{ raise_exception({json.dumps(SINGLE_PROMPTS)}) }}}}{{% endif %}}"
             + ("{{ bos_token }}" if starts_with_bos else "")
             + f"{{{{ {before} }}}}{{{{ prompt }}}}{{{{ {after} }}}}"
         )

@@ -58,9 +58,8 @@ safety. The scores above are of one seed, and their intervals do not cover other
 
 def _gguf_files(table: Sequence[QuantisedFile]) -> str:
     rows = "\n".join(
-        f"| `gguf/model-{row.kind}.gguf` | {row.bytes / 2**20:.2f} MiB "
-        f"| {row.flips} of {row.prompts} "
-        f"| {gain.mean:+.4f} ({gain.low:+.4f} to {gain.high:+.4f}) |"
+        f"| `gguf/model-{row.kind}.gguf` | {row.bytes / 2**20:.2f} MiB | {row.flips} of {row.prompts} | "
+        f"{gain.mean:+.4f} ({gain.low:+.4f} to {gain.high:+.4f}) |"
         for row in table
         for gain in [row.difference]
     )

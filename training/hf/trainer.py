@@ -291,8 +291,7 @@ class StageCallback(TrainerCallback):
         if loss != loss or abs(loss) == float("inf"):
             raise TrainingDiverged(
                 f"{self._stage.name} loss is {loss} at step {step}: training diverged. "
-                f"Lower {self._stage.name}.learning_rate in params.yaml; the last checkpoint is "
-                "kept."
+                f"Lower {self._stage.name}.learning_rate in params.yaml; the last checkpoint is kept."
             )
 
 

@@ -115,8 +115,8 @@ class EndpointJudge:
         cache.parent.mkdir(parents=True, exist_ok=True)
         self._answers = sqlite3.connect(cache)
         self._answers.execute(
-            "create table if not exists answers "
-            "(key text primary key, text text, prompt_tokens integer, reply_tokens integer, booked integer default 1)"
+            "create table if not exists answers (key text primary key, text text, prompt_tokens integer, "
+            "reply_tokens integer, booked integer default 1)"
         )
         with suppress(sqlite3.OperationalError):  # a file of an earlier version
             self._answers.execute("alter table answers add column booked integer default 1")

@@ -76,9 +76,8 @@ def matrix_names(model: nn.Module, modules: Sequence[str], setting: str) -> list
                 word for word, ends in MATRICES.items() if any(name.endswith(end) for name in present for end in ends)
             ]
             raise ModelError(
-                f"{setting}.modules: {module!r} is not a matrix of this model "
-                f"({type(model).__name__}). It has {', '.join(general)}; by its "
-                f"own names {', '.join(present)}. Change it in params.yaml."
+                f"{setting}.modules: {module!r} is not a matrix of this model ({type(model).__name__}). "
+                f"It has {', '.join(general)}; by its own names {', '.join(present)}. Change it in params.yaml."
             )
         matrix_names |= {_within_layer(name) for name in module_names}
     return sorted(matrix_names)

@@ -33,8 +33,8 @@ def convert(gguf: Path, target: Path, pad_token: str | None) -> None:
         if number is None or number == tokenizer.eos_token_id:
             raise ParamsError(
                 f"pad token {pad_token} is "
-                f"{'the end-of-sequence token' if number is not None else 'not in the vocabulary'}"
-                f" of {gguf}. Name another one."
+                f"{'the end-of-sequence token' if number is not None else 'not in the vocabulary'} of {gguf}. "
+                "Name another one."
             )
         tokenizer.pad_token = pad_token
     # a model from a GGUF file is marked as quantised, and refuses to be cast or trained

@@ -67,10 +67,9 @@ def check_storage(model: nn.Module, place: str | Path) -> None:
         width = int(module.in_features)
         if width % BLOCK_WEIGHTS and next(module.parameters()).device.type == "cpu":
             raise EnvironmentFault(
-                f"model.quantisation: {name} of {place} has rows of {width} weights, and on a CPU "
-                "bitsandbytes reads only multiples of "
-                f"{BLOCK_WEIGHTS} right. Use a GPU or a model of other widths, or set "
-                "model.quantisation: null in params.yaml."
+                f"model.quantisation: {name} of {place} has rows of {width} weights, "
+                f"and on a CPU bitsandbytes reads only multiples of {BLOCK_WEIGHTS} right. "
+                "Use a GPU or a model of other widths, or set model.quantisation: null in params.yaml."
             )
 
 
@@ -87,7 +86,6 @@ def require_bitsandbytes(setting: str, instead: str) -> None:
     """Raise EnvironmentFault, naming the setting that needs it, unless bitsandbytes can be imported."""
     if importlib.util.find_spec("bitsandbytes") is None:
         raise EnvironmentFault(
-            f"{setting} needs the package bitsandbytes, which is not installed. Run pip install -c "
-            "constraints.txt bitsandbytes, "
-            f"or set {instead} in params.yaml."
+            f"{setting} needs the package bitsandbytes, which is not installed. "
+            f"Run pip install -c constraints.txt bitsandbytes, or set {instead} in params.yaml."
         )

@@ -273,10 +273,9 @@ def fit_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, p
     rows = model.get_input_embeddings().num_embeddings
     if rows < len(tokenizer):
         raise ModelError(
-            f"{place} has a vocabulary of {rows}, the tokenizer in data/tokenizer has "
-            f"{len(tokenizer)}: "
-            "policy and reward model must share one tokenizer. Train the model again, or fix "
-            "model.path in params.yaml."
+            f"{place} has a vocabulary of {rows}, the tokenizer in data/tokenizer has {len(tokenizer)}: "
+            "policy and reward model must share one tokenizer. Train the model again, "
+            "or fix model.path in params.yaml."
         )
     used = max(tokenizer.get_vocab().values()) + 1
     if used < rows:
@@ -313,10 +312,8 @@ def _load(
     stored = None if trainable else quantisation(settings, DTYPES[settings.dtype])
     if settings.attention == "flash_attention_2" and importlib.util.find_spec("flash_attn") is None:
         raise EnvironmentFault(
-            "model.attention=flash_attention_2 needs the package flash_attn, which is not "
-            "installed. "
-            "Install it on a machine with an Ampere GPU or newer, or set model.attention: sdpa in "
-            "params.yaml."
+            "model.attention=flash_attention_2 needs the package flash_attn, which is not installed. "
+            "Install it on a machine with an Ampere GPU or newer, or set model.attention: sdpa in params.yaml."
         )
     logging.getLogger("transformers.modeling_utils").addFilter(_without_report)
     try:
@@ -347,8 +344,7 @@ def _load(
         name, stored, built = min(report["mismatched_keys"])
         raise ModelError(
             f"{place} does not fit its config.json: {name} is {list(stored)} in the weights, "
-            f"{list(built)} by the config. "
-            "Copy the folder again, or run the stage that made it."
+            f"{list(built)} by the config. Copy the folder again, or run the stage that made it."
         )
     lost = sorted(set(report["missing_keys"]) - fresh)
     if lost:

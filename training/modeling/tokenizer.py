@@ -116,8 +116,7 @@ def pretrained_tokenizer(settings: Model, prompt_template: str = PLAIN_TEMPLATE)
         if settings.pad_token not in tokenizer.get_vocab():
             raise ModelError(
                 f"model.pad_token={shown(settings.pad_token)} is not in the vocabulary of "
-                f"{settings.path}.{_pad_hint(tokenizer)} "
-                "Change it in params.yaml."
+                f"{settings.path}.{_pad_hint(tokenizer)} Change it in params.yaml."
             )
         tokenizer.pad_token = settings.pad_token
     check_special_tokens(tokenizer, str(settings.path))
@@ -177,15 +176,13 @@ def check_special_tokens(tokenizer: PreTrainedTokenizerBase, place: str) -> None
         )
     if tokenizer.pad_token_id is None:
         raise ModelError(
-            f"{place}: the tokenizer has no pad token. Set model.pad_token in params.yaml to a "
-            "token of its vocabulary other than "
-            f"{tokenizer.eos_token!r}.{_pad_hint(tokenizer)}"
+            f"{place}: the tokenizer has no pad token. Set model.pad_token in params.yaml to a token of its "
+            f"vocabulary other than {tokenizer.eos_token!r}.{_pad_hint(tokenizer)}"
         )
     if tokenizer.pad_token_id == tokenizer.eos_token_id:
         raise ModelError(
             f"{place}: the tokenizer pads with its end-of-sequence token {tokenizer.eos_token!r}, "
-            "so a model could not learn to end. "
-            "Set model.pad_token in params.yaml to another token of its "
+            "so a model could not learn to end. Set model.pad_token in params.yaml to another token of its "
             f"vocabulary.{_pad_hint(tokenizer)}"
         )
 

@@ -167,9 +167,8 @@ class Quarantine:
         with replacing(kept) as temporary:
             shutil.copyfile(self.path, temporary)
         raise DataError(
-            f"{refused} of {rows_read} rows ({share:.1%}) were refused, {allowed}: {named}. All "
-            f"of them are in {KEPT_QUARANTINE}. "
-            f"{remedy}; data/prepared is unchanged."
+            f"{refused} of {rows_read} rows ({share:.1%}) were refused, {allowed}: {named}. "
+            f"All of them are in {KEPT_QUARANTINE}. {remedy}; data/prepared is unchanged."
         )
 
 

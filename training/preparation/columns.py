@@ -130,9 +130,8 @@ def check_columns(table: Table, form: str, columns: Mapping[str, str], setting: 
         ours, theirs = missing
         names = ", ".join(present) if present else "none: its rows are not objects"
         raise DataError(
-            f"{table.place} has no column {shown(theirs)}, which format {form} needs as {ours}; "
-            f"columns present: {names}. "
-            f"Set {setting}.columns.{ours.split()[0]} or {setting}.format in params.yaml."
+            f"{table.place} has no column {shown(theirs)}, which format {form} needs as {ours}; columns present: "
+            f"{names}. Set {setting}.columns.{ours.split()[0]} or {setting}.format in params.yaml."
         )
     prompt_column = columns.get("prompt")
     prompts = [row[prompt_column] for row in rows if isinstance(row, dict) and prompt_column in row]
@@ -216,9 +215,8 @@ def recognised(table: Table, form: str | None, columns: Mapping[str, str]) -> Re
 
 def _advice(place: str) -> str:
     return (
-        "Name them, as in --format pairs --column prompt=COLUMN --column chosen=COLUMN --column "
-        f"rejected=COLUMN; or read them by a function: rlhf init NAME --data {place} writes one to "
-        "fill in."
+        "Name them, as in --format pairs --column prompt=COLUMN --column chosen=COLUMN --column rejected=COLUMN; "
+        f"or read them by a function: rlhf init NAME --data {place} writes one to fill in."
     )
 
 
@@ -236,9 +234,8 @@ def _refuse_guess(form: str, present: Sequence[str], read: Iterable[str], place:
         return
     if verdicts or len(replies) > 1:
         raise NoLayout(
-            f"{place}: it could be read as {form}, but "
-            f"{', '.join(dict.fromkeys(verdicts + replies))} look like preferences and would be "
-            f"left unread. {_advice(place)} --format {form} reads it without them.",
+            f"{place}: it could be read as {form}, but {', '.join(dict.fromkeys(verdicts + replies))} look like "
+            f"preferences and would be left unread. {_advice(place)} --format {form} reads it without them.",
             first,
         )
 

@@ -89,9 +89,8 @@ def _needs(source: Source, setting: str, uses: tuple[str, ...], seed: int, root:
     for use in uses:
         if FORMATS[source.format][0] not in SERVING_FORMATS[use]:
             raise ParamsError(
-                f"{setting}.format={source.format} has no rows for the {use} data, which needs one "
-                "of "
-                f"{', '.join(SERVING_FORMATS[use])}. Change the format or the source in "
+                f"{setting}.format={source.format} has no rows for the {use} data, "
+                f"which needs one of {', '.join(SERVING_FORMATS[use])}. Change the format or the source in "
                 "params.yaml."
             )
     columns = column_names(source.format, source.columns, setting)

@@ -170,9 +170,8 @@ def read_hub(source: HubSource, setting: str) -> Table:
         ).with_format("arrow")
     except Exception as error:  # the library and the network raise almost any exception
         raise DataError(
-            f"{setting}: dataset {source.path} (config={source.config}, "
-            f"revision={source.revision}, split={source.split}) "
-            f"cannot be loaded: {one_line(error)}. Fix {setting} in params.yaml."
+            f"{setting}: dataset {source.path} (config={source.config}, revision={source.revision}, "
+            f"split={source.split}) cannot be loaded: {one_line(error)}. Fix {setting} in params.yaml."
         ) from error
     empty = f"{setting}: split {source.split} of dataset {source.path} has no rows. Name another split in params.yaml."
     place = f"{source.path}@{source.revision}/{source.split}"
@@ -398,8 +397,7 @@ def _csv_rows(text: IO[str], place: str) -> Iterator[tuple[int, Any]]:
             begin = reader.line_num + 1
     except csv.Error as error:
         raise DataError(
-            f"{place} line {begin} is not CSV ({error}); a quote that never closes or a cut file "
-            "does this: "
+            f"{place} line {begin} is not CSV ({error}); a quote that never closes or a cut file does this: "
             "fix the line, or fetch the file again."
         ) from None
 

@@ -182,8 +182,7 @@ def restoring(path: Path) -> Iterator[None]:
             raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise CheckpointError(
-            f"{path} is intact but cannot be restored ({reason}): other code or another library "
-            "version wrote it. "
+            f"{path} is intact but cannot be restored ({reason}): other code or another library version wrote it. "
             f"Go back to that version, or remove {path.parent} to start over."
         ) from error
 

@@ -90,15 +90,13 @@ class OomBackoff:
         write_json(self._path, {"processes": self._stage.world_size, "sizes": sizes})
         raise SmallerPieces(
             f"out of memory at step {step} in one of {self._stage.world_size} processes: "
-            f"{self._name} {self.size} -> {half}. "
-            "All start again from the last checkpoint."
+            f"{self._name} {self.size} -> {half}. All start again from the last checkpoint."
         ) from error
 
     def _smallest(self, step: int) -> EnvironmentFault:
         return EnvironmentFault(
-            f"out of memory at step {step} with {self._name}=1, the smallest possible. Take a "
-            "smaller model, shorter sequences, or a "
-            "device with more memory; rlhf plan says what is needed."
+            f"out of memory at step {step} with {self._name}=1, the smallest possible. Take a smaller model, "
+            "shorter sequences, or a device with more memory; rlhf plan says what is needed."
         )
 
     def halve(self, step: int, lost_seconds: float) -> None:

@@ -168,10 +168,9 @@ class Stage:
         """
         if changed := self.stopper.params_file.differences():
             raise ParamsError(
-                f"params.yaml changed while {self.name} was running: {in_a_line(changed)}. The "
-                "record would name values that did not make the "
-                f"result, so none is recorded, and checkpoints are kept up to step {self.step}. "
-                "Put the old value back and run again to go on, "
+                f"params.yaml changed while {self.name} was running: {in_a_line(changed)}. "
+                "The record would name values that did not make the result, so none is recorded, "
+                f"and checkpoints are kept up to step {self.step}. Put the old value back and run again to go on, "
                 "or run again to begin with the new one."
             )
 

@@ -133,11 +133,10 @@ def held_out(params: Params, champion: TrainedModels, challenger: TrainedModels)
     fitting = fits(unseen, params, champion, challenger)
     if len(fitting) < 2:  # an interval needs two
         raise DataError(
-            f"{len(fitting)} prompts of {path} are left to compare on: "
-            f"{len(prompts) - len(unseen)} of {len(prompts)} were in the training data of one of "
-            "the "
-            "models, the others leave no room for a response. Add prompts, or raise "
-            "data.test_fraction in params.yaml and promote a new run."
+            f"{len(fitting)} prompts of {path} are left to compare on: {len(prompts) - len(unseen)} of "
+            f"{len(prompts)} were in the training data of one of the models, "
+            "the others leave no room for a response. Add prompts, or raise data.test_fraction in params.yaml and "
+            "promote a new run."
         )
     return fitting[: params.evaluate.prompts], len(prompts) - len(unseen)
 

@@ -45,16 +45,14 @@ def check_rollout(statistics: dict[str, float], settings: Online, scored_by_func
     same = statistics["score_std"] <= noise and settings.batch_size > 1
     if same and not scored_by_function:  # of a function: none of the batch may be right yet
         raise TrainingDiverged(
-            f"all {settings.batch_size} responses have the score {statistics['score']:.4g}: the "
-            "reward model cannot tell them apart. "
-            "Look at metrics/reward.json and train the reward stage again."
+            f"all {settings.batch_size} responses have the score {statistics['score']:.4g}: "
+            "the reward model cannot tell them apart. Look at metrics/reward.json and train the reward stage again."
         )
     if statistics["kl"] < -MAX_NEGATIVE_KL_ERRORS * statistics["kl_error"] - 1e-3 and settings.batch_size > 1:
         raise TrainingDiverged(
-            f"mean KL is {statistics['kl']:.3f} nats with a standard error of "
-            f"{statistics['kl_error']:.3f}, which samples "
-            "from the policy cannot give: sampling and scoring disagree. Check "
-            f"{section}.temperature and the tokenizer."
+            f"mean KL is {statistics['kl']:.3f} nats with a standard error of {statistics['kl_error']:.3f}, "
+            "which samples from the policy cannot give: sampling and scoring disagree. "
+            f"Check {section}.temperature and the tokenizer."
         )
 
 
@@ -62,20 +60,18 @@ def check_update(statistics: "UpdateStatistics", update: int, section: str = "pp
     """Raise TrainingDiverged if an update broke the policy; `section` names its settings in params.yaml."""
     if not math.isfinite(statistics.grad_norms[-1]):
         raise TrainingDiverged(
-            f"the gradient norm is {statistics.grad_norms[-1]} in update {update}: the step was "
-            "not taken. "
+            f"the gradient norm is {statistics.grad_norms[-1]} in update {update}: the step was not taken. "
             f"Lower {section}.learning_rate in params.yaml; the last checkpoint is kept."
         )
     summary = statistics.summary()
     if summary["ratio"] > MAX_RATIO:
         raise TrainingDiverged(
-            f"the mean ratio of new to old policy is {summary['ratio']:.3g} in update {update}: "
-            "the policy ran away. "
+            f"the mean ratio of new to old policy is {summary['ratio']:.3g} in update {update}: the policy ran away. "
             f"Lower {section}.learning_rate, or set {section}.target_kl in params.yaml."
         )
     if summary["entropy"] < MIN_ENTROPY_NATS:
         raise TrainingDiverged(
-            f"entropy is {summary['entropy']:.2g} nats per token in update {update}: the policy "
-            "collapsed to one response. "
-            f"Raise {section}.kl.coef or lower {section}.learning_rate in params.yaml."
+            f"entropy is {summary['entropy']:.2g} nats per token in update {update}: "
+            f"the policy collapsed to one response. Raise {section}.kl.coef or lower {section}.learning_rate in "
+            "params.yaml."
         )

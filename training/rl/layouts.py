@@ -160,9 +160,8 @@ def _shared_base(origin: _Origin, lora: Lora) -> Models:
         )
         raise ModelError(
             f"{settings.method}.layout=shared_base needs models/reward to be an adapter on "
-            f"{base_of(origin.sft).place}, the base of models/sft; it {stands}. "
-            "Set reward.lora and reward.init: sft and run the reward stage, or "
-            f"{settings.method}.layout: separate in params.yaml."
+            f"{base_of(origin.sft).place}, the base of models/sft; it {stands}. Set reward.lora and reward.init: "
+            f"sft and run the reward stage, or {settings.method}.layout: separate in params.yaml."
         )
     model = load_policy(origin.sft, params.model, origin.tokenizer)
     reference = active(lora_layers(model))
