@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,15 @@ def rlhf(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
     )
+
+
+def test_the_version_names_the_commit_and_in_an_image_that_it_was_built_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    monkeypatch.setenv("RLHF_COMMIT", "0123456789abcdef")
+    said = rlhf("--version").stdout.strip()
+    assert said == f"rlhf-ledger {version('rlhf-ledger')}, commit {head[:12] or '0123456789ab'}"
+    monkeypatch.setenv("PATH", "")
+    assert rlhf("--version").stdout.strip().endswith(", commit 0123456789ab")
 
 
 def test_the_help_names_the_commands_and_imports_nothing_heavy() -> None:
