@@ -33,8 +33,9 @@ STAGES = stages_of("ppo")
 UPDATES = 200
 """Of PPO: enough that a node can be lost in the midst."""
 RUN_SECONDS = 2400.0
-ORPHAN_SECONDS = 120.0
 """Two runs take 6 minutes on an idle machine of 2 cores; a busy one is not a failure."""
+ORPHAN_SECONDS = 120.0
+"""Until the last stage of a pipeline that is gone has ended."""
 PRICE = 1.8
 """USD per device-hour of the pool."""
 
