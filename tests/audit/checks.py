@@ -90,14 +90,17 @@ def check_points(root: Path, client: MlflowClient, shipped: dict[str, Any]) -> N
         run_id, stage, number = key.split("/")
         accounts = Accounts(root, run_id)
         expected: dict[str, list[tuple[int, float]]] = {}
+        spent = 0.0
         for row in rows_of(root / "runs" / stage / "usage.jsonl"):
             if row["attempt"] == int(number):
                 devices = max(1 if row["device"] == "cpu" else row["world_size"], accounts.rented(stage))
                 price = accounts.price(stage)
+                usd = row["seconds"] / 3600 * devices * price
+                spent += usd
+                expected.setdefault("usd_so_far", []).append((row["step"], spent))
                 for name, value in {
                     "seconds": row["seconds"], "tokens": row["tokens"],
-                    "peak_bytes": row["peak_bytes"],
-                    "usd": row["seconds"] / 3600 * devices * price,
+                    "peak_bytes": row["peak_bytes"], "usd": usd,
                 }.items():  # fmt: skip
                     points = expected.setdefault(f"phase/{row['phase']}/{name}", [])
                     points.append((row["step"], value))

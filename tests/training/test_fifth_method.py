@@ -45,7 +45,7 @@ def test_a_fifth_method_is_one_file(project: Callable[..., Path], tmp_path: Path
     (checkout / "config/methods/reinforce.py").write_text(example[1], encoding="utf-8")
     content = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))
     section = content["rloo"] | {"reinforce_epochs": 1, "updates": 2}
-    del section["rloo_epochs"], section["normalise_advantages"]
+    del section["rloo_epochs"], section["normalise_advantages"], section["refill"]
     content |= {"align": {"method": "reinforce"}, "reinforce": section}
     (root / "params.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
 

@@ -93,7 +93,7 @@ COMMON = {
     "lam": 0.8,
     "policy_loss": "clipped",
     "cliprange": 0.07,
-    "cliprange_high": None,
+    "cliprange_high": 0.05,
     "cliprange_value": 0.05,
     "vf_coef": 0.6,
     "whiten_rewards": True,
@@ -114,6 +114,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "value_init": "sft",
         "rollout_engine": "paged",
         "optimizer": "adamw8bit",
+        "policy_loss": "gspo",
         "max_kl": None,
         "updates": 3,
     },
@@ -300,7 +301,7 @@ def leaves() -> list[str]:
 
 PUT_BACK = {"lora.rank": 8, "lora.alpha": 16.0, "lora.modules": ["q", "v"], "checkpoint_every_updates": 1}
 """Usual values that USUAL has not, below its null."""
-HOME = {"value_init": "adapters", "lora": "adapters", "optimizer": "adapters", "rollout_engine": "adapters"}
+HOME = dict.fromkeys(("value_init", "lora", "optimizer", "rollout_engine", "policy_loss"), "adapters")
 
 
 @pytest.fixture(scope="module")

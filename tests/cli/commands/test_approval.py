@@ -46,7 +46,7 @@ def rlhf(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     ("change", "words"),
     [
         ("budget.max_usd=0.0001", "The fixed cost alone is"),
-        ("budget.max_hours=0.05", "budget.max_hours=0.05 does not allow it"),
+        ("budget.max_hours=0.02", "budget.max_hours=0.02 does not allow it"),
         ("budget.approval_usd=0.001", "stdin is not a terminal. Approve with --yes"),
     ],
 )

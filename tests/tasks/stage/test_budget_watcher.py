@@ -270,7 +270,9 @@ with on_signals() as stop:
 def test_a_suspended_run_suspends_its_stage_and_both_go_on(project: Path) -> None:
     (project / "behaviour.txt").write_text("endless")
     command = [sys.executable, "-c", SUSPENDED]
-    with subprocess.Popen(command, cwd=project, env={**os.environ, "PYTHONPATH": str(ROOT)}) as run:
+    # in a group of its own: the kernel drops SIGTSTP in a group that no shell of its session waits for
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=project, env=environment, process_group=0) as run:
 
         def steps() -> int:
             path = project / "runs" / "sft" / "usage.jsonl"

@@ -138,11 +138,11 @@ def plain_ppo(root: Path, params: Params, settings: Ppo) -> Outcome:
                     logprobs, entropy = models.policy_pass(*pairs[i], settings.temperature)
                     value = models.values(*pairs[i])
                     ratio = (logprobs - old[i]).exp()
+                    whole = (logprobs - old[i]).mean().exp().expand_as(ratio)
+                    compared = whole if settings.policy_loss == "gspo" else ratio
+                    highest = 1 + (settings.cliprange_high or settings.cliprange)
                     pull = torch.stack(
-                        [
-                            -advantages[i] * ratio,
-                            -advantages[i] * ratio.clamp(1 - settings.cliprange, 1 + settings.cliprange),
-                        ]
+                        [-advantages[i] * compared, -advantages[i] * compared.clamp(1 - settings.cliprange, highest)]
                     )
                     near = values[i] + (value - values[i]).clamp(-settings.cliprange_value, settings.cliprange_value)
                     errors = torch.stack([(value - returns[i]) ** 2, (near - returns[i]) ** 2])
