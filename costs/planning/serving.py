@@ -131,13 +131,14 @@ def plan_serving(
     else:
         beside = setting.engine.context_bytes + VLLM_KEEPS * setting.hardware.usable_bytes
     peak, usable = held + beside + slots * per_request, float(target.hardware.usable_bytes)
-    if measured is None:
+    priced = measured.model_copy(update={"usd_per_hour": usd_per_hour}) if measured else None
+    closed = [load for load in priced.loads if load.concurrency and load.ttft_ms] if priced else []
+    if priced is None or not closed:
         loads = [_roofline(setting, stored, n, length, usd_per_hour) for n in concurrencies]
         basis = "a roofline of decoding, without front and network: rlhf bench measures it"
     else:
-        priced = measured.model_copy(update={"usd_per_hour": usd_per_hour})
-        loads = [_measured(priced, load, length) for load in measured.loads if load.concurrency and load.ttft_ms]
-        basis, peak = f"measured by rlhf bench at {measured.time}", 1.0 * (measured.peak_bytes or peak)
+        loads = [_measured(priced, load) for load in closed]
+        basis, peak = f"measured by rlhf bench at {priced.time}", 1.0 * (priced.peak_bytes or peak)
     return ServingPlan(
         engine="llama_cpp" if on_cpu else "vllm",
         weights=weights if on_cpu else params.model.dtype,
@@ -228,7 +229,7 @@ def _roofline(
     )
 
 
-def _measured(benchmark: Benchmark, load: Load, length: Lengths) -> PlannedLoad:
+def _measured(benchmark: Benchmark, load: Load) -> PlannedLoad:
     assert load.ttft_ms is not None
     assert load.concurrency is not None
     return PlannedLoad(

@@ -102,6 +102,15 @@ def test_what_was_measured_of_the_champion_is_its_plan(served: Path, params: Par
     assert dearer.loads == result.loads
 
 
+def test_a_benchmark_of_arrival_rates_alone_says_nothing_of_concurrency(params: Params) -> None:
+    rates = benchmark("f32", {1: 100.0})
+    rates = rates.model_copy(
+        update={"loads": tuple(load.model_copy(update={"concurrency": None}) for load in rates.loads)}
+    )
+    result = planned(params, measured=rates, requests_per_second=1.0)
+    assert result == planned(params, requests_per_second=1.0)
+
+
 def test_no_benchmark_is_taken_of_other_weights_slots_or_models(served: Path, params: Params, tmp_path: Path) -> None:
     assert measured_here(served, params, "q8_0", 4) is None
     assert measured_here(served, params, "f32", 8) is None
