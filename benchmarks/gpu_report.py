@@ -38,10 +38,9 @@ from config.load import load, read, validate, write
 from config.methods.registry import RECORDS, stage_module
 from config.records import MetricRow, UsageRow
 from config.sections.where import SHARED_STAGES
-from costs.formulas.memory import phase_of
+from costs.formulas.memory import phase_of, phase_peak
 from costs.planning.moments import moments
 from costs.planning.settings import settings
-from costs.planning.stages import phase_peak
 from costs.planning.target import find_target
 from training.modeling.tokenizer import load_tokenizer
 from training.process.device import device, device_name

@@ -1,6 +1,5 @@
 """`rlhf`: its commands and options. Each command imports what it needs when it runs."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -44,21 +43,11 @@ def show_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        commit = checked_out_commit()
+        from config.workspace.checkout import commit_of
+
+        commit = commit_of(Path(__file__).parent)[:12]
         typer.echo(f"rlhf-ledger {version('rlhf-ledger')}{f', commit {commit}' if commit else ''}")
         raise typer.Exit
-
-
-def checked_out_commit() -> str:
-    """Commit of the checkout that this is installed from, that of the image without git; empty where neither is."""
-    import subprocess
-
-    try:
-        command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return os.environ.get("RLHF_COMMIT", "")[:12]
-    return done.stdout.strip() or os.environ.get("RLHF_COMMIT", "")[:12]
 
 
 @app.callback()

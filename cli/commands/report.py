@@ -248,9 +248,7 @@ def _cells(comparison: "Comparison") -> dict[str, list[str]]:
 
 
 def cost_notes(root: Path, findings: "Findings") -> list[str]:
-    """Waste, savings, cost per point of win rate, whether there was a plan, and unreadable lines of the plan
-    history.
-    """
+    """Waste, savings, cost per point of win rate, whether there was a plan, and unreadable timings."""
     from config.workspace.timed import read_timed, skipped_note
     from reporting.numbers import usd
     from reporting.verdict import usd_per_win_rate_point

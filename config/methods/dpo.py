@@ -22,8 +22,8 @@ class Dpo(Optimisation):
     )
     loss: Literal["sigmoid", "robust", "ipo"] = Field(
         description="sigmoid: as published (Rafailov et al. 2023). robust: unbiased when labels are flipped with "
-        "probability label_smoothing. ipo: squared distance of the mean log-ratio per token from 1 / (2 "
-        "beta)."
+        "probability label_smoothing. ipo: squared distance of the mean log-ratio per token "
+        "from 1 / (2 beta)."
     )
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = Field(
         description="Probability that a pair's label is wrong; for loss robust, 0 with the others."

@@ -41,6 +41,6 @@ def skipped_note(skipped: int) -> str | None:
         return None
     rows = "1 row" if skipped == 1 else f"{skipped} rows"
     return (
-        f"{rows} of {TIMED_FILE} cut by a crash or not understood: plans do without them. Delete them from the file "
-        "to lose this line."
+        f"{rows} of {TIMED_FILE} cut by a crash or not understood: plans do without them. "
+        "Delete them from the file to lose this line."
     )

@@ -55,6 +55,11 @@ def phase_of(moment: Moment) -> str:
     return moment.phase.split(":")[0]
 
 
+def phase_peak(moments: Iterable[Moment], phase: str) -> float:
+    """Highest memory of the moments that belong to a phase, 0 where none is modelled."""
+    return max((moment.total for moment in moments if phase_of(moment) == phase), default=0.0)
+
+
 def peak(moments: Iterable[Moment]) -> Moment:
     """The moment with the highest memory."""
     return max(moments, key=lambda moment: moment.total)

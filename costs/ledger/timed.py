@@ -17,11 +17,12 @@ def remember(root: Path, ledger: Ledger, plan: Mapping[str, Any] | None) -> int:
     """
     remembered = {(row.run_id, row.stage) for row in jsonl.read(root / TIMED_FILE, TimedRow).rows}
     planned = {stage["stage"]: stage for stage in (plan or {}).get("stages", [])}
+    now, machine = time.time(), this_machine()
     rows = [
         TimedRow(
-            time=time.time(),
+            time=now,
             run_id=ledger.run_id,
-            machine=this_machine(),
+            machine=machine,
             hardware=planned[stage.stage]["hardware"],
             stage=stage.stage,
             held=planned[stage.stage]["held"],

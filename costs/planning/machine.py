@@ -16,9 +16,8 @@ from pydantic import ValidationError
 from config.errors import CostError
 from config.records import TimedRow
 from config.workspace.machine import MACHINE_FILE, Machine
-from config.workspace.timed import read_timed
 from config.yaml_text import yaml_content
-from costs.formulas.memory import Moment, phase_of
+from costs.formulas.memory import Moment, phase_of, phase_peak
 from costs.formulas.setting import Setting
 from costs.tables.catalogue import GIB, Hardware, hardware, hardware_row
 
@@ -52,14 +51,10 @@ def this_machine(root: Path) -> Hardware | None:
         ) from None
 
 
-def with_timings(device: Hardware, root: Path) -> Hardware:
-    """The device with what stages of the project took on it."""
-    rows = [
-        row
-        for row in read_timed(root).rows
-        if row.hardware == device.name or (device.is_cpu and row.hardware.startswith("cpu"))
-    ]
-    return replace(device, timed=tuple(rows))
+def with_timings(device: Hardware, rows: Iterable[TimedRow]) -> Hardware:
+    """The device with what stages took on it, of these rows."""
+    same = [row for row in rows if row.hardware == device.name or (device.is_cpu and row.hardware.startswith("cpu"))]
+    return replace(device, timed=tuple(same))
 
 
 def unmeasured(instructions: str | None) -> Hardware:
@@ -162,16 +157,12 @@ def timed_peak(timings: Timings, phase: str, micro_batch: float) -> float | None
 def with_measured(setting: Setting, moments: Iterable[Moment]) -> list[Moment]:
     """The moments of a stage, each phase as high as it was measured: the difference is the process's."""
     planned, runs = list(moments), timings(setting)
-    highest: dict[str, float] = {}
-    for moment in planned:
-        highest[phase_of(moment)] = max(highest.get(phase_of(moment), 0.0), moment.total)
-    measured = {phase: timed_peak(runs, phase, setting.levers.micro_batch) for phase in highest}
-    return [
-        moment if peak is None else _grown(moment, peak - highest[phase])
-        for moment in planned
-        for phase in (phase_of(moment),)
-        for peak in (measured[phase],)
-    ]
+    beyond = {
+        phase: peak - phase_peak(planned, phase)
+        for phase in {phase_of(moment) for moment in planned}
+        if (peak := timed_peak(runs, phase, setting.levers.micro_batch)) is not None
+    }
+    return [_grown(moment, beyond[phase_of(moment)]) if phase_of(moment) in beyond else moment for moment in planned]
 
 
 def _grown(moment: Moment, more: float) -> Moment:

@@ -52,13 +52,13 @@ def plan_examination(params: Params, target: Target) -> StagePlan:
     target, rows = _alone(params, target), count(params, target.root)
     champion, note = _champions(params, target.root)
     pairs, counted = _new_pairs(rows, target.root)
-    place = (target.hardware, 1, target.price, target.rented)
-    data = plan_data(rows, params.data.test_fraction, *place)
+    devices = (target.hardware, 1, target.price, target.rented)
+    data = plan_data(rows, params.data.test_fraction, *devices)
     texts = rows.sft + rows.sft_held_out + rows.preference + rows.preference_held_out
     both = 2 * (texts + rows.prompts / (1 - params.data.test_fraction))
     parts = [
         replace(data, phases=tuple(phase for phase in data.phases if phase.phase in ("start", "read", "tokenise"))),
-        fixed_stage(EXAMINE, {"compare": both * COMPARE_SECONDS}, both, *place, ""),
+        fixed_stage(EXAMINE, {"compare": both * COMPARE_SECONDS}, both, *devices, ""),
     ]
     if champion.trained_reward is not None and pairs:
         reward = setting_of(champion, target, "reward", rows, base_shape(champion, target.root))

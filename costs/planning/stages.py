@@ -3,7 +3,7 @@
 from dataclasses import asdict
 
 from costs.formulas.counts import mfu
-from costs.formulas.memory import Moment, device_bytes, peak, phase_of
+from costs.formulas.memory import Moment, device_bytes, peak, phase_peak
 from costs.formulas.setting import Setting
 from costs.formulas.time import energy_kwh
 from costs.planning.grades import memory_interval, time_interval
@@ -30,7 +30,7 @@ def planned(
     shortfall = max(0.0, needed - setting.hardware.usable_bytes)
     rate = price.expected / 3600 * setting.paid_gpus
     paid_hours = seconds * setting.paid_gpus / 3600
-    tokens = processed_tokens(setting)
+    tokens, units = processed_tokens(setting), {phase.name: units_of(setting, phase.name) for phase in phases}
     return StagePlan(
         stage=setting.stage,
         hardware=setting.hardware.name,
@@ -72,10 +72,10 @@ def planned(
         else 0.0,
         levers=asdict(setting.levers),
         assumptions=(*setting.assumptions, *taught_nothing_note(setting)),
-        time_interval=time_interval(setting, seconds, {p.name: units_of(setting, p.name) for p in phases}),
+        time_interval=time_interval(setting, seconds, units),
         memory_interval=memory_interval(setting, highest.total),
         held=held(setting),
-        units={phase.name: units_of(setting, phase.name) for phase in phases},
+        units=units,
     )
 
 
@@ -85,11 +85,6 @@ def taught_nothing_note(setting: Setting) -> tuple[str, ...]:
     if not share:
         return ()
     return (f"{setting.stage}: replies that taught nothing were {share:.0%} of its cost in the last run here",)
-
-
-def phase_peak(memory: list[Moment], phase: str) -> float:
-    """Highest memory of the moments that belong to a phase, 0 where none is modelled."""
-    return max((moment.total for moment in memory if phase_of(moment) == phase), default=0.0)
 
 
 # ---------------------------------------------------------------- making it fit

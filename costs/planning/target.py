@@ -4,9 +4,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from config.errors import CostError
+from config.records import TimedRow
 from config.schema import Params
 from config.sections.where import LOCAL
 from config.workspace.machine import bf16_instructions
+from config.workspace.timed import read_timed
 from costs.planning.machine import this_machine, unmeasured, with_timings
 from costs.tables.catalogue import Hardware, Price, hardware, own_price, price
 from costs.tables.price import pool_of, rented_devices
@@ -32,6 +34,8 @@ class Target:
     """A stage that is placed on a pool has that pool's device, and its price."""
     own_price: bool = False
     """The price was named apart from params.yaml: it is that of every stage."""
+    timed: tuple[TimedRow, ...] = ()
+    """What stages of the project took, on any device."""
 
     def of(self, params: Params, stage: str) -> "Target":
         """What the plan of a stage is for. Raises CostError for a pool's unknown device."""
@@ -51,7 +55,7 @@ class Target:
             return target
         prices, pool = params.prices, pool_of(params, stage)
         if pool in prices.device_by_pool:
-            target = replace(target, hardware=with_timings(hardware(prices.device_by_pool[pool]), self.root))
+            target = replace(target, hardware=with_timings(hardware(prices.device_by_pool[pool]), self.timed))
         elif prices.watts is not None:
             target = replace(target, hardware=replace(target.hardware, watts=prices.watts))
         if pool in prices.usd_per_device_hour_by_pool and not self.own_price:
@@ -89,10 +93,11 @@ def find_target(
     if gpus < 1:
         raise CostError(f"--gpus {gpus} must be at least 1.")
     named = name or params.prices.device
-    device = with_timings(hardware(named), root) if named else this_device(root)
+    timed = tuple(read_timed(root).rows)
+    device = with_timings(hardware(named) if named else this_device(root), timed)
     if usd_per_gpu_hour is not None:
         override = own_price(usd_per_gpu_hour, "command line", "today")
-        return Target(device, override, gpus, root=root, by_pool=name is None, own_price=True)
+        return Target(device, override, gpus, root=root, by_pool=name is None, own_price=True, timed=timed)
     if name is None:
         return Target(
             device,
@@ -100,6 +105,7 @@ def find_target(
             gpus,
             root=root,
             by_pool=True,
+            timed=timed,
         )
     return Target(device, price(device.name), gpus, root=root)
 
@@ -130,4 +136,4 @@ def doubted_price(target: Target) -> str | None:
 
 def this_device(root: Path) -> Hardware:
     """This machine, as `rlhf calibrate` measured it if it did."""
-    return with_timings(this_machine(root) or unmeasured(bf16_instructions()), root)
+    return this_machine(root) or unmeasured(bf16_instructions())

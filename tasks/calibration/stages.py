@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,8 @@ STEPPED = ("train", "rollout", "update", "score", "generate", "reference", "valu
 """Phases that steps consist of, most of them."""
 NEVER = 1_000_000
 Say = Callable[[str], None]
+Timed = Callable[..., TimedRow]
+"""Makes a row of this calibration from what a phase took."""
 
 
 def calibrate(root: Path, params: Params, say: Say, stop: StopRequest) -> list[TimedRow]:
@@ -66,7 +69,7 @@ def calibrate(root: Path, params: Params, say: Say, stop: StopRequest) -> list[T
     Raises EnvironmentFault if a stage fails or other programs keep the machine busy, StageStopped if it was asked to
     stop; the files are then as they were.
     """
-    began, now, short, others = time.perf_counter(), time.time(), params, OtherLoad()
+    began, short, others = time.perf_counter(), params, OtherLoad()
     (root / MACHINE_FILE).parent.mkdir(exist_ok=True)
 
     def tell(part: str) -> None:
@@ -82,18 +85,21 @@ def calibrate(root: Path, params: Params, say: Say, stop: StopRequest) -> list[T
         write(params, folder / "params.yaml")
         link_inputs(root, folder, params)
         machine = Machine(**rates, date=datetime.now(UTC).date().isoformat(), seconds=0.0)
+        timed: Timed = partial(
+            TimedRow, time=time.time(), run_id="", machine=this_machine(), hardware=device(machine).name
+        )
         rows = []
         for stage in params.stages:
             tell(f"{stage}: {_what(short, stage)}")
             module = "training.process.launch" if stage in SHARED_STAGES else stage_module(stage)
             _run(folder, [module, stage], f"a short {stage} stage", stop)
             if stage == "data":
-                rows += timed_data(folder, params, now)
+                rows += timed_data(folder, params, timed)
                 short = shortened(params, steps_of(root, folder, params, machine))
                 write(short, folder / "params.yaml")
                 cut_rows(folder, short)
             elif runs_a_model(params, stage):
-                rows += timed_stage(root, folder, short, stage, machine, now)
+                rows += timed_stage(root, folder, short, stage, machine, timed)
     others.check(machine.threads)
     machine = machine.model_copy(update={"seconds": time.perf_counter() - began})
     tell("done")
@@ -103,7 +109,6 @@ def calibrate(root: Path, params: Params, say: Say, stop: StopRequest) -> list[T
         "# Written by rlhf calibrate: this machine, for rlhf plan. Delete it to plan with "
         f"costs/tables/hardware.yaml again.\n{content}",
     )
-    rows = [row.model_copy(update={"hardware": device(machine).name}) for row in rows]
     for row in rows:
         jsonl.append(root / TIMED_FILE, row)
     return rows
@@ -240,23 +245,29 @@ def _setting(root: Path, folder: Path, params: Params, stage: str, machine: Mach
     return setting_of(params, target, stage, rows, base_shape(params, root))
 
 
-def timed_data(folder: Path, params: Params, began: float) -> list[TimedRow]:
+def timed_data(folder: Path, params: Params, timed: Timed) -> list[TimedRow]:
     """The data stage, which is run to its end."""
     write_lock(folder, params)
     rows = usage(folder, "data")
     _, units = data_phases(count(params, folder), params.data.test_fraction, hardware("cpu"))
     seconds = {phase: sum(row.seconds for row in rows if row.phase == phase) for phase in units}
-    return [_row("data", "", 1.0, phase, units[phase], seconds[phase], 0.0, began) for phase in units]
+    return [
+        timed(
+            stage="data", held="", micro_batch=1.0, phase=phase,
+            units=units[phase], seconds=seconds[phase], peak_bytes=0.0,
+        )
+        for phase in units
+    ]  # fmt: skip
 
 
 def timed_stage(
-    root: Path, folder: Path, params: Params, stage: str, machine: Machine, began: float
+    root: Path, folder: Path, params: Params, stage: str, machine: Machine, timed: Timed
 ) -> list[TimedRow]:
     """A stage that ran in `folder`. The first quarter of its steps warms up."""
     rows = usage(folder, stage)
     setting = as_long(_setting(root, folder, params, stage, machine), rows)
     warm, steps = max(1.0, max(row.step for row in rows) / 4), setting.workload.steps
-    timed = []
+    timed_rows = []
     for phase in [phase.name for phase in formula_phases(setting)]:
         phase_rows = [row for row in rows if row.phase == phase]
         if not phase_rows:
@@ -266,21 +277,14 @@ def timed_stage(
             # as many steps as were planned: rows that are too long may have left fewer
             usual = [row for row in phase_rows if row.step > warm] or phase_rows
             seconds = steps * sum(row.seconds for row in usual) / len({row.step for row in usual})
-        peak = max(row.peak_bytes for row in phase_rows)
-        amount = units_of(setting, phase)
-        timed.append(_row(stage, held(setting), setting.levers.micro_batch, phase, amount, seconds, peak, began))
-    return timed
-
-
-def _row(
-    stage: str, held: str, micro_batch: float, phase: str, units: float, seconds: float, peak_bytes: float,
-    began: float,
-) -> TimedRow:  # fmt: skip
-    return TimedRow(
-        time=began, run_id="", machine=this_machine(), hardware="cpu", stage=stage, held=held,
-        micro_batch=micro_batch, phase=phase, units=units, seconds=seconds,
-        peak_bytes=peak_bytes,
-    )  # fmt: skip
+        timed_rows.append(
+            timed(
+                stage=stage, held=held(setting), micro_batch=setting.levers.micro_batch, phase=phase,
+                units=units_of(setting, phase), seconds=seconds,
+                peak_bytes=max(row.peak_bytes for row in phase_rows),
+            )
+        )  # fmt: skip
+    return timed_rows
 
 
 def as_long(setting: Setting, rows: Sequence[UsageRow]) -> Setting:

@@ -4,7 +4,6 @@ run.
 
 import logging
 import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from config.alive import created, now
 from config.differences import in_a_line
 from config.errors import EnvironmentFault, OverBudget, RlhfError, StageStopped
 from config.workspace.at_work import locked
+from config.workspace.checkout import commit_of, git
 from config.workspace.rows import ENDED, pipeline_rows
 from costs.ledger.ledger import BEGAN, read_ledger
 from costs.ledger.reconcile import read_plan
@@ -231,20 +231,11 @@ def _detail(root: Path, prepared: Prepared) -> dict[str, Any]:
         BEGAN: max([time.time() - (now() - created(os.getpid())), *ends[-1:]]),
         "continues": prepared.continues,
         "dvc.remote": public(default_remote(root)),
-        "git.commit": _git(root, "rev-parse", "HEAD"),
+        "git.commit": commit_of(root),
         "prefect.flow_run_id": flow_run.id,
         PURPOSE: flow_run.parent_flow_run_id if PURPOSE in (flow_run.tags or []) else None,
         "study": next((tag.removeprefix(STUDY) for tag in flow_run.tags or [] if tag.startswith(STUDY)), None),
     }
     if detail["git.commit"]:
-        detail["git.dirty"] = str(bool(_git(root, "status", "--porcelain", "--untracked-files=no")))
+        detail["git.dirty"] = str(bool(git(root, "status", "--porcelain", "--untracked-files=no")))
     return {key: value for key, value in detail.items() if value}
-
-
-def _git(root: Path, *arguments: str) -> str:
-    """git's answer; in an image without git, the commit it was built from."""
-    try:
-        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return os.environ.get("RLHF_COMMIT", "") if arguments[0] == "rev-parse" else ""
-    return done.stdout.strip() if done.returncode == 0 else ""

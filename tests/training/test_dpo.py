@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from trl import DPOConfig
 
 from config import jsonl
-from config.errors import DataError, ParamsError, StageStopped
+from config.errors import DataError, ParamsError
 from config.load import write
 from config.records import UsageRow
 from tests.training.support.processes import killed_stopped_and_resumed, metric_rows, metrics
@@ -23,6 +23,7 @@ from tests.training.support.tiny import (
     policy,
     prompts,
     random_responses,
+    stop_after_a_step,
     tokenizer,
     work,
 )
@@ -261,10 +262,7 @@ def test_an_adapter_learns_on_the_sft_model_which_is_its_reference(project: Proj
     assert sum(losses[-3:]) / 3 < losses[0] - 0.01
     result = metrics(straight, "dpo")
     assert result["learning_parameters"] < result["parameters"] / 4
-    stage, run = open_stage(interrupted, "dpo")
-    stage.stopper.requested = True
-    with pytest.raises(StageStopped):
-        run(stage)
+    stop_after_a_step(interrupted, "dpo")
     work(interrupted, "dpo")
     assert files(interrupted / "models/dpo") == files(straight / "models/dpo")
     assert metrics(interrupted, "dpo") == result

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from config import jsonl
-from config.errors import DataError, StageStopped
+from config.errors import DataError
 from config.load import write
 from config.schema import Params
 from tests.training.support.processes import attempts, finish, metric_rows, metrics, signalled
-from tests.training.support.tiny import names, open_stage, params, work
+from tests.training.support.tiny import names, open_stage, params, stop_after_a_step, work
 from training import evaluate
 from training.evaluate import Answers, compare, describe, models
 from training.evaluation.comparison import distinct_n
@@ -213,10 +213,7 @@ def test_a_reward_model_of_the_judges_own_learns_from_its_own_pairs(project: Pro
 def test_a_stop_after_any_model_goes_on_to_the_same_figures(project: Project, finished: Path) -> None:
     root = project("evaluate")
     for _ in MODELS:
-        stage, run = open_stage(root, "evaluate")
-        stage.stopper.requested = True
-        with pytest.raises(StageStopped):
-            run(stage)
+        stop_after_a_step(root, "evaluate")
     work(root, "evaluate")
     for output in OUTPUTS:
         assert (root / output).read_bytes() == (finished / output).read_bytes()

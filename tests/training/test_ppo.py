@@ -10,12 +10,21 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from config import jsonl
-from config.errors import ModelError, StageStopped, TrainingDiverged
+from config.errors import ModelError, TrainingDiverged
 from config.load import write
 from config.methods.ppo import Ppo
 from config.records import UsageRow
 from tests.training.support.processes import killed_stopped_and_resumed, metric_rows, metrics
-from tests.training.support.tiny import files, names, open_stage, params, prompts, random_responses, work
+from tests.training.support.tiny import (
+    files,
+    names,
+    open_stage,
+    params,
+    prompts,
+    random_responses,
+    stop_after_a_step,
+    work,
+)
 from training.distributed import shards
 from training.modeling.tokenizer import load_tokenizer
 from training.preparation.prompts import read_prompts
@@ -351,10 +360,7 @@ def test_a_run_killed_and_stopped_on_its_way_ends_with_the_bits_of_the_undisturb
 
 
 def stopped_after_one_more_update(root: Path) -> None:
-    stage, run = open_stage(root, "ppo")
-    stage.stopper.requested = True
-    with pytest.raises(StageStopped):
-        run(stage)
+    stage = stop_after_a_step(root, "ppo")
     assert len(names(stage.checkpoints.folder)) <= 2
 
 

@@ -20,7 +20,7 @@ from config.stage_code import CODE
 from tests.tasks.test_dvc_yaml import PIPELINE as DVC
 from tests.training.conftest import PIPELINE
 from tests.training.support.processes import attempts
-from tests.training.support.tiny import files, names, open_stage, params, run_main, work
+from tests.training.support.tiny import files, names, open_stage, params, run_main, stop_after_a_step, work
 from training.process.checkpoint import DONE, MANIFEST, write_manifest
 from training.process.run import resolve_changed_code
 
@@ -66,10 +66,7 @@ def interrupted(
             for later in PIPELINE[PIPELINE.index(stage_name) :]:
                 shutil.rmtree(root / "models" / later, ignore_errors=True)
             for _ in range(3):
-                stage, run = open_stage(root, stage_name)
-                stage.stopper.requested = True
-                with pytest.raises(StageStopped):
-                    run(stage)
+                stop_after_a_step(root, stage_name)
         shutil.copytree(result[stage_name], target)
         return target, sorted((target / "checkpoints" / stage_name).glob("*/step-*"))
 

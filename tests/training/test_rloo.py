@@ -11,13 +11,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from config import jsonl
-from config.errors import DataError, ParamsError, StageStopped, TrainingDiverged
+from config.errors import DataError, ParamsError, TrainingDiverged
 from config.load import write
 from config.methods.registry import SAMPLING_METHODS
 from config.records import UsageRow
 from tests.training.distributed.test_collectives import largest_difference
 from tests.training.support.processes import killed_stopped_and_resumed, metric_rows, metrics
-from tests.training.support.tiny import files, names, open_stage, params, work
+from tests.training.support.tiny import files, names, open_stage, params, stop_after_a_step, work
 from training import ppo as loop
 from training.modeling.tokenizer import load_tokenizer
 from training.rl import layouts
@@ -241,10 +241,7 @@ def test_an_adapter_learns_on_the_sft_model_which_is_its_reference(project: Proj
     rows = [row.values for row in metric_rows(straight, method)]
     assert rows[0]["kl"] == pytest.approx(0.0, abs=1e-4)
     assert abs(rows[-1]["kl"]) > 10 * abs(rows[0]["kl"])
-    stage, run = open_stage(interrupted, method)
-    stage.stopper.requested = True
-    with pytest.raises(StageStopped):
-        run(stage)
+    stop_after_a_step(interrupted, method)
     work(interrupted, method)
     assert files(interrupted / "models" / method) == files(straight / "models" / method)
 
@@ -327,10 +324,7 @@ def test_each_setting_trains_and_resumes_to_the_bit(
     whole, parts = (project("grpo", name, grpo=section) for name in ("whole", "parts"))
     work(whole, "grpo")
     for _ in range(3):
-        stage, run = open_stage(parts, "grpo")
-        stage.stopper.requested = True
-        with pytest.raises(StageStopped):
-            run(stage)
+        stop_after_a_step(parts, "grpo")
     work(parts, "grpo")
     assert files(whole / "models/grpo") == files(parts / "models/grpo")
     kept = ("score", "policy_loss", "equal_groups", "equal_groups_taken")

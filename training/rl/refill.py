@@ -68,18 +68,17 @@ class Batches:
         """The responses to learn from, as many as a batch has, and the share of groups without a difference of those
         that were sampled, and of those.
         """
-        first, wanted = self._batches[0], len(self._batches[0].places)
-        if self.number == 1:
-            chosen = first
-        else:
-            everything = _joined(self._batches)
-            differing = self._differing(everything)
-            others = sorted({*range(len(everything.places))} - {*differing})
-            chosen = everything.of([*differing, *others][:wanted])
-        shares = [self.equal_share(_joined(self._batches)), self.equal_share(chosen)]
-        return chosen, dict(zip(("equal_groups", "equal_groups_taken"), shares, strict=True))
+        sampled = chosen = self._batches[0]
+        if self.number > 1:
+            sampled = _joined(self._batches)
+            differing = self._differing(sampled)
+            others = sorted({*range(len(sampled.places))} - {*differing})
+            chosen = sampled.of([*differing, *others][: len(chosen.places)])
+        return chosen, {
+            "equal_groups": self._equal_share(sampled), "equal_groups_taken": self._equal_share(chosen),
+        }  # fmt: skip
 
-    def equal_share(self, scored: Scored) -> float:
+    def _equal_share(self, scored: Scored) -> float:
         return 1 - len(self._differing(scored)) / len(scored.places)
 
     def _differing(self, scored: Scored) -> list[int]:

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from config.errors import CostError
-from costs.formulas.memory import Moment, peak
+from costs.formulas.memory import Moment, peak, phase_peak
 from costs.formulas.ppo import update_micro_batch
 from costs.formulas.setting import Rlhf, Setting
 from costs.planning.moments import moments
 from costs.planning.phases import STAGES, phases
-from costs.planning.stages import closing_lever, phase_peak, plan_stage
+from costs.planning.stages import closing_lever, plan_stage
 from costs.tables.catalogue import price, shape
 from tests.costs.settings import ALL_LINEAR, ppo, sft
 

@@ -11,13 +11,12 @@ import torch
 from safetensors.torch import load_file
 
 from config import jsonl
-from config.errors import StageStopped
 from config.records import UsageRow
 from tests.training.conftest import copied
 from tests.training.distributed.test_collectives import NOISE, largest_difference
 from tests.training.support.crew import Job, run_together
 from tests.training.support.processes import attempts, metric_rows, metrics
-from tests.training.support.tiny import open_stage, work
+from tests.training.support.tiny import open_stage, stop_after_a_step, work
 from training.distributed import sharding
 
 pytestmark = [
@@ -71,13 +70,6 @@ def first_ones(names: Iterable[str], quick: Sequence[str]) -> list[Any]:
 
 
 STRAIGHT = {"trunk-none": "none", "trunk-zero2": "zero2", "base-zero3": "zero3", "base-zero2": "zero2"}
-
-
-def stop_after_a_step(root: Path, stage_name: str) -> None:
-    stage, run = open_stage(root, stage_name)
-    stage.stopper.requested = True
-    with pytest.raises(StageStopped):
-        run(stage)
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import TrainingArguments
 
-from config.errors import StageStopped, TrainingDiverged
+from config.errors import TrainingDiverged
 from config.jsonl import read
 from config.load import load
 from config.records import UsageRow
 from tasks.planning.steps import planned_steps
 from tests.training.support.processes import metric_rows, metrics
-from tests.training.support.tiny import files, names, open_stage, work
+from tests.training.support.tiny import files, names, open_stage, stop_after_a_step, work
 from training.distributed.shards import WEIGHTS
 from training.hf.trainer import CountingCollator, arguments, largest_divisor
 
@@ -129,19 +129,12 @@ def test_a_loss_that_is_no_number_is_named_and_no_model_appears(project: Project
     assert not (root / "models/reward").exists()
 
 
-def stopped(root: Path, stage_name: str) -> None:
-    stage, run = open_stage(root, stage_name)
-    stage.stopper.requested = True
-    with pytest.raises(StageStopped):
-        run(stage)
-
-
 def test_a_damaged_checkpoint_falls_back_and_still_ends_with_the_same_bits(
     project: Project, finished: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = project("sft")
     for _ in range(3):
-        stopped(root, "sft")
+        stop_after_a_step(root, "sft")
     (folder,) = (root / "checkpoints/sft").iterdir()
     assert [name for name in names(folder) if name != "trainer"] == ["step-00000002", "step-00000003"]
     weights = next((folder / "step-00000003" / WEIGHTS).glob("*.safetensors"))

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from config.errors import StageStopped
 from config.records import USD_PER_SECOND_VARIABLE
 from tests.training.support.processes import metric_rows
-from tests.training.support.tiny import open_stage, work
+from tests.training.support.tiny import stop_after_a_step, work
 from training.rl.gain import WINDOW, gain_per_usd
 
 
@@ -37,10 +36,7 @@ def test_a_stage_ends_as_done_where_a_dollar_gains_too_little(
     section: dict[str, Any] = {"updates": 12, "checkpoint_every_updates": 1}
     root = project("grpo", grpo=section, budget={"min_gain_per_usd": limit})
     for _ in range(3):  # what it has seen is in its checkpoints
-        stage, run = open_stage(root, "grpo")
-        stage.stopper.requested = True
-        with pytest.raises(StageStopped):
-            run(stage)
+        stop_after_a_step(root, "grpo")
     work(root, "grpo")
     assert json.loads((root / "metrics/grpo.json").read_text())["updates"] == updates
     assert [row.step for row in metric_rows(root, "grpo")] == list(range(1, updates + 1))

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from config.errors import ModelError, StageStopped
+from config.errors import ModelError
 from config.load import write
 from tests.training.support.processes import metric_rows, metrics
-from tests.training.support.tiny import files, open_stage, params, prompts, random_responses, work
+from tests.training.support.tiny import files, open_stage, params, prompts, random_responses, stop_after_a_step, work
 from training.distributed.shards import WEIGHTS
 from training.modeling.adapters import AdapterView, activate, lora_layers
 from training.modeling.models import load_policy, load_reward_model
@@ -270,10 +270,7 @@ def test_a_stopped_run_on_the_shared_base_ends_with_the_bits_of_the_undisturbed_
     straight, stopped = (lora_project(name, updates=3, optimizer=optimizer) for name in ("straight", "stopped"))
     work(straight, "ppo")
     for _ in range(2):
-        stage, run = open_stage(stopped, "ppo")
-        stage.stopper.requested = True
-        with pytest.raises(StageStopped):
-            run(stage)
+        stage = stop_after_a_step(stopped, "ppo")
         latest = stage.checkpoints.latest()
         assert latest is not None
         shares = [load_file(path) for path in (latest.path / WEIGHTS).glob("*.safetensors")]

@@ -15,13 +15,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from config.errors import ModelError, StageStopped
+from config.errors import ModelError
 from config.load import load, write
 from costs.formulas.ppo_memory import resident_roles
 from costs.planning.settings import settings
 from costs.planning.target import find_target
 from tests.training.support.processes import metric_rows, metrics
-from tests.training.support.tiny import files, open_stage, params, prompts, random_responses, work
+from tests.training.support.tiny import files, open_stage, params, prompts, random_responses, stop_after_a_step, work
 from training.distributed.shards import WEIGHTS
 from training.modeling.adapters import AdapterView, adapter_parameters
 from training.modeling.models import load_policy, load_reward_model
@@ -236,10 +236,7 @@ def test_a_reward_model_scores_the_same_when_its_adapter_is_read_alone(project: 
 def test_a_stopped_run_ends_with_the_bits_of_the_undisturbed_one(project: Project, layout: str) -> None:
     straight, stopped = (project(name, ppo={"layout": layout}) for name in ("straight", "stopped"))
     work(straight, "ppo")
-    stage, run = open_stage(stopped, "ppo")
-    stage.stopper.requested = True
-    with pytest.raises(StageStopped):
-        run(stage)
+    stage = stop_after_a_step(stopped, "ppo")
     latest = stage.checkpoints.latest()
     assert latest is not None
     shares = [load_file(path) for path in (latest.path / WEIGHTS).glob("*.safetensors")]

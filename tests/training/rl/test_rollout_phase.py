@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from config.errors import ParamsError, StageStopped, TrainingDiverged
+from config.errors import ParamsError, TrainingDiverged
 from tests.training.support.one_step import step_of_the_loop
 from tests.training.support.processes import metric_rows
 from tests.training.support.tiny import (
@@ -18,6 +18,7 @@ from tests.training.support.tiny import (
     prompts,
     random_responses,
     reward_model,
+    stop_after_a_step,
     work,
 )
 from training.distributed.collectives import Backoff
@@ -135,10 +136,7 @@ def test_both_engines_train_alike_and_the_paged_one_resumes_to_the_same_bits(pro
 
     static, first = trained("static", "static", 2), trained("paged", "paged", 2)
     stopped = project("ppo", "stopped", ppo={"rollout_engine": "paged", "updates": 2, "schedule": "constant"})
-    stage, run = open_stage(stopped, "ppo")
-    stage.stopper.requested = True
-    with pytest.raises(StageStopped):
-        run(stage)
+    stop_after_a_step(stopped, "ppo")
     work(stopped, "ppo")
     assert files(first / "models/ppo") == files(stopped / "models/ppo")
     for row, other in zip(metric_rows(static, "ppo"), metric_rows(first, "ppo"), strict=True):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from config.errors import StageStopped
 from config.load import read, validate
 from config.schema import Params
 from config.sections.model import Model, RandomModel
@@ -180,6 +181,15 @@ def work(root: Path, name: str) -> Stage:
     with torch.set_grad_enabled(name != "evaluate"):
         run(stage)
     stage.meter.close(stage.step)
+    return stage
+
+
+def stop_after_a_step(root: Path, name: str) -> Stage:
+    """A stage that was asked to stop before it began, and so went on by one step."""
+    stage, run = open_stage(root, name)
+    stage.stopper.requested = True
+    with pytest.raises(StageStopped):
+        run(stage)
     return stage
 
 
