@@ -12,7 +12,7 @@ from pydantic import Field, create_model, model_validator
 
 from config.compose import flat
 from config.errors import ParamsError
-from config.methods.registry import METHODS, RECORDS
+from config.methods.registry import METHODS, OFFLINE_METHODS, RECORDS
 from config.records import final_stage, stages_of
 from config.sections.base import Sparse
 from config.sections.data import NO_PREFERENCES, Data
@@ -253,9 +253,10 @@ class Params(_WithMethods):
 
     @model_validator(mode="after")
     def _has_the_preferences_it_needs(self) -> "Params":
-        needs = "reward.kind=model" if self.trained_reward is not None else "align.method=dpo"
-        form = getattr(self.data.source, "format", "pairs")
-        if form in NO_PREFERENCES and (self.trained_reward is not None or "dpo" in self.stages):
+        form, method = getattr(self.data.source, "format", "pairs"), self.align.method
+        needs = "reward.kind=model" if self.trained_reward is not None else f"align.method={method}"
+        learns = method in OFFLINE_METHODS and (method, form) != ("kto", "ratings")
+        if form in NO_PREFERENCES and (self.trained_reward is not None or learns):
             raise ParamsError(
                 f"data.source.format={form} has no preferences, and {needs} learns from them. Name another source, "
                 "or set reward.kind: function and align.method: rloo or grpo in params.yaml."

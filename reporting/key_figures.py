@@ -25,7 +25,7 @@ def key_figure(stage: str, metrics: Mapping[str, Any]) -> str:
                 return f"score {decimal(value['score_mean'])} for known replies"
             figures = [f"accuracy {percent(value['accuracy'])}{limit}"] if "accuracy" in value else []
             return ", ".join([*figures, *overfits(value)])
-        case "dpo":
+        case "dpo" | "kto":
             figures = [f"accuracy {percent(value['accuracy'])}"] if "accuracy" in value else []
             figures += [f"margin {decimal(value['margin'])}"] if "margin" in value else []
             return ", ".join([*figures, *overfits(value)])

@@ -40,6 +40,7 @@ def test_the_map_of_the_readme_has_every_package_and_no_other_path() -> None:
         ("votes", 2, 2),
         ("ranked", 2, 2),
         ("rated", 2, 2),
+        ("ratings", 0, 1),
         ("trees", 2, 2),
         ("instructions", 0, 2),
         ("prompts", 0, 0),

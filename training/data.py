@@ -69,7 +69,7 @@ def data(stage: Stage) -> None:
         for source in accepted:
             for warning in source.reading.warnings:
                 logger.warning("%s", warning)
-        # 2. the tokenizer, and the three datasets
+        # 2. the tokenizer, and the four datasets
         with stage.meter.phase("tokenise", 0) as work:
             tokenizer = base or tokenizer_of_world(accepted, params)
             datasets = passes.write(accepted, tokenizer, params.model.context_length)
@@ -116,7 +116,7 @@ def data(stage: Stage) -> None:
         )
     for line in shown:
         logger.info("%s", line)
-    counts = ", ".join(f"{split.rows} {use}/{name}" for use, name, split in datasets.items())
+    counts = ", ".join(f"{split.rows} {use}/{name}" for use, name, split in datasets.items() if split.rows)
     logger.info("%d of %d rows refused; prepared %s", quarantine.total, rows_read, counts)
 
 

@@ -22,18 +22,16 @@ from trl.trainer.dpo_trainer import DataCollatorForPreference
 
 from config.methods.dpo import Dpo
 from training.distributed.collectives import map_across_ranks
-from training.distributed.model_files import replacing_on_rank0, save_adapter, save_model
 from training.distributed.sharding import unsharded
 from training.evaluation.intervals import wilson
 from training.evaluation.overfitting import RowLosses, calibrated, pair_losses
+from training.hf.aligned import load_from_sft, save_aligned
 from training.hf.checkpoints import TrainedCheckpoints
 from training.hf.pair_loss import PairCountingCollator, PairLoss
 from training.hf.trainer import BucketedData, CountingCollator, OurNames, StageCallback, arguments, train
 from training.hf.validation import Validation, has_validation
-from training.modeling.adapter_base import named_base
-from training.modeling.adapters import train_only_adapter
 from training.modeling.batching import shared_length
-from training.modeling.models import autocast, load_policy
+from training.modeling.models import autocast
 from training.modeling.packing import shares_prefix
 from training.modeling.sequences import logprobs_in_pairs, pair_logps
 from training.modeling.tokenizer import load_tokenizer
@@ -83,13 +81,7 @@ def dpo(stage: Stage) -> None:
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
     splits = ("train", "test", *(("validation",) if has_validation(stage, "preference") else ()))
     pairs = {split: read_pairs(stage, split) for split in splits}
-    start = stage.root / "models/sft"
-    if settings.lora is None:
-        model = load_policy(start, params.model, tokenizer, trainable=True)
-    else:
-        model = load_policy(start, params.model, tokenizer, adapter=None)
-        train_only_adapter(model, settings.lora, "dpo", params.seed, start)
-    model.to(stage.torch_device)
+    model = load_from_sft(stage, settings, tokenizer)
     once = shares_prefix(model)
     with stage.meter.phase("reference", 0) as work:
         ref = {split: reply_logps(model, pairs[split].rows, stage) for split in pairs}
@@ -147,15 +139,9 @@ def dpo(stage: Stage) -> None:
             )
     stage.check_params()
     with stage.meter.phase("save", step):
-        with replacing_on_rank0(stage.root / "models/dpo") as folder:
-            if settings.lora is None:
-                save_model(folder, model)
-            else:
-                base = named_base(start, stage.root / "models/dpo")
-                save_adapter(folder, model, "dpo", *base)
-            if stage.rank != 0:
-                return
-            tokenizer.save_pretrained(folder)
+        save_aligned(stage, settings, model, tokenizer)
+        if stage.rank != 0:
+            return
         write_curves(
             stage,
             "plots/dpo.csv",

@@ -148,6 +148,8 @@ def lines(inspection: dict[str, Any], recipe: str) -> list[str]:
 def _counts(inspection: dict[str, Any]) -> list[str]:
     gives = {
         "pairs": inspection["pairs"],
+        "good replies": inspection["good"],
+        "bad replies": inspection["bad"],
         "demonstrations": inspection["demonstrations"],
         "prompts": inspection["prompts"],
     }

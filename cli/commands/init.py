@@ -14,7 +14,7 @@ import typer
 from cli.commands.data import ReaderOption, UnknownLayout, VoteOption, inspected
 from cli.project import project_root, typed_path
 from config.errors import CostError, DataError, EnvironmentFault, ParamsError
-from config.methods.registry import METHODS
+from config.methods.registry import METHODS, OFFLINE_METHODS
 from config.terminal_text import shown
 
 if TYPE_CHECKING:
@@ -62,7 +62,13 @@ def init(
     elsewhere: Annotated[
         bool, typer.Option("--elsewhere", help="The run happens on another machine: any hardware.")
     ] = False,
-    method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "ppo",
+    method: Annotated[
+        str | None, typer.Option(help=f"One of {', '.join(METHODS)}. Without it: ppo, or kto for ratings.")
+    ] = None,
+    reward: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.py:FUNCTION", help="Scores replies in place of a reward model; ratings need it."),
+    ] = None,
     form: Annotated[str | None, typer.Option("--format", help="Of the data; else its columns say.")] = None,
     column: Annotated[
         list[str] | None, typer.Option("--column", metavar="OURS=THEIRS", help="As of rlhf data check; repeatable.")
@@ -93,7 +99,8 @@ def init(
     if hardware is not None and not elsewhere:
         require_here(hardware, here)
     device = hardware or here
-    chosen = wanted(root, name, inspection, model, device, usd_per_hour, method)
+    method = method or ("ppo" if inspection["pairs"] else "kto")
+    chosen = wanted(root, name, inspection, model, device, usd_per_hour, method, reward)
     params, note = fitting(fit_context_length(root, chosen, str(file), inspection))
     model_note = _model_note(params, model, device)
     remark = f"{file.name}: {inspection['format']}, {inspection['rows']:,} rows. {note}"
@@ -152,6 +159,7 @@ prompt, chosen, rejected               a pair
 prompt, replies, ranks                 several replies, rank 0 the best
 prompt, response1, response2, votes    votes: 1, 2, or 0 for a tie
 prompt, completion                     a demonstration
+prompt, completion, label              a reply that is good (true) or bad (false)
 prompt                                 a prompt alone
 
 Prompts are texts, or lists of messages with role and content.
@@ -279,18 +287,25 @@ def wanted(
     device: str | None,
     usd_per_hour: float | None,
     method: str,
+    reward: str | None = None,
 ) -> "Params":
-    """Params for the inspected data, with full fine-tuning. Raises DataError for data without preferences,
+    """Params for the inspected data, with full fine-tuning. Raises DataError for data without preferences or ratings,
     ParamsError, or CostError for an unknown device.
     """
     from config.compose import compose
     from config.load import read, validate
     from config.workspace.machine import bf16_instructions
 
-    if not inspection["pairs"]:
+    rated = inspection["good"] + inspection["bad"] > 0
+    if rated and reward is None:
+        raise DataError(
+            f"{inspection['file']} has ratings and no preferences, so no reward model can judge the replies. Add "
+            "--reward FILE.py:FUNCTION, which scores a reply: docs/data.md."
+        )
+    if not inspection["pairs"] and not rated:
         raise DataError(
             f"{inspection['file']} has no preferences ({inspection['format']}), and a reward model "
-            "needs them. Name a file of pairs, votes or trees: rlhf data check FILE. Demonstrations "
+            "needs them. Name a file of pairs, votes, trees or ratings: rlhf data check FILE. Demonstrations "
             "alone can be data.sft_source."
         )
     content = read(root / "recipes" / f"{BASE}.yaml")
@@ -311,8 +326,10 @@ def wanted(
         if template := chat_turn(root / model):
             overlay["data"] |= {"prompt_template": template}
     composed = compose(content, overlay)
-    for stage in ("sft", "reward", "dpo"):
+    for stage in ("sft", "reward", *OFFLINE_METHODS):
         composed[stage]["max_length"] = composed["model"]["context_length"]
+    if reward is not None:
+        composed["reward"] = {"kind": "function", "path": reward, "timeout_seconds": 10.0}
     return validate(composed, f"recipes/{name}.yaml")
 
 

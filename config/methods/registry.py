@@ -20,6 +20,9 @@ METHODS = tuple(RECORDS)
 SAMPLING_METHODS = tuple(name for name, method in RECORDS.items() if method.samples)
 """Alignment stages that train on responses they sample, all in the loop of training/ppo.py."""
 
+OFFLINE_METHODS = tuple(name for name, method in RECORDS.items() if not method.samples)
+"""Alignment stages that train on prepared replies, one file each in training/."""
+
 
 def stage_module(stage: str) -> str:
     """The module of a stage's process, `python -m <module> <stage>`. Its work is the function by the module's name."""

@@ -89,10 +89,11 @@ class HelpdeskSource(Sparse):
 
 
 Format = Literal[
-    "pairs", "votes", "ranked", "rated", "trees", "instructions", "prompts", "nectar", "arena-table", "oasst-messages"
-]
+    "pairs", "votes", "ranked", "rated", "ratings", "trees", "instructions", "prompts", "nectar", "arena-table",
+    "oasst-messages",
+]  # fmt: skip
 """The formats of training/preparation/layouts.py."""
-NO_PREFERENCES = ("instructions", "prompts")
+NO_PREFERENCES = ("ratings", "instructions", "prompts")
 
 Vote = Literal["index0", "index1", "negative-first", "positive-first"]
 
@@ -106,8 +107,9 @@ class FileSource(Sparse):
     )
     format: Format = Field(
         description="pairs: prompt, chosen, rejected. votes: two responses and who won. ranked: "
-        "replies with ranks or scores. rated: a reply and its score. trees: conversations with "
-        "ranked replies. instructions: prompt, completion. prompts: prompt only. The others are "
+        "replies with ranks or scores. rated: a reply and its score. ratings: a reply that is good or "
+        "bad, for KTO. trees: conversations with ranked replies. instructions: prompt, completion. "
+        "prompts: prompt only. The others are "
         "layouts of published data. rlhf data check recognises all of them: docs/data.md."
     )
     columns: dict[str, str] = Field(

@@ -1,5 +1,5 @@
 """Stages that train on a fixed set of rows: supervised fine-tuning, reward model, and the settings they share with
-DPO.
+DPO and KTO.
 """
 
 import math
@@ -13,7 +13,7 @@ from config.sections.levers import LORA, OPTIMIZER, Lora, OptimizerName
 
 
 class Optimisation(Section):
-    """Settings that sft, reward and dpo share."""
+    """Settings that sft, reward, dpo and kto share."""
 
     lora: Lora | None = Field(description=LORA)
     optimizer: OptimizerName = Field(description=OPTIMIZER)
@@ -23,7 +23,7 @@ class Optimisation(Section):
         "null trains all epochs."
     )
     batch_size: Positive = Field(
-        description="Sequences (sft) or pairs (reward, dpo) per optimizer step, over all processes."
+        description="Sequences (sft), pairs (reward, dpo) or replies (kto) per optimizer step, over all processes."
     )
     micro_batch_size: Positive = Field(
         description="Sequences or pairs per forward pass of a process, at most; the rest is gradient accumulation."

@@ -21,7 +21,7 @@ Optimizer = Literal["adamw", "adamw8bit"]
 Checkpointing = Literal["none", "full"]
 Attention = Literal["flash", "sdpa", "eager"]
 
-TRAINER_STAGES = ("sft", "pretrain", "reward", "dpo")
+TRAINER_STAGES = ("sft", "pretrain", "reward", "dpo", "kto")
 """Stages that use TRL's trainers, whose imports take more time and memory."""
 EVALUATED = 3
 """Models that an evaluation asks: base, SFT and aligned; a student is one more."""

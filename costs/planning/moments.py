@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from config.methods.registry import SAMPLING_METHODS
+from config.methods.registry import OFFLINE_METHODS, SAMPLING_METHODS
 from costs.formulas.distillation import distill_moments
 from costs.formulas.generation import generation_moment
 from costs.formulas.memory import Moment, frozen_role, scoring, with_process
@@ -24,8 +24,8 @@ from costs.planning.machine import with_measured
 from costs.tables.shapes import ModelShape
 
 READ_AT_ONCE = 2
-"""Sequences that reward and dpo read at once where nothing is learnt, in those of a training pass: four micro-batches
-of pairs' longer sides (training/reward.py, training/dpo.py).
+"""Sequences that reward, dpo and kto read at once where nothing is learnt, in those of a training pass: four
+micro-batches of pairs' longer sides, two of rated replies (training/reward.py, dpo.py, kto.py).
 """
 
 
@@ -81,13 +81,13 @@ def trainer_moments(setting: Setting) -> list[Moment]:
         *training_moments(setting, shape, levers, vocabulary=setting.stage != "reward"),
         *held_out_moments(setting),
     ]
-    if setting.stage == "dpo" and pairs is not None:
+    if setting.stage in OFFLINE_METHODS and pairs is not None:
         # before the model is divided
         unsharded = setting.with_levers(parallel="ddp", offload_weights=False)
         frozen = {"weights": weights(unsharded, shape, unsharded.levers)}
         moments.append(Moment("reference", {"policy": frozen | read_at_once(unsharded, pairs)}))
     # with LoRA the reference is the policy with its adapter off
-    elif setting.stage == "dpo" and levers.tuning != "lora":
+    elif setting.stage in OFFLINE_METHODS and levers.tuning != "lora":
         moments = beside_frozen(setting, moments, shape, "ref")
     return [*moments, loading_moment(setting, shape, levers)]
 
@@ -117,7 +117,7 @@ def held_out_moments(setting: Setting) -> list[Moment]:
     """Reading the held-out pairs after the last step, with the optimizer still there; a Trainer's own evaluation takes
     less than its training.
     """
-    if setting.stage not in ("reward", "dpo") or not setting.workload.held_out or not setting.engine.packs:
+    if setting.stage not in ("reward", *OFFLINE_METHODS) or not setting.workload.held_out or not setting.engine.packs:
         return []
     held = {
         "weights": role_weights(setting, setting.model, setting.levers),

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from config.errors import CostError
-from config.methods.registry import SAMPLING_METHODS
+from config.methods.registry import OFFLINE_METHODS, SAMPLING_METHODS
 from config.records import LOOPS
 from config.work import HELD_OUT, ONCE, PHASE_UNITS, TOKENS, TRAINED
 from costs.formulas.compute import Work, forward_pass, gather, micro_step, optimizer_step
@@ -120,14 +120,12 @@ def step_seconds(setting: Setting) -> Seconds:
 
 
 def _micro(setting: Setting) -> Work:
-    return micro_step(
-        setting,
-        setting.model,
-        setting.levers,
-        setting.levers.micro_batch,
-        setting.workload.mean_tokens,
-        setting.stage != "reward",
-    )
+    model, levers, tokens = setting.model, setting.levers, setting.workload.mean_tokens
+    step = micro_step(setting, model, levers, levers.micro_batch, tokens, setting.stage != "reward")
+    if setting.stage == "kto":  # as many replies to other prompts are read first
+        read = levers.micro_batch * tokens * setting.workload.loss_tokens
+        step += forward_pass(setting, model, levers, levers.micro_batch, tokens, read)
+    return step
 
 
 def train_phase(setting: Setting) -> Phase:
@@ -182,9 +180,9 @@ def function_phase(setting: Setting, replies: float) -> list[Phase]:
 
 
 def forward_phases(setting: Setting) -> list[Phase]:
-    """Passes of frozen roles: the reference of DPO, the judge of an evaluation."""
+    """Passes of frozen roles: the reference of DPO and KTO, the judge of an evaluation."""
     shape, name = {
-        "dpo": (setting.model, "reference"),
+        **dict.fromkeys(OFFLINE_METHODS, (setting.model, "reference")),
         **dict.fromkeys(("evaluate", "contest"), (setting.rlhf.reward if setting.rlhf else None, "score")),
     }.get(setting.stage, (None, ""))
     if not name:
@@ -208,7 +206,7 @@ def forward_phases(setting: Setting) -> list[Phase]:
             levers.micro_batch * work.mean_response_tokens,
         ).times(2 if contest else 2 - 1 / models)
     times = work.steps * levers.accumulation
-    if setting.stage == "dpo" and work.reference_sequences is not None:
+    if setting.stage in OFFLINE_METHODS and work.reference_sequences is not None:
         times = work.reference_sequences / levers.micro_batch / setting.gpus
     seconds = duration(once, setting)
     function = sum(phase.seconds for phase in function_phase(setting, times * levers.micro_batch))

@@ -57,7 +57,31 @@ class Rows:
     preference_held_out: float = 0.0
     prompts_held_out: float = float("inf")
     """Infinite if unknown."""
+    ratings: float = 0.0
+    """Rated replies beside those of the pairs."""
+    ratings_held_out: float = 0.0
+    ratings_tokens: float = 0.0
+    longest_rating: float = 0.0
     assumptions: tuple[str, ...] = field(default=())
+
+    @property
+    def rated(self) -> float:
+        """Rated replies, both of each pair among them."""
+        return 2 * self.preference + self.ratings
+
+    @property
+    def rated_held_out(self) -> float:
+        return 2 * self.preference_held_out + self.ratings_held_out
+
+    @property
+    def rated_tokens(self) -> float:
+        """Mean tokens of a rated reply with its prompt."""
+        total = 2 * self.preference * self.preference_tokens + self.ratings * self.ratings_tokens
+        return total / self.rated if self.rated else self.preference_tokens
+
+    @property
+    def longest_rated(self) -> float:
+        return max(self.longest_preference if self.preference else 0.0, self.longest_rating) or self.longest_preference
 
 
 def count(params: Params, root: Path) -> Rows:
@@ -91,6 +115,10 @@ def _measured(params: Params, root: Path) -> Rows | None:
             sft_held_out=metrics.get("sft_test_rows", 0.0),
             preference_held_out=metrics.get("preference_test_rows", 0.0),
             prompts_held_out=metrics.get("prompts_test_rows", float("inf")),
+            ratings=metrics.get("ratings_train_rows", 0.0),
+            ratings_held_out=metrics.get("ratings_test_rows", 0.0),
+            ratings_tokens=metrics.get("ratings_train_tokens_mean", 0.0),
+            longest_rating=metrics.get("ratings_train_tokens_max", 0.0),
             assumptions=("rows and lengths as metrics/data.json measured them",),
         )
     except KeyError:
@@ -114,9 +142,11 @@ def _from_sources(params: Params, root: Path) -> Rows:
     preference_tokens, longest_preference, preference_note = _lengths(data.source, "preference", pair_limit)
     prompt_tokens, longest_prompt, prompts_note = _lengths(data.prompt_source or data.source, "prompts", limit)
     embedded = isinstance(data.source, HelpdeskSource)
+    rated = main["preference"] if getattr(data.source, "format", "") == "ratings" else 0.0
+    pairs = main["preference"] + votes - rated
     return Rows(
         sft=sft["sft"] * keep,
-        preference=(main["preference"] + votes) * keep,
+        preference=pairs * keep,
         prompts=prompts["prompts"] * sampled_share,
         sft_tokens=sft_tokens,
         preference_tokens=preference_tokens,
@@ -127,8 +157,12 @@ def _from_sources(params: Params, root: Path) -> Rows:
         pair_tokens=HELPDESK_PAIR_TOKENS[0] if embedded else PAIR_OVER_SEQUENCE * preference_tokens,
         longest_pair=HELPDESK_PAIR_TOKENS[1] if embedded else float("inf"),
         sft_held_out=sft["sft"] * data.test_fraction,
-        preference_held_out=(main["preference"] + votes) * data.test_fraction,
+        preference_held_out=pairs * data.test_fraction,
         prompts_held_out=prompts["prompts"] * data.test_fraction,
+        ratings=rated * keep,
+        ratings_held_out=rated * data.test_fraction,
+        ratings_tokens=preference_tokens,
+        longest_rating=longest_preference if rated else 0.0,
         assumptions=tuple(dict.fromkeys((*notes, *more, *most, sft_note, preference_note, prompts_note))),
     )
 

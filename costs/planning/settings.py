@@ -11,6 +11,7 @@ from typing import Any
 
 from config.errors import CostError
 from config.methods.dpo import Dpo
+from config.methods.kto import Kto
 from config.methods.registry import SAMPLING_METHODS
 from config.records import STAGES
 from config.schema import Params
@@ -266,6 +267,25 @@ def _dpo(params: Params, target: Target, rows: Rows, model: ModelShape) -> Setti
     return Setting("dpo", model, levers, work, target.hardware, engine("ours"), target.gpus)
 
 
+def _kto(params: Params, target: Target, rows: Rows, model: ModelShape) -> Setting:
+    """Rated replies, each with a reply to another prompt beside it that the reference and every check read too."""
+    section: Kto = params.section("kto")
+    levers = levers_of(params, dict(section), section.micro_batch_size, section.batch_size, target.gpus)
+    mean, longest = min(rows.rated_tokens, section.max_length), min(rows.longest_rated, section.max_length)
+    in_replies = max(0.0, 1 - rows.prompt_tokens / mean)
+    checked = validated(params, section, rows.rated, rows.rated_held_out)
+    work = Workload(
+        floor(longest),
+        mean,
+        _steps(rows.rated, section),
+        held_out=2 * (rows.rated_held_out + checked),
+        reference_sequences=2 * (rows.rated + rows.rated_held_out),
+        loss_tokens=in_replies,
+        read_tokens=in_replies,
+    )
+    return Setting("kto", model, levers, work, target.hardware, engine("ours"), target.gpus)
+
+
 def _distill(params: Params, target: Target, rows: Rows, model: ModelShape) -> Setting:
     """The student as the policy of the loop, with the aligned model as its teacher."""
     section: Distill = params.section("distill")
@@ -346,6 +366,7 @@ _SETTINGS: dict[str, Callable[[Params, Target, Rows, ModelShape], Setting]] = {
     "sft": _sft,
     "reward": _reward,
     "dpo": _dpo,
+    "kto": _kto,
     "distill": _distill,
     "evaluate": _evaluate,
     **{method: partial(_loop, method) for method in SAMPLING_METHODS},

@@ -2,6 +2,7 @@
 
 from markupsafe import Markup
 
+from config.methods.registry import OFFLINE_METHODS
 from costs.ledger.ledger import Ledger, StageCost
 from costs.ledger.reconcile import Comparison
 from reporting.charts import Part, bar_list, strip
@@ -23,8 +24,8 @@ STATE_TONES = {
 PHASES = {
     "rollouts": "start: imports and loading. rollout: generating replies. logprobs, score, "
     "reference, value: reading them. other: between phases.",
-    "dpo": "start: imports and loading. reference: the SFT model reads every pair once. train: "
-    "steps. evaluate: held-out pairs.",
+    "offline": "start: imports and loading. reference: the SFT model reads every pair or rated reply once. train: "
+    "steps. evaluate: held-out rows.",
 }
 TONES = ("c1", "c2", "c3", "c4", "c5")
 
@@ -174,7 +175,7 @@ def _phases_card(stage: StageCost | None) -> Markup | None:
         Part(phase.phase, phase.seconds, f"{duration(phase.seconds)} · {usd(phase.usd)}", "c4")
         for phase in stage.phases
     ]
-    note = PHASES["dpo" if stage.stage == "dpo" else "rollouts"]
+    note = PHASES["offline" if stage.stage in OFFLINE_METHODS else "rollouts"]
     times = card(
         f"Phases of {stage.stage}", bar_list(parts, f"Time and cost of each phase of {stage.stage}"), note=note
     )

@@ -83,6 +83,18 @@ DPO = (
     Panel("Learning rate", {"learning_rate": "rate"}),
     Panel("Gradient norm", {"grad_norm": "before clipping"}),
 )
+KTO = (
+    Panel("Loss", LOSSES, "Where both kinds weigh 1, 0.5 is a coin toss."),
+    Panel("Margin", {"margin": "train batch"}, "Mean implicit reward of good replies minus that of bad ones."),
+    Panel(
+        "Implicit reward",
+        {"good_reward": "good", "bad_reward": "bad"},
+        "beta times the change of the log-probability.",
+    ),
+    Panel("KL to SFT", {"kl": "KL"}, "Nats per reply, estimated with replies to other prompts."),
+    Panel("Learning rate", {"learning_rate": "rate"}),
+    Panel("Gradient norm", {"grad_norm": "before clipping"}),
+)
 WITHOUT_CRITIC = (
     *(panel for panel in PPO if panel.title not in ("Explained variance", "Value loss")),
     Panel(
@@ -116,7 +128,8 @@ def curves_section(findings: Findings) -> Markup:
     """All stages that logged something."""
     method = findings.params.align.method
     record = RECORDS[method]
-    panels = DPO if not record.samples else PPO if record.has_critic else WITHOUT_CRITIC
+    offline = {"dpo": DPO, "kto": KTO}
+    panels = offline[method] if not record.samples else PPO if record.has_critic else WITHOUT_CRITIC
     row = "update" if record.samples else "step"
     trains_a_reward_model = findings.params.trained_reward is not None
     stages: list[tuple[str, str, tuple[Panel, ...], str]] = [

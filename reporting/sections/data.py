@@ -9,13 +9,19 @@ from reporting.inputs import Findings, finite
 from reporting.numbers import ABSENT, count, decimal, percent
 from reporting.parts import bullets, card, grid, missing, paragraph, section, table, tagged
 
-DATASETS = {"sft": "Demonstrations", "preference": "Preference pairs", "prompts": "Prompts"}
+DATASETS = {
+    "sft": "Demonstrations",
+    "preference": "Preference pairs",
+    "ratings": "Rated replies",
+    "prompts": "Prompts",
+}
 SPLITS = ("train", "test")
 REASON = "quarantined_"
 REMARKS = {
     "ties_dropped": "ties among annotators, dropped",
     "sft_duplicates": "duplicate demonstrations, dropped",
     "preference_duplicates": "duplicate pairs, dropped",
+    "ratings_duplicates": "duplicate ratings, dropped",
     "prompts_duplicates": "duplicate prompts, dropped",
     "contradictory_pairs": "pairs that contradict another, kept",
     "replies_unranked": "replies without a rank, not paired",
@@ -40,7 +46,7 @@ def _splits(findings: Findings) -> Markup:
                 key: findings.value("data", f"{name}_{split}_{key}")
                 for key in ("rows", "unique_prompts", "tokens_mean", "tokens_p50", "tokens_p95", "tokens_max")
             }
-            if value["rows"] is not None:
+            if value["rows"] is not None and (value["rows"] or name != "ratings"):
                 rows.append(
                     [
                         title,
@@ -58,12 +64,11 @@ def _splits(findings: Findings) -> Markup:
 
 
 def _lengths(findings: Findings) -> Markup:
-    """Histogram of the preference sequences, train and test together."""
-    name = "preference"
+    """Histogram of the compared or rated sequences, train and test together."""
     bins: dict[float, float] = {}
     for row in findings.plots.get("data_lengths", []):
         edge, sequences = _number(row.get("tokens")), _number(row.get("sequences"))
-        if row.get("dataset") == name and edge is not None and sequences is not None:
+        if row.get("dataset") in ("preference", "ratings") and edge is not None and sequences is not None:
             bins[edge] = bins.get(edge, 0.0) + sequences
     edges = sorted(bins)
     title = "Length of the compared replies"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from markupsafe import Markup
 
-from config.methods.registry import SAMPLING_METHODS
+from config.methods.registry import OFFLINE_METHODS, SAMPLING_METHODS
 from reporting.charts import Estimate, estimates, frontier_chart, ticks
 from reporting.inputs import Findings, finite
 from reporting.numbers import ABSENT, count, decimal, memory, percent
@@ -61,7 +61,7 @@ def frontier_section(findings: Findings) -> Markup:
     kl = dict(curves.get("kl", []))
     updates = [(int(step), kl[step], score) for step, score in curves.get("score", []) if step in kl]
     title = "Score against KL"
-    if method == "dpo":
+    if method in OFFLINE_METHODS:
         return _endpoints(findings, title)
     if not updates:
         return section("frontier", title, None, missing(f"The stage {method} logged no score and KL in this run."))
@@ -92,16 +92,17 @@ def frontier_section(findings: Findings) -> Markup:
 
 
 def _endpoints(findings: Findings, title: str) -> Markup:
-    """For DPO, which samples no replies during training: score and KL before and after, from the evaluation."""
+    """For a method that samples no replies during training: score and KL before and after, from the evaluation."""
+    method = findings.params.align.method
     kl, before, after = (findings.value("evaluate", name) for name in ("kl", "reward_sft", "reward_aligned"))
     lead = (
-        "DPO samples no replies while it trains, so score and KL are known of its two ends only, "
+        f"{method.upper()} samples no replies while it trains, so score and KL are known of its two ends only, "
         "on the held-out prompts."
     )
     if kl is None or before is None or after is None:
         return section("frontier", title, None, missing("The stage evaluate measured no score and KL in this run."))
-    rows = [["SFT", decimal(0.0), decimal(before)], ["DPO", decimal(kl), decimal(after)]]
-    note = "If the score rises and replies get no better, raise dpo.beta or train fewer epochs."
+    rows = [["SFT", decimal(0.0), decimal(before)], [method.upper(), decimal(kl), decimal(after)]]
+    note = f"If the score rises and replies get no better, raise {method}.beta or train fewer epochs."
     return section(
         "frontier", title, lead, card("In numbers", table(["", "KL (nats per reply)", "Score"], rows), note=note)
     )

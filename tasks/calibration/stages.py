@@ -26,7 +26,7 @@ from config.atomic_file import write_atomically
 from config.compose import compose
 from config.errors import EXIT_DONE, EnvironmentFault, StageStopped
 from config.load import validate, write
-from config.methods.registry import SAMPLING_METHODS, stage_module
+from config.methods.registry import OFFLINE_METHODS, SAMPLING_METHODS, stage_module
 from config.records import LOOPS, TimedRow, UsageRow
 from config.schema import Params
 from config.sections.where import LOCAL, SHARED_STAGES
@@ -203,9 +203,10 @@ def cut_rows(folder: Path, params: Params) -> None:
     read = {
         "sft": (most["sft"], HELD_OUT * params.sft.micro_batch_size),
         "preference": (
-            max(most.get("reward", 0), most[method] if method == "dpo" else 0),
+            max(most.get("reward", 0), most[method] if method in OFFLINE_METHODS else 0),
             HELD_OUT * (params.trained_reward or params.sft).micro_batch_size,
         ),
+        "ratings": (most[method], HELD_OUT * params.sft.micro_batch_size),
         "prompts": (max([1, *(rows for stage, rows in most.items() if stage in LOOPS)]), params.evaluate.prompts),
     }
     counted = json.loads(metrics.read_text(encoding="utf-8"))

@@ -22,6 +22,9 @@ def planned_steps(root: Path, params: Params, stage: str) -> int | None:
             return loop.updates
         case "dpo":
             return _optimizer_steps(params.section("dpo"), _rows(root, "preference"))
+        case "kto":
+            pairs, ratings = (_rows(root, dataset) or 0 for dataset in ("preference", "ratings"))
+            return _optimizer_steps(params.section("kto"), 2 * pairs + ratings)
         case "evaluate":
             return evaluated(params)  # a step for each model
         case _:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from config import jsonl
 from config.alive import now
 from config.jsonl import Follower
-from config.methods.registry import SAMPLING_METHODS
+from config.methods.registry import OFFLINE_METHODS, SAMPLING_METHODS
 from config.records import AttemptRow, MetricRow, UsageRow
 from config.schema import Params
 from config.terminal_text import visible
@@ -139,7 +139,7 @@ SHOWN = {
     "sft": ("loss",),
     "reward": ("loss", "accuracy"),
     **dict.fromkeys(SAMPLING_METHODS, ("score", "kl")),
-    "dpo": ("loss", "margin"),
+    **dict.fromkeys(OFFLINE_METHODS, ("loss", "margin")),
     "distill": ("loss", "agreement"),
     "evaluate": (),
 }

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-STAGES = ("data", "sft", "reward", "ppo", "rloo", "grpo", "dpo", "distill", "evaluate")
+STAGES = ("data", "sft", "reward", "ppo", "rloo", "grpo", "dpo", "kto", "distill", "evaluate")
 Row = dict[str, Any]
 
 

@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 
 from config.dvc_stages import defined, dvc_name
-from config.methods.registry import METHODS, RECORDS, SAMPLING_METHODS, stage_module
+from config.methods.registry import METHODS, OFFLINE_METHODS, RECORDS, SAMPLING_METHODS, stage_module
 from config.records import LOOPS, STAGES
 from config.schema import Params
 from config.sections.online import ActorCritic
@@ -15,7 +15,8 @@ from tests.conftest import ROOT
 
 
 def test_every_list_of_methods_is_that_of_the_records() -> None:
-    assert METHODS == ("ppo", "dpo", "grpo", "rloo")
+    assert METHODS == ("ppo", "dpo", "kto", "grpo", "rloo")
+    assert OFFLINE_METHODS == ("dpo", "kto")
     assert SAMPLING_METHODS == ("ppo", "grpo", "rloo")
     assert get_args(Align.model_fields["method"].annotation) == METHODS
     assert {*METHODS} < {*Params.model_fields}

@@ -37,7 +37,7 @@ TOLD = {
         "ppo.lora.dropout=0.1: with dropout the policy that learns is not the one that "
         "sampled. Set ppo.lora.dropout: 0.0 in params.yaml."
     ),
-    "align.method=dqn": ("align.method='dqn' from --set: input should be 'ppo', 'dpo', 'grpo' or 'rloo'."),
+    "align.method=dqn": ("align.method='dqn' from --set: input should be 'ppo', 'dpo', 'kto', 'grpo' or 'rloo'."),
     "model.path=base": (
         "model.path=base and model.random=a shape: exactly one of them must be set. Set "
         "the other to null in params.yaml."
@@ -69,7 +69,7 @@ TOLD = {
     ),
     "data.source={kind: file, path: x, format: pair, columns: {}}": (
         "data.source.format='pair' from --set: input should be 'pairs', 'votes', 'ranked',"
-        " 'rated', 'trees', 'instructions', 'prompts', 'nectar', 'arena-table' or "
+        " 'rated', 'ratings', 'trees', 'instructions', 'prompts', 'nectar', 'arena-table' or "
         "'oasst-messages'."
     ),
     "data.test_fraction=1.0": "data.test_fraction=1.0 from --set: input should be less than 1.",
@@ -86,7 +86,7 @@ TOLD = {
     "budget.max_usd=-1": "budget.max_usd=-1 from --set: input should be greater than 0.",
     "budget.max_usd_by_stage={tune: 1}": (
         "budget.max_usd_by_stage limits tune, which is not a stage; known: data, sft, "
-        "reward, ppo, dpo, grpo, rloo, distill, evaluate. Change it in params.yaml."
+        "reward, ppo, dpo, kto, grpo, rloo, distill, evaluate. Change it in params.yaml."
     ),
     "where.default.processes=0": ("where.default.processes=0 from --set: input should be greater than or equal to 1."),
     "tracking.uri=http://me:secret@host:5000": (
@@ -101,7 +101,7 @@ TOLD = {
     "seed": ("--set 'seed' is not of the form section.key=value, for example --set sft.epochs=2."),
     "nothing=1": (
         "nothing is not a parameter from --set; known there: align, budget, data, distill, dpo, "
-        "evaluate, grpo, model, ppo, prices, retrain, reward, rloo, seed, sft, tracking, "
+        "evaluate, grpo, kto, model, ppo, prices, retrain, reward, rloo, seed, sft, tracking, "
         "where."
     ),
 }

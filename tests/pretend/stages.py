@@ -44,6 +44,7 @@ BASES: dict[str, dict[str, Any]] = {
 }
 CELLS = (
     Cell("dpo", "dpo", FAST),
+    Cell("kto", "kto", FAST),
     Cell("ppo", "ppo", SHORT),
     Cell("ppo paged", "ppo", SHORT | {"rollout_engine": "paged"}),
     Cell("ppo shared_trunk", "ppo", SHORT | {"layout": "shared_trunk"}),
@@ -57,6 +58,7 @@ CELLS = (
     Cell("distill", "distill", DISTILL | SHORT | {"sft_updates": 1}, after="ppo"),
     Cell("evaluate", "evaluate", {}, after="ppo"),
     Cell("dpo adapted", "dpo", FAST | {"lora": LORA}, "adapted"),
+    Cell("kto adapted", "kto", FAST | {"lora": LORA}, "adapted"),
     Cell("ppo adapted", "ppo", SHORT | {"lora": LORA}, "adapted"),
     Cell("ppo paged adapted", "ppo", SHORT | {"lora": LORA, "rollout_engine": "paged"}, "adapted"),
     Cell("ppo shared_base", "ppo", SHORT | {"lora": LORA, "layout": "shared_base"}, "adapted"),
@@ -67,7 +69,7 @@ CELLS = (
 
 def settings(cell: Cell) -> Params:
     """The cell's params: two heads of queries share keys and values."""
-    method = cell.stage if cell.stage in ("dpo", "rloo", "grpo") else "ppo"
+    method = cell.stage if cell.stage in ("dpo", "kto", "rloo", "grpo") else "ppo"
     random = params().model.random
     assert random is not None
     model = (

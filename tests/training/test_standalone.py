@@ -21,7 +21,7 @@ class Without:
 
 sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
 assert importlib.util.find_spec("mlflow") is None
-for stage in ("data", "reward", "ppo", "dpo", "distill", "evaluate"):
+for stage in ("data", "reward", "ppo", "dpo", "kto", "distill", "evaluate"):
     importlib.import_module(f"training.{stage}")
 runpy.run_module("training.sft", run_name="__main__")
 """

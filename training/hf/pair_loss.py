@@ -1,5 +1,5 @@
-"""Pairs in a Trainer: the loss is a mean over the pairs of a batch, however it is split into micro-batches and
-processes, and tokens of a common prefix count once.
+"""Pairs and rated replies in a Trainer: the loss is a mean over those of a batch, however it is split into
+micro-batches and processes, and tokens of a pair's common prefix count once.
 """
 
 import math
@@ -15,10 +15,13 @@ from training.hf.trainer import CountingCollator, real_rows
 
 
 class PairLoss:
-    """TRL trainer mixin whose loss is a mean over the pairs of a micro-batch.
+    """TRL trainer mixin whose loss is a mean over the pairs of a micro-batch, or over other items.
 
     A filler's two replies are one: its loss is a constant without gradient, and its metrics are 0.
     """
+
+    item_sequences: ClassVar[int] = 2
+    """Sequences of an item: two of a pair."""
 
     filler_loss: float = math.log(2)
     pair_means: ClassVar[tuple[str, ...]]
@@ -27,13 +30,14 @@ class PairLoss:
 
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> int:
         """Pairs of the batch over micro-batches and processes."""
-        pairs = sum(int(real_rows(batch).sum()) // 2 for batch in batch_samples)
+        pairs = sum(int(real_rows(batch).sum()) // self.item_sequences for batch in batch_samples)
         return int(collectives.all_reduce_sum([pairs])[0])
 
     def compute_loss(
         self, model: Any, inputs: dict, return_outputs: bool = False, num_items_in_batch: int | None = None
     ) -> Tensor:
-        rows, pairs = (int(count) // 2 for count in (len(inputs["attention_mask"]), real_rows(inputs).sum()))
+        counts = len(inputs["attention_mask"]), real_rows(inputs).sum()
+        rows, pairs = (int(count) // self.item_sequences for count in counts)
         loss: Tensor = super().compute_loss(model, inputs)  # type: ignore[misc]
         totals = collectives.all_reduce_sum([rows, pairs])
         for name in self.pair_means:

@@ -15,7 +15,7 @@ from transformers.utils import ModelOutput
 
 from training.modeling.batching import pad_right, token_budget_batches
 from training.modeling.logprobs import TokenLogprobs, output_weight, token_logprobs
-from training.modeling.packing import pack, pack_pairs, packed_hidden
+from training.modeling.packing import Packed, pack, pack_pairs, packed_hidden
 
 IGNORED = -100
 """Label of a token that does not count in the loss."""
@@ -96,20 +96,19 @@ def pair_logps(
             for lengths in ([prompt_lengths[i] for i in batch for _ in range(2)], list(map(len, rows)))
         )
         said_BL = (place_L >= starts[:, None]) & (place_L < ends[:, None])
-        logprobs = _pair_logprobs(model, [pairs[i] for i in batch], ids_BL, said_BL)
+        logprobs = _said_logprobs(model, *pack_pairs([pairs[i] for i in batch]), ids_BL, said_BL)
         logprobs_BT = torch.zeros(ids_BL[:, 1:].shape, dtype=torch.float64)
         logprobs_BT[said_BL[:, 1:]] = logprobs.logprobs.cpu().double()
         sums_B2[batch] = logprobs_BT.sum(dim=1).view(-1, 2)
     return sums_B2
 
 
-def _pair_logprobs(
-    model: PreTrainedModel, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], ids_BL: Tensor, said_BL: Tensor
+def _said_logprobs(
+    model: PreTrainedModel, packed: Packed, places: Sequence[Sequence[int]], ids_BL: Tensor, said_BL: Tensor
 ) -> TokenLogprobs:
-    """Log-probs [N] of the tokens where `said_BL`, in the order of its rows, which are those of `ids_BL`: both
-    sequences of one pair after those of another. A first token has none.
+    """Log-probs [N] of the tokens where `said_BL`, in the order of its rows, which are those of `ids_BL` and of
+    `places`: the packed row's index of each token. A first token has none.
     """
-    packed, places = pack_pairs(pairs)
     said_BT = said_BL[:, 1:]
     before_BT = pad_right(places, 0)[:, :-1]
     hidden_ND = packed_hidden(model, packed, before_BT[said_BT.cpu()])
@@ -119,12 +118,14 @@ def _pair_logprobs(
 
 @dataclass
 class LabelLogprobs(ModelOutput):
-    """The output that TRL's DPO reads from a forward pass, [2B, L - 1] each, 0 where there is no label."""
+    """The output that TRL's trainers read from a forward pass, [B, L - 1] each (of pairs 2B), 0 where there is no
+    label.
+    """
 
     log_probs: Tensor | None = None
     entropy: Tensor | None = None
     mean_logits: Tensor | None = None
-    """Metrics that training/dpo.py leaves out, as it does `is_top1`: not computed, 0."""
+    """Metrics that our stages leave out, as they do `is_top1`: not computed, 0."""
     is_top1: Tensor | None = None
 
 
@@ -132,21 +133,48 @@ def logprobs_in_pairs(model: PreTrainedModel) -> None:
     """Replace the model's forward by one that takes TRL's DPOTrainer batch (chosen sequences, then the rejected ones
     of the same pairs, padded) and returns the log-probs of the labels; the common prefix of a pair is computed once.
     """
-    model.forward = MethodType(_forward, model)
+    model.forward = MethodType(_forward_pairs, model)
 
 
-def _forward(
+def logprobs_in_rows(model: PreTrainedModel) -> None:
+    """Replace the model's forward by one that takes TRL's KTOTrainer batch, padded, and returns the log-probs of the
+    labels.
+    """
+    model.forward = MethodType(_forward_rows, model)
+
+
+def _forward_pairs(
     model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **_: Any
 ) -> LabelLogprobs:
     """Log-probs of `labels` [2B, L], whose sequences are padded on the right."""
     in_pairs_B = torch.arange(len(input_ids)).view(2, -1).T.flatten()
     order, back = (order.to(input_ids.device, non_blocking=True) for order in (in_pairs_B, in_pairs_B.argsort()))
-    ids_BL, said_BL = input_ids[order], labels[order] != IGNORED
-    lengths = attention_mask[order].sum(dim=1).tolist()
-    rows = [ids[:n] for ids, n in zip(ids_BL.tolist(), lengths, strict=True)]
-    pairs = list(zip(rows[0::2], rows[1::2], strict=True))
-    logprobs = _pair_logprobs(model, pairs, ids_BL, said_BL)
+    rows = _unpadded(input_ids[order], attention_mask[order])
+    packed, places = pack_pairs(list(zip(rows[0::2], rows[1::2], strict=True)))
+    result = _label_logprobs(model, packed, places, input_ids[order], labels[order])
+    return LabelLogprobs(*(part[back] for part in result.to_tuple()))
+
+
+def _forward_rows(
+    model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **_: Any
+) -> LabelLogprobs:
+    """Log-probs of `labels` [B, L], whose sequences are padded on the right."""
+    rows = _unpadded(input_ids, attention_mask)
+    packed = pack(rows)
+    places = [range(start, start + len(ids)) for start, ids in zip(packed.start_B.tolist(), rows, strict=True)]
+    return _label_logprobs(model, packed, places, input_ids, labels)
+
+
+def _unpadded(ids_BL: Tensor, mask_BL: Tensor) -> list[list[int]]:
+    return [ids[:n] for ids, n in zip(ids_BL.tolist(), mask_BL.sum(dim=1).tolist(), strict=True)]
+
+
+def _label_logprobs(
+    model: PreTrainedModel, packed: Packed, places: Sequence[Sequence[int]], ids_BL: Tensor, labels_BL: Tensor
+) -> LabelLogprobs:
+    said_BL = labels_BL != IGNORED
+    logprobs = _said_logprobs(model, packed, places, ids_BL, said_BL)
     said_BT = said_BL[:, 1:]
-    log_probs, entropy = (part.new_zeros(said_BT.shape).masked_scatter(said_BT, part)[back] for part in logprobs)
+    log_probs, entropy = (part.new_zeros(said_BT.shape).masked_scatter(said_BT, part) for part in logprobs)
     unread = torch.zeros_like(entropy)
     return LabelLogprobs(log_probs, entropy, unread, unread.bool())

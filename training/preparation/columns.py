@@ -8,14 +8,16 @@ from typing import Any, NamedTuple
 from config.errors import DataError, ParamsError
 from config.terminal_text import shown
 from training.preparation.conversations import SPELT, is_conversation
-from training.preparation.layouts import LOOKED_AT, MESSAGES, ORDERS, REPLIES, published
+from training.preparation.layouts import LOOKED_AT, MESSAGES, ORDERS, REPLIES, UNPAIRED, published
 from training.preparation.sources import Table
+from training.preparation.thumbs import NAMES, is_certain
 from training.preparation.votes import ANNOTATOR, VOTE, annotator_columns
 
 COLUMNS: Mapping[str, Mapping[str, str]] = {
     "pairs": {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"},
     "ranked": {"prompt": "prompt"},
     "rated": {"prompt": "prompt", "completion": "completion", "score": "score"},
+    "ratings": {"prompt": "prompt", "completion": "completion", "label": "label"},
     "votes": {
         "prompt": "prompt",
         "response1": "response1",
@@ -44,6 +46,7 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "response1": ("response1", "response_1", "response_a", "answer_a", "output_1", "reply_a"),
     "response2": ("response2", "response_2", "response_b", "answer_b", "output_2", "reply_b"),
     "completion": ("completion", "response", "answer", "output", "reply", "solution"),
+    "label": (*NAMES, "label", "rating", "feedback", "vote"),
 }
 """Our column -> common names in files, likeliest first."""
 
@@ -65,7 +68,7 @@ ID = re.compile(r"[+-]?\d+(?:\.\d+)?|[A-Za-z_:-]*\d[\w:-]*")
 OF_PREFERENCES = ("winner", "preference", "preferred", "chosen", "rejected", "rank", "ranks")
 
 
-GUESSED = ("pairs", "ranked", "votes", "trees", "instructions", "prompts")
+GUESSED = ("pairs", "ranked", "votes", "trees", "ratings", "instructions", "prompts")
 """Formats that a table's columns can be recognised as, in this order."""
 
 
@@ -189,6 +192,8 @@ def recognised(table: Table, form: str | None, columns: Mapping[str, str]) -> Re
         if any(isinstance(row, str) for row in rows):
             return Recognised("prompts", {})
         if (layout := published(rows)) is not None:
+            if layout.name == UNPAIRED and _are_thumbs(row for row in rows if isinstance(row, dict)):
+                return Recognised("ratings", {}, None, layout.name)
             return Recognised(layout.form, layout.columns, layout.vote, layout.name)
     present = columns_of(table)
     mappings = [row for row in rows if isinstance(row, dict)]
@@ -211,6 +216,12 @@ def recognised(table: Table, form: str | None, columns: Mapping[str, str]) -> Re
         f"in no known layout. What the formats need: {needs}. {_advice(table.place)}",
         first,
     )
+
+
+def _are_thumbs(rows: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether the labels are true or false, and no prompt has several replies, which would be pairs."""
+    labels = [(repr(row.get("prompt")), row.get("label")) for row in rows]
+    return len(dict(labels)) == len(labels) and all(isinstance(label, bool) for _, label in labels)
 
 
 def _advice(place: str) -> str:
@@ -265,6 +276,9 @@ def _mapping(
     ):
         return None
     if form == "ranked" and not any(_holds_order(row) for row in rows):
+        return None
+    label = named.get("label", "")
+    if label and "label" not in columns and not all(is_certain(row[label], label) for row in rows if label in row):
         return None
     one_vote = {columns.get(name, name) for name in ONE_VOTE}
     if form == "votes" and not one_vote <= set(present):

@@ -42,9 +42,10 @@ class Need(NamedTuple):
 HELPDESK_FORMATS = {"sft": "instructions", "preference": "pairs", "prompts": "prompts"}
 
 SERVING_FORMATS = {
-    "sft": ("pairs", "ranked", "votes", "trees", "instructions"),
+    "sft": ("pairs", "ranked", "votes", "trees", "ratings", "instructions"),
     "preference": ("pairs", "ranked", "votes", "trees"),
-    "prompts": ("pairs", "ranked", "votes", "trees", "instructions", "prompts"),
+    "ratings": ("ratings",),
+    "prompts": ("pairs", "ranked", "votes", "trees", "ratings", "instructions", "prompts"),
 }
 
 
@@ -81,13 +82,15 @@ def _vote_needs(source: FileSource, root: Path) -> list[Need]:
 
 def _needs(source: Source, setting: str, uses: tuple[str, ...], seed: int, root: Path) -> list[Need]:
     if isinstance(source, HelpdeskSource):
-        return [_helpdesk_need(use, source, setting, seed) for use in uses]
+        return [_helpdesk_need(use, source, setting, seed) for use in uses if use in HELPDESK_FORMATS]
     if isinstance(source, PythonSource):
         return [Need(read_python(source, root, setting), PYTHON, {}, uses)]
-    if source.format in NO_PREFERENCES:  # config.schema has checked that none are needed
-        uses = tuple(use for use in uses if use != "preference")
+    gives = FORMATS[source.format][0]
+    # config.schema has checked that there are the preferences or ratings that are needed
+    absent = ("ratings", *(("preference",) if source.format in NO_PREFERENCES else ()))
+    uses = tuple(use for use in uses if use not in absent or gives in SERVING_FORMATS[use])
     for use in uses:
-        if FORMATS[source.format][0] not in SERVING_FORMATS[use]:
+        if gives not in SERVING_FORMATS[use]:
             raise ParamsError(
                 f"{setting}.format={source.format} has no rows for the {use} data, "
                 f"which needs one of {', '.join(SERVING_FORMATS[use])}. Change the format or the source in "

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from config.methods.registry import OFFLINE_METHODS
 from config.schema import Params
 from training.preparation.prepared import Datasets, Split
 from training.preparation.splits import SPLITS
@@ -17,7 +18,7 @@ class Fit(NamedTuple):
 
     context_length: int
     max_length: int
-    """reward.max_length, or dpo.max_length with that method."""
+    """reward.max_length, or that of a method that learns from the pairs itself."""
     setting: str
     """Name of that parameter."""
     refused: int
@@ -50,10 +51,11 @@ def fit(datasets: Datasets, refused: int, rows: int, params: Params) -> Fit:
     context, limit = params.model.context_length, params.data.max_quarantine_fraction
     prompt_lengths = np.asarray(datasets.prompt_tokens, dtype=np.int64)
     crowded = int((prompt_lengths >= context).sum())
-    sft, preference = (_lengths(datasets.splits[use].values()) for use in ("sft", "preference"))
+    sft, preference, ratings = (_lengths(datasets.splits[use].values()) for use in ("sft", "preference", "ratings"))
+    rated = ratings["prompt_ids"] + ratings["completion_ids"]
     pairs = preference["prompt_ids"] + np.maximum(preference["chosen_ids"], preference["rejected_ids"])
     demonstrations = sft["prompt_ids"] + sft["completion_ids"]
-    setting = "dpo" if params.align.method == "dpo" else "reward"
+    setting = params.align.method if params.align.method in OFFLINE_METHODS else "reward"
     max_length = getattr(params.section(setting), "max_length", context)  # a function has none
     share = (refused + crowded) / max(1, rows)
     enough = min(1.0, math.ceil(100 * share) / 100) if share > limit else None
@@ -74,7 +76,7 @@ def fit(datasets: Datasets, refused: int, rows: int, params: Params) -> Fit:
         dropped=int((sft["prompt_ids"] >= longest).sum()),
         demonstrations=len(demonstrations),
         prompt_tokens=spread,
-        sequence_tokens=_spread(pairs if len(pairs) else demonstrations if len(demonstrations) else prompt_lengths),
+        sequence_tokens=_spread(next(filter(len, (pairs, rated, demonstrations)), prompt_lengths)),
         fault=fault or _empty(datasets, params.data.test_fraction),
         enough=enough,
     )

@@ -5,6 +5,7 @@ ranked        prompt, replies, ranks (0 is best)   -> a pair for every two of un
 votes         prompt, response1, response2, votes  -> one pair, or none where no reply has the
               majority; a vote is 1, 2 or 0 for a tie
 trees         a prompt that is a message with replies -> training/preparation/trees.py
+ratings       prompt, completion, good             -> one rated reply, a demonstration if it is good
 instructions  prompt, completion                   -> one demonstration
 prompts       prompt                               -> the prompt alone
 """
@@ -29,6 +30,13 @@ class Pair(NamedTuple):
     """Whether the source showed the preferred reply first; None if unknown."""
 
 
+class Rating(NamedTuple):
+    """A reply that somebody called good or bad."""
+
+    completion: str
+    label: bool
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Example:
     """A prompt with its replies. Compared by identity: equal texts may occur at several places."""
@@ -39,25 +47,28 @@ class Example:
     completions: tuple[str, ...] = ()
     """Replies worth imitating, best first."""
     columns: Mapping[str, Any] | None = None
-    """The other columns of a row of instructions or prompts, for a reward function."""
+    """The other columns of a row of ratings, instructions or prompts, for a reward function."""
+    ratings: tuple[Rating, ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Example, (self.origin, self.prompt, self.pairs, self.completions, self.columns)
+        return Example, (self.origin, self.prompt, self.pairs, self.completions, self.columns, self.ratings)
 
 
-REPLIES: Mapping[str, Callable[[Example], list[dict[str, str]]]] = {
+REPLIES: Mapping[str, Callable[[Example], list[dict[str, Any]]]] = {
     "sft": lambda example: [{"completion": text} for text in example.completions],
     "preference": lambda example: [{"chosen": pair.chosen, "rejected": pair.rejected} for pair in example.pairs],
+    "ratings": lambda example: [rating._asdict() for rating in example.ratings],
     "prompts": lambda example: [{}],
 }
-"""Dataset -> the reply columns of each row that an example gives it."""
+"""Dataset -> the reply columns of each row that an example gives it, as TRL names them."""
 
 USES = tuple(REPLIES)
 
 
 def replies_of(example: Example) -> list[str]:
     """The texts of all replies."""
-    return [*example.completions, *(text for pair in example.pairs for text in pair[:2])]
+    rated = (rating.completion for rating in example.ratings)
+    return [*example.completions, *(text for pair in example.pairs for text in pair[:2]), *rated]
 
 
 def example_of(row: Row, columns: Mapping[str, str], rules: TextRules, origin: Origin) -> Example:
@@ -69,6 +80,7 @@ def example_of(row: Row, columns: Mapping[str, str], rules: TextRules, origin: O
     prompt = checked.prompt()
     pairs: tuple[Pair, ...] = ()
     completions: tuple[str, ...] = ()
+    ratings: tuple[Rating, ...] = ()
     others = None
     if "chosen" in row:
         pairs = (Pair(*checked.two_replies("chosen", "rejected"), None),)
@@ -85,10 +97,12 @@ def example_of(row: Row, columns: Mapping[str, str], rules: TextRules, origin: O
     else:
         others = other_columns(origin.original, columns)
         if "completion" in row:
-            completions = (checked.reply(row["completion"], "completion"),)
-            others = {"completion": completions[0], **others}
+            reply = checked.reply(row["completion"], "completion")
+            ratings = (Rating(reply, row["good"]),) if "good" in row else ()
+            if row.get("good", True):
+                completions, others = (reply,), {"completion": reply, **others}
     imitated = completions or tuple(pair.chosen for pair in pairs)
-    return Example(origin, prompt, pairs, imitated, others)
+    return Example(origin, prompt, pairs, imitated, others, ratings)
 
 
 def other_columns(original: Any, columns: Mapping[str, str]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from training.preparation.cleaning import Quarantine, TextRules
 from training.preparation.columns import BEFORE, COLUMNS, NoLayout, check_columns, column_names, columns_of, recognised
 from training.preparation.examples import Need
 from training.preparation.fit import fit
-from training.preparation.formats import USES, Example
+from training.preparation.formats import USES, Example, replies_of
 from training.preparation.layouts import FORMATS, MESSAGES, ORDERS, PYTHON, REPLIES
 from training.preparation.prepared import Datasets, Passes, base_tokenizer, text_rules
 from training.preparation.sources import csv_delimiter, read_file, read_python
@@ -64,6 +64,9 @@ class Inspection(NamedTuple):
     test_prompts: int
     pairs: int
     demonstrations: int
+    good: int
+    """Replies that are rated good, and bad."""
+    bad: int
     ties: int
     duplicates: int
     """Duplicate pairs (demonstrations, prompts)."""
@@ -151,7 +154,8 @@ def inspect(
             sum(split.rows for split in datasets.splits[use].values()) + datasets.duplicates[use]
             for use in ("preference", "sft")
         )
-        kind = "preference" if pairs else "sft" if demonstrations else "prompts"
+        labels = [rating.label for example in examples for rating in example.ratings]
+        kind = "preference" if pairs else "ratings" if labels else "sft" if demonstrations else "prompts"
         balance = label_balance(datasets)
         return Inspection(
             file=path,
@@ -171,6 +175,8 @@ def inspect(
             test_prompts=prompts[SPLITS.index("test")],
             pairs=pairs,
             demonstrations=demonstrations,
+            good=sum(labels),
+            bad=len(labels) - sum(labels),
             ties=examples.reading.ties,
             duplicates=datasets.duplicates[kind],
             contradictory_pairs=datasets.contradictory_pairs(),
@@ -209,8 +215,8 @@ def _words(examples: Iterable[Example]) -> dict[str, dict[str, float]]:
     lengths = {"prompt": array("i"), "reply": array("i")}
     for example in examples:
         lengths["prompt"].append(len(prompt_text(example.prompt).split()))
-        pair_texts = [text for pair in example.pairs for text in pair[:2]]
-        lengths["reply"].extend(len(text.split()) for text in pair_texts or example.completions)
+        texts = [text for pair in example.pairs for text in pair[:2]] or [rating[0] for rating in example.ratings]
+        lengths["reply"].extend(len(text.split()) for text in texts or example.completions)
     return {
         name: {"mean": float(np.mean(counts)), "p95": float(np.percentile(counts, 95)), "max": max(counts)}
         for name, counts in lengths.items()
@@ -231,7 +237,7 @@ def _as_seen(example: Example, params: Params) -> tuple[str, str]:
         if isinstance(example.prompt, str)
         else prompt_text(example.prompt)
     )
-    reply = next((pair.chosen for pair in example.pairs), next(iter(example.completions), ""))
+    reply = next((pair.chosen for pair in example.pairs), next(iter(replies_of(example)), ""))
     return prompt, reply
 
 

@@ -14,6 +14,7 @@ from training.preparation.cleaning import Refused, type_name
 from training.preparation.conversations import is_conversation, last_reply, parsed, same_turns, transcript, turns
 from training.preparation.formats import Row
 from training.preparation.sources import SourceRow, Table
+from training.preparation.thumbs import is_good
 from training.preparation.votes import annotator_columns, in_own_layout, votes_by_pair
 from training.preparation.winners import convention_of, winner
 
@@ -166,6 +167,11 @@ def _demonstration(row: Row, columns: Columns) -> Iterator[Row]:
     prompt, name = prompt_of(row, columns), columns["completion"]
     before, last = _side(cell(row, name), name, False)
     yield {"prompt": _shared(prompt, before, name), "completion": last}
+
+
+def _rating(row: Row, columns: Columns) -> Iterator[Row]:
+    good = is_good(cell(row, columns["label"]), columns["label"])
+    yield from ({**demonstration, "good": good} for demonstration in _demonstration(row, columns))
 
 
 def _prompts(table: Table, columns: Columns, vote: str | None = None) -> Iterator[Read]:
@@ -346,6 +352,8 @@ def _canonical(row: Row, columns: Columns) -> Iterator[Row]:
         yield from _pair(row, {**same_names, "prompt": "prompt"})
     elif "prompt" in row and fields == {"completion"}:
         yield from _demonstration(row, same_names)
+    elif "prompt" in row and fields == {"completion", "label"}:
+        yield from _rating(row, same_names)
     elif "prompt" in row and not fields:
         yield {"prompt": prompt_of(row, same_names)}
     else:
@@ -354,7 +362,7 @@ def _canonical(row: Row, columns: Columns) -> Iterator[Row]:
             "",
             f"{', '.join(sorted(map(str, row))) or 'none'} are not the columns of a row: prompt "
             "with chosen and rejected, with replies and ranks, with response1, response2 and "
-            "votes, with completion, or alone",
+            "votes, with completion, with completion and label, or alone",
         )
 
 
@@ -366,6 +374,7 @@ FORMATS: Mapping[str, tuple[str, Reader]] = {
     "votes": ("votes", _votes),
     "ranked": ("ranked", by_row(_ranked)),
     "rated": ("ranked", _rated),
+    "ratings": ("ratings", by_row(_rating)),
     "trees": ("trees", by_row(_trees)),
     "instructions": ("instructions", by_row(_demonstration)),
     "prompts": ("prompts", _prompts),
@@ -409,6 +418,7 @@ def objects_with(*fields: str) -> Test:
 HUB = "https://huggingface.co/datasets/"
 SWIFT = "https://swift.readthedocs.io/en/latest/Customization/Custom-dataset.html"
 
+UNPAIRED = "TRL, unpaired"
 LAYOUTS = (
     Layout(
         "PKU-SafeRLHF", f"{HUB}PKU-Alignment/PKU-SafeRLHF",
@@ -481,8 +491,9 @@ LAYOUTS = (
          "system": "system", "history": "history"},
     ),
     Layout(
-        "TRL, unpaired", "https://huggingface.co/docs/trl/dataset_formats",
-        "replies that are desirable or not: every two of one prompt are a pair", "rated",
+        UNPAIRED, "https://huggingface.co/docs/trl/dataset_formats",
+        "replies that are desirable or not: every two of one prompt are a pair; where each prompt has one, ratings",
+        "rated",
         {"completion": anything, "label": one_of(True, False)}, {"score": "label"},
     ),
     Layout(

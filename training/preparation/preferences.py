@@ -1,6 +1,6 @@
-"""The preference pairs of a split, tokenised: the training data of the reward stage and DPO."""
+"""The preference pairs of a split, tokenised, for the reward stage and DPO; and its rated replies, for KTO."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,3 +40,51 @@ def read_pairs(stage: Stage, split: str) -> Pairs:
             "longer). Raise it in params.yaml."
         )
     return Pairs(Rows(places, table.row), lengths[places], len(table) - len(places))
+
+
+class Ratings(NamedTuple):
+    """Tokenised rated replies, read from disk as they are asked for."""
+
+    rows: Rows[dict[str, Any]]
+    """{prompt_ids, completion_ids, KL_completion_ids, label}: a reply, whether it is good, and the reply to another
+    prompt, cut where both together would be too long.
+    """
+    lengths: NDArray[np.int64]
+    """Tokens of prompt and reply."""
+    labels: NDArray[np.bool_]
+    too_long: int
+    """Replies left out because they end beyond the stage's max_length."""
+
+
+def read_ratings(stage: Stage, split: str) -> Ratings:
+    """The rated replies of a split with at most the stage's max_length tokens: those of data/prepared/ratings, and
+    both replies of each pair, of which the chosen one is good.
+
+    Each prompt has the reply of another beside its own, in an order drawn with `seed`: what KTO estimates its KL from.
+    Raises DataError if fewer than two are left.
+    """
+    limit: int = stage.params.section(stage.name).max_length
+    prepared = stage.root / "data/prepared"
+    ratings, pairs = (TokenTable(prepared / use / f"{split}.arrow") for use in ("ratings", "preference"))
+    said = [bool(ratings.row(row)["label"][0]) for row in range(len(ratings))]
+    sides = [(ratings, "completion_ids", said), (pairs, "chosen_ids", True), (pairs, "rejected_ids", False)]
+    places = [(table, row, column) for table, column, _ in sides for row in range(len(table))]
+    labels = np.concatenate([np.full(len(table), good, dtype=bool) for table, _, good in sides])
+    lengths = np.concatenate([table.lengths("prompt_ids") + table.lengths(column) for table, column, _ in sides])
+    kept = np.flatnonzero(lengths <= limit)
+    if len(kept) < 2:
+        raise DataError(
+            f"{prepared} has {len(kept)} rated replies in its {split} split that fit in "
+            f"{stage.name}.max_length={limit}, of {len(places)}. Raise it in params.yaml, or name another source."
+        )
+    order = np.random.default_rng(stage.params.seed).permutation(kept)
+    mismatched = dict(zip(order.tolist(), np.roll(order, 1).tolist(), strict=True))
+
+    def row(index: int) -> dict[str, Any]:
+        (table, place, column), (other, other_place, other_column) = places[index], places[mismatched[index]]
+        prompt_ids, reply = table.row(place)["prompt_ids"], table.row(place)[column]
+        other_reply = other.row(other_place)[other_column][: limit - len(prompt_ids)]
+        return {"prompt_ids": prompt_ids, "completion_ids": reply, "KL_completion_ids": other_reply,
+                "label": bool(labels[index])}  # fmt: skip
+
+    return Ratings(Rows(kept, row), lengths[kept], labels[kept], len(places) - len(kept))

@@ -1,4 +1,4 @@
-"""From examples to the three datasets of later stages: TRL's canonical rows with their token ids, without duplicates,
+"""From examples to the four datasets of later stages: TRL's canonical rows with their token ids, without duplicates,
 split by prompt.
 
 Rows pass through one after another. A first pass checks every row and keeps the accepted examples in a file; a second
@@ -101,7 +101,7 @@ class Accepted:
         prompt = same_prompt_key(example.prompt)
         for use, digests in self.digests.items():
             columns = [json.dumps(example.columns, sort_keys=True)] if use == "prompts" and example.columns else []
-            digests.extend(digest(prompt, *row.values(), *columns) for row in REPLIES[use](example))
+            digests.extend(digest(prompt, *map(str, row.values()), *columns) for row in REPLIES[use](example))
 
     def remove(self) -> None:
         """Remove the file."""
@@ -127,7 +127,7 @@ def as_conversation(prompt: Prompt) -> list[Message]:
 # ---------------------------------------------------------------- the second pass
 
 
-NewRow = tuple[dict[str, str], int, bool]
+NewRow = tuple[dict[str, Any], int, bool]
 """Reply columns of a row, the digest of its content, and whether it is the first with it."""
 
 
@@ -152,7 +152,7 @@ class Split:
         self.rows += 1
         self.prompts.append(prompt)
         prompt_ids, *replies = ids
-        if len(replies) == 2:
+        if "chosen" in row:
             tokens = len(prompt_ids) + sum(map(len, replies)) - shared_length(*replies)
             self.pair_tokens.append(tokens)
             chosen, rejected = (len(response_text(row[name])) for name in ("chosen", "rejected"))
@@ -167,7 +167,7 @@ class Split:
     def lengths(self) -> dict[str, NDArray[np.int64]]:
         """Tokens of each row, by column of the file of ids. Only after closing."""
         table = TokenTable(self.path.with_suffix(".arrow"))
-        return {column: table.lengths(column) for column in table.columns}
+        return {column: table.lengths(column) for column in table.columns if column != "label"}
 
     def sequence_tokens(self) -> NDArray[np.int64]:
         """Tokens of prompt plus response for each response, [responses]; of the prompt alone where there is none. Only
@@ -178,7 +178,7 @@ class Split:
 
 
 class Datasets:
-    """Writes the rows of the three datasets. `duplicates` counts those left out, by dataset."""
+    """Writes the rows of the four datasets. `duplicates` counts those left out, by dataset."""
 
     def __init__(self, folder: Path, settings: Data) -> None:
         self._settings = settings
@@ -223,7 +223,7 @@ class Datasets:
                     row = canonical_row(example.prompt, replies)
                     if use == "prompts" and example.columns:
                         row["row"] = example.columns
-                    ids = [prompt_ids, *[reply_ids[text] for text in replies.values()]]
+                    ids = [prompt_ids, *([int(v)] if isinstance(v, bool) else reply_ids[v] for v in replies.values())]
                     split.add(row, prompt, ids)
         for pair in example.pairs if "preference" in rows else ():
             self.known_orders += pair.chosen_first is not None
@@ -350,11 +350,14 @@ def with_room(
     return {e: ids for e, ids in tokens.items() if len(ids) < context_length}, refusals
 
 
-def canonical_row(prompt: Prompt, replies: Mapping[str, str]) -> dict[str, Any]:
-    """TRL's row: {prompt} and replies by column, plain or as lists of messages."""
+def canonical_row(prompt: Prompt, replies: Mapping[str, str | bool]) -> dict[str, Any]:
+    """TRL's row: {prompt}, replies by column, plain or as lists of messages, and the label of a rated one."""
     if isinstance(prompt, str):
         return {"prompt": prompt, **replies}
-    talks = {name: [{"role": "assistant", "content": text}] for name, text in replies.items()}
+    talks = {
+        name: value if isinstance(value, bool) else [{"role": "assistant", "content": value}]
+        for name, value in replies.items()
+    }
     return {"prompt": prompt, **talks}
 
 
@@ -369,13 +372,14 @@ def refuse_if_too_many(accepted: Sequence[Accepted], quarantine: Quarantine, set
 
 
 def refuse_empty_splits(datasets: Datasets, test_fraction: float) -> None:
-    """Check that every dataset has rows to train and to test on; without any preferences a reward function is needed.
+    """Check that every dataset has rows to train and to test on; without any preferences a reward function is needed,
+    and ratings are for KTO.
 
     Raises DataError.
     """
     for use, name, split in datasets.items():
         in_all = sum(other.rows for other in datasets.splits[use].values())
-        if not split.rows and (in_all or use != "preference"):
+        if not split.rows and (in_all or use not in ("preference", "ratings")):
             rows = (row for other in datasets.splits[use].values() for row in jsonl.plain(other.path))
             [(text, alike)] = Counter(opening(row["prompt"]) for row in rows).most_common(1) or [("", 0)]
             most = f" {alike} of them begin with {shown(text)}, and what begins alike is in one split."

@@ -4,6 +4,7 @@ data/prepared/<dataset>/<split>.arrow   a row for each line of <split>.jsonl, a 
 
 sft         prompt_ids, completion_ids
 preference  prompt_ids, chosen_ids, rejected_ids
+ratings     prompt_ids, completion_ids, label (1 for a good reply, 0 for a bad one)
 prompts     prompt_ids
 """
 
@@ -23,6 +24,7 @@ ROWS_AT_ONCE, TOKENS_AT_ONCE = 10_000, 2_000_000
 COLUMNS = {
     "sft": ("prompt_ids", "completion_ids"),
     "preference": ("prompt_ids", "chosen_ids", "rejected_ids"),
+    "ratings": ("prompt_ids", "completion_ids", "label"),
     "prompts": ("prompt_ids",),
 }
 """Dataset -> the columns of its files."""

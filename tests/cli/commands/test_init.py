@@ -21,7 +21,9 @@ pytestmark = pytest.mark.usefixtures("quick_stages")
 
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 SOURCE = {"kind": "file", "path": "mine.csv", "format": "pairs", "columns": {"prompt": "question"}}
-FOUND = {"file": "mine.csv", "format": "pairs", "pairs": 300, "rows": 300, "source": SOURCE}
+FOUND = {
+    "file": "mine.csv", "format": "pairs", "pairs": 300, "good": 0, "bad": 0, "rows": 300, "source": SOURCE,
+}  # fmt: skip
 STAGES = ("data", "sft", "reward", "dpo", "evaluate")
 
 
@@ -131,6 +133,29 @@ def test_data_without_preferences_make_no_recipe() -> None:
     result = {**FOUND, "pairs": 0, "format": "prompts"}
     with pytest.raises(DataError, match="has no preferences"):
         wanted(ROOT, "mine", result, None, None, None, "ppo")
+
+
+def test_ratings_make_a_recipe_of_kto_with_a_function_that_judges(project: Path) -> None:
+    shutil.copytree(ROOT / "recipes", project / "recipes")
+    rows = [{"question": f"where is {i}?", "reply": f"it is {i} away.", "thumbs": "up" if i % 3 else "down"}
+            for i in range(90)]  # fmt: skip
+    (project / "thumbs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    command = ["init", "thumbs", "--data", "thumbs.jsonl"]
+    with pytest.raises(
+        DataError, match=r"thumbs\.jsonl has ratings and no preferences, .* --reward FILE\.py:FUNCTION"
+    ):
+        CliRunner().invoke(app, command, catch_exceptions=False)
+    function = "recipes/right_reply.py:score"
+    done = CliRunner().invoke(app, [*command, "--reward", function], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert "kto" in done.output
+    params = load(project / "recipes/thumbs.yaml")
+    assert (params.align.method, params.data.source.format) == ("kto", "ratings")
+    assert params.reward.path == function
+    checked = CliRunner().invoke(app, ["data", "check", "thumbs.jsonl"], catch_exceptions=False)
+    assert "90 rows give 60 good replies, 30 bad replies, 60 demonstrations, 90 prompts" in " ".join(
+        checked.output.split()
+    )
 
 
 def test_for_a_file_in_no_known_layout_a_reader_is_written_to_be_filled_in(project: Path) -> None:

@@ -102,7 +102,7 @@ def test_without_a_critic_the_phases_are_those_of_ppo_without_values(method: str
     assert (setting.rlhf.value, setting.rlhf.ppo_epochs) == (None, 3)
 
 
-@pytest.mark.parametrize("method", ["dpo", "rloo", "grpo"])
+@pytest.mark.parametrize("method", ["dpo", "kto", "rloo", "grpo"])
 def test_the_run_is_planned_with_its_own_method(method: str) -> None:
     params = demo(f"align.method={method}")
     assert [stage.stage for stage in plan(params, target(params)).stages] == [
@@ -114,11 +114,12 @@ def test_the_run_is_planned_with_its_own_method(method: str) -> None:
     ]
 
 
-def test_the_reference_of_dpo_is_computed_once_however_many_epochs_there_are() -> None:
+@pytest.mark.parametrize("method", ["dpo", "kto"])
+def test_the_reference_is_computed_once_however_many_epochs_there_are(method: str) -> None:
     seconds = {}
     for epochs in ("1.0", "3.0"):
-        params = demo(f"dpo.epochs={epochs}")
-        stage = plan(params, target(params), ("dpo",)).stages[0]
+        params = demo(f"{method}.epochs={epochs}")
+        stage = plan(params, target(params), (method,)).stages[0]
         seconds[epochs] = {phase.phase: phase.seconds for phase in stage.phases}
         assert "ref" not in stage.memory
     assert seconds["3.0"]["reference"] == seconds["1.0"]["reference"] > 0
@@ -390,6 +391,20 @@ def test_what_is_read_besides_training_is_counted() -> None:
     assert result["reward"].workload.held_out == 2 * (rows.preference_held_out + 2000)
     assert result["dpo"].workload.held_out == 2 * rows.preference_held_out
     assert result["dpo"].workload.reference_sequences == 2 * both
+    # both replies of a pair, and one of another prompt beside each
+    assert result["kto"].workload.held_out == 4 * rows.preference_held_out
+    assert result["kto"].workload.reference_sequences == 4 * both
+    assert result["kto"].workload.steps == pytest.approx(2 * rows.preference / params.kto.batch_size)
+
+
+def test_ratings_are_counted_beside_pairs() -> None:
+    rows = Rows(100, 100, 100, 30, 30, 14, 20, longest_preference=50, preference_held_out=10,
+                ratings=50, ratings_held_out=5, ratings_tokens=60, longest_rating=80)  # fmt: skip
+    params = demo()
+    result = setting_of(params, target(params), "kto", rows, base_shape(params, Path())).workload
+    assert (result.mean_tokens, result.max_tokens) == ((200 * 30 + 50 * 60) / 250, 80)
+    assert result.steps == pytest.approx(250 / params.kto.batch_size)
+    assert (result.held_out, result.reference_sequences) == (2 * 25, 2 * 275)
 
 
 def test_three_models_answer_every_prompt_of_the_evaluation() -> None:

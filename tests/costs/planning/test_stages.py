@@ -34,8 +34,8 @@ def test_every_stage_has_time_and_memory(stage: str) -> None:
 
 
 def test_an_unknown_stage_says_where_to_add_it() -> None:
-    with pytest.raises(CostError, match=r"stage 'kto' has no plan.*costs/planning/phases.py"):
-        phases(replace(sft(), stage="kto"))
+    with pytest.raises(CostError, match=r"stage 'orpo' has no plan.*costs/planning/phases.py"):
+        phases(replace(sft(), stage="orpo"))
 
 
 def named(setting: Setting) -> dict[str, float]:

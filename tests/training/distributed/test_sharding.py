@@ -49,6 +49,7 @@ EXCHANGED: dict[str, dict[str, Any]] = {
     },  # evaluated in micro-batches, so they are those of the other runs
     "reward": {"micro_batch_size": 2, "checkpoint_every_steps": 100},
     "dpo": {"micro_batch_size": 2, "checkpoint_every_steps": 100},
+    "kto": {"micro_batch_size": 2, "checkpoint_every_steps": 100},
     "ppo": {"checkpoint_every_updates": 100},
     "rloo": {"checkpoint_every_updates": 100},
     "grpo": {"checkpoint_every_updates": 100},
@@ -57,6 +58,7 @@ LEVELS = {
     "sft": ("zero3", "zero2"),
     "reward": ("zero2", "zero3"),
     "dpo": ("none", "zero3"),
+    "kto": ("none", "zero3"),
     "ppo": ("zero3", "zero2"),
     "rloo": ("zero3", "none"),
     "grpo": ("none", "zero2"),
@@ -106,14 +108,14 @@ def ran(finished: Path, tmp_path_factory: pytest.TempPathFactory, request: pytes
         result[name] = copied(result[of], places / name, "ppo")
         (result[name] / "params.yaml").write_text((result[of] / "params.yaml").read_text(), encoding="utf-8")
         work(result[name], "ppo")
-    for stage in [stage for stage in ("dpo", "rloo", "grpo") if stage in exchanged]:
+    for stage in [stage for stage in ("dpo", "kto", "rloo", "grpo") if stage in exchanged]:
         result[f"{stage}-alone"] = copied(finished, places / f"{stage}-alone", stage)
         work(result[f"{stage}-alone"], stage)
     return result
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("stage", first_ones(EXCHANGED, ["sft", "ppo"]))
+@pytest.mark.parametrize("stage", first_ones(EXCHANGED, ["sft", "kto", "ppo"]))
 def test_whoever_goes_on_and_however_it_is_divided_a_run_ends_with_the_same_weights(
     stage: str, ran: dict[str, Path], finished: Path
 ) -> None:

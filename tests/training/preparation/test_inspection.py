@@ -63,6 +63,20 @@ def test_what_stands_in_data_source_is_read_by_the_data_stage_in_the_same_way(tm
             {"prompt": "instruction", "completion": "output", "input": "input"},
         ),
         ({"Question": "a"}, "prompts", {"prompt": "Question"}),
+        (
+            {"question": "a", "answer": "b", "feedback": "👍"},
+            "ratings",
+            {"prompt": "question", "completion": "answer", "label": "feedback"},
+        ),
+        (
+            {"prompt": "a", "response": "b", "thumbs_up": "0"},
+            "ratings",
+            {"completion": "response", "label": "thumbs_up"},
+        ),
+        # 1 may as well say that a reply is toxic
+        ({"prompt": "a", "completion": "b", "label": 1}, "rated", {"score": "label"}),
+        ({"prompt": "a", "response": "b", "label": 1}, "instructions", {"completion": "response"}),
+        ({"prompt": "a", "completion": "b", "label": True}, "ratings", {}),
         ("a", "prompts", {}),
         ({"prompt": {"text": "a", "role": "prompter", "replies": []}, "id": 3}, "trees", {}),
     ],
@@ -71,6 +85,21 @@ def test_formats(tmp_path: Path, row: Any, form: str, columns: dict[str, str]) -
     result = looked_at(tmp_path, [row])
     assert (result.format, result.columns) == (form, columns)
     assert result.refused == {}
+
+
+def test_ratings_are_counted_and_a_value_that_says_neither_is_refused(tmp_path: Path) -> None:
+    rows = [{"prompt": f"p {i}", "completion": f"r {i}", "label": ["up", "down", "down"][i % 3]} for i in range(9)]
+    result = looked_at(tmp_path, [*rows, rows[0], {**rows[1], "label": "meh"}], form="ratings")
+    assert (result.good, result.bad, result.pairs, result.demonstrations) == (4, 6, 0, 4)
+    assert result.duplicates == 1
+    assert result.refused["not_a_rating"]["rows"] == 1
+    assert result.source["format"] == "ratings"
+    assert [reply for _, reply in result.samples] == ["r 0", "r 1", "r 2"]
+
+
+def test_replies_to_one_prompt_are_pairs_and_to_each_its_own_ratings(tmp_path: Path) -> None:
+    rows = [{"prompt": f"p {i // 2}", "completion": f"r {i}", "label": i % 2 == 0} for i in range(8)]
+    assert (looked_at(tmp_path, rows).format, looked_at(tmp_path, rows[::2]).format) == ("rated", "ratings")
 
 
 def test_refusals_stand_with_their_first_place(tmp_path: Path) -> None:

@@ -135,6 +135,7 @@ PUBLISHED: dict[str, tuple[list[Any], list[tuple[Any, str, str]]]] = {
         [("p", "x", "y")],
     ),
     "pairs": ([{"prompt": "p", "chosen": "x", "rejected": "y"}], [("p", "x", "y")]),
+    "ratings": ([{"prompt": "p", "reply": "x", "thumbs": "up"}], []),
     "instructions": ([{"prompt": "p", "completion": "x"}], []),
     "prompts": ([{"prompt": "p"}, "q"], []),
 }  # fmt: skip

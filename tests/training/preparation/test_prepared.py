@@ -59,6 +59,7 @@ def test_exact_duplicates_are_dropped_and_contradictions_kept(tmp_path: Path) ->
     assert duplicate_metrics(datasets) == {
         "sft_duplicates": 1,
         "preference_duplicates": 1,
+        "ratings_duplicates": 0,
         "prompts_duplicates": 3,
         "contradictory_pairs": 2,
     }

@@ -108,13 +108,14 @@ def params(**sections: dict[str, Any]) -> Params:
         "checkpoint_every_updates": 3,
         "kl": content["ppo"]["kl"] | {"controller": "adaptive", "horizon": 200},
     }
-    content["dpo"] |= {
-        "epochs": 3.0,
-        "max_steps": None,
-        "log_every_steps": 1,
-        "checkpoint_every_steps": 4,
-        "learning_rate": 2.0e-3,
-    }
+    for method in ("dpo", "kto"):
+        content[method] |= {
+            "epochs": 3.0,
+            "max_steps": None,
+            "log_every_steps": 1,
+            "checkpoint_every_steps": 4,
+            "learning_rate": 2.0e-3,
+        }
     content["rloo"] |= {"updates": 8, "checkpoint_every_updates": 3, "rloo_epochs": 2, "learning_rate": 1.0e-3}
     content["grpo"] |= {"updates": 8, "checkpoint_every_updates": 3, "grpo_epochs": 2, "learning_rate": 1.0e-3}
     for name, section in sections.items():
