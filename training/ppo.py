@@ -107,11 +107,11 @@ def ppo(stage: Stage) -> None:
         phase = partial(in_phase, stage, update)
         backoff = partial(oom.run, step=update)
 
-        batches = Batches(settings)
+        batches, resting = Batches(settings), {prompt for prompt, _ in state.resting}
         while batches.wants():
             # 1. roll out
             number = batches.number
-            places = choose_prompts(range(len(prompts)), settings, seed, update, number)
+            places = choose_prompts(range(len(prompts)), settings, seed, update, number, resting)
             batch = [prompts[place] for place in places]
             own_seed = stream_seed(seed, f"sampling {number}" if number else "sampling", update)
             noise_BT = sampling_noise(len(batch), limits.max_new_tokens, own_seed)
@@ -203,6 +203,7 @@ def ppo(stage: Stage) -> None:
             write_samples(stage, update, tokenizer, batch, rollout.responses, score_B)
         state.kl_coef = next_kl_coef(state.kl_coef, row["kl"], settings)
         state.history.append((*batches.score, seconds))
+        state.resting = batches.resting(state.resting, update)
         gain = has_stopped_paying(stage, state)
         state.ended = gain is not None or (settings.max_kl is not None and row["kl"] > settings.max_kl)
         if gain is not None:

@@ -177,6 +177,11 @@ class Refill(Section):
     most_batches: Annotated[int, Field(ge=2)] = Field(
         description="Batches that an update may sample until it has groups with a difference alone; each is paid for."
     )
+    revisit: Positive | None = Field(
+        default=None,
+        description="Updates for which a prompt rests that was solved every time: its responses all scored alike, "
+        "above the mean. Others take its place, and then it comes back. null: every prompt once a pass.",
+    )
 
 
 class Grouped(Online):

@@ -6,7 +6,7 @@ counts; N response tokens of some episodes, one after another.
 
 import hashlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -89,11 +89,19 @@ def stream_seed(seed: int, stream: str, number: int) -> int:
     return int.from_bytes(digest[:7], "big")
 
 
-def choose_prompts(prompts: Sequence[T], settings: SamplingLoop, seed: int, update: int, further: int = 0) -> list[T]:
+def choose_prompts(
+    prompts: Sequence[T],
+    settings: SamplingLoop,
+    seed: int,
+    update: int,
+    further: int = 0,
+    resting: Set[T] = frozenset(),
+) -> list[T]:
     """The prompts of an update, each repeated responses_per_prompt times: in random order, without replacement until
-    all were used. Every `further` batch of an update has an order of its own.
+    all were used. Every `further` batch of an update has an order of its own. In the place of a `resting` prompt is
+    another, as long as there are any.
 
-    A function of seed and update only, so that a resumed run continues with the right prompts.
+    A function of seed, update and what rests only, so that a resumed run continues with the right prompts.
     """
     seed = stream_seed(seed, "refill", further) if further else seed
     per_update = settings.batch_size // settings.responses_per_prompt
@@ -101,6 +109,10 @@ def choose_prompts(prompts: Sequence[T], settings: SamplingLoop, seed: int, upda
     for position in range((update - 1) * per_update, update * per_update):
         epoch, place = divmod(position, len(prompts))
         chosen.append(prompts[_prompt_order(len(prompts), seed, epoch)[place]])
+    if resting and not resting.isdisjoint(chosen):
+        order = _prompt_order(len(prompts), stream_seed(seed, "revisit", update), 0)
+        others = (prompts[place] for place in order if prompts[place] not in resting and prompts[place] not in chosen)
+        chosen = [next(others, prompt) if prompt in resting else prompt for prompt in chosen]
     return [prompt for prompt in chosen for _ in range(settings.responses_per_prompt)]
 
 

@@ -42,6 +42,7 @@ class Batches:
     def __init__(self, settings: Online) -> None:
         refill = settings.refill if isinstance(settings, Grouped) else None
         self._most, self._group = refill.most_batches if refill else 1, settings.responses_per_prompt
+        self._revisit = refill.revisit if refill else None
         self._batches: list[Scored] = []
 
     @property
@@ -63,6 +64,19 @@ class Batches:
 
     def add(self, scored: Scored) -> None:
         self._batches.append(scored)
+
+    def resting(self, before: Sequence[tuple[int, int]], update: int) -> list[tuple[int, int]]:
+        """The prompts that rest after this update, each with the last update of its rest: those of `before` that still
+        do, and those that this update saw solved every time.
+        """
+        still = [(prompt, last) for prompt, last in before if last > update]
+        if self._revisit is None:
+            return still
+        sampled = _joined(self._batches)
+        groups = zip(sampled.places[:: self._group], sampled.shaped_B.view(-1, self._group), strict=True)
+        mean = sampled.shaped_B.mean()
+        solved = {place for place, score_G in groups if (score_G == score_G[0]).all() and score_G[0] > mean}
+        return still + [(prompt, update + self._revisit) for prompt in sorted(solved)]
 
     def chosen(self) -> tuple[Scored, dict[str, float]]:
         """The responses to learn from, as many as a batch has, and the share of groups without a difference of those

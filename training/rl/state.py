@@ -32,6 +32,8 @@ class PpoState(LoopState):
     """Number of times training went back to a checkpoint after diverging."""
     history: list[tuple[float, float, float]] = field(default_factory=list)
     """Score, its squared standard error, and seconds of each update."""
+    resting: list[tuple[int, int]] = field(default_factory=list)
+    """Prompts that were solved every time, each with the last update of its rest."""
 
     @property
     def rate_factor(self) -> float:

@@ -9,7 +9,7 @@ import torch
 
 import training.ppo as loop
 from tests.training.support.processes import metric_rows
-from tests.training.support.tiny import open_stage, params
+from tests.training.support.tiny import files, open_stage, params, stop_after_a_step, work
 from training.rl.episodes import choose_prompts
 from training.rl.refill import Batches, Scored
 from training.rollout.engine import Rollout
@@ -19,7 +19,8 @@ def batch(number: int, *scores: float) -> Scored:
     """Responses that say which they are: of batch 1 10, 11 and so on."""
     names = [10 * number + i for i in range(len(scores))]
     rollout = Rollout([[name] for name in names], [torch.tensor([1.0 * name]) for name in names], None)
-    return Scored([name // 2 for name in names], rollout, torch.tensor(scores), torch.tensor(scores))
+    score_B = torch.tensor(scores, dtype=torch.float32)
+    return Scored([name // 2 for name in names], rollout, score_B, score_B)
 
 
 def batches(most: int | None, *given: Scored) -> Batches:
@@ -75,6 +76,63 @@ def test_further_batches_have_an_order_of_their_own() -> None:
     assert chosen[1] == chosen[3]
     assert chosen[0] != chosen[1] != chosen[2]
     assert chosen[0] == choose_prompts(range(1000), settings, 3, 5)
+
+
+def test_a_resting_prompt_is_replaced_by_another_of_the_pass() -> None:
+    settings = params(grpo={"responses_per_prompt": 2, "batch_size": 8}).grpo
+    usual = choose_prompts(range(1000), settings, 3, 5)
+    rests = {usual[2], usual[6], 999}
+    chosen = choose_prompts(range(1000), settings, 3, 5, 0, rests)
+    assert chosen == choose_prompts(range(1000), settings, 3, 5, 0, rests)
+    assert (chosen[:2], chosen[4:6]) == (usual[:2], usual[4:6])
+    assert not rests & {*chosen}
+    assert len({*chosen}) == 4
+    assert chosen[2] == chosen[3]
+
+
+def test_where_all_prompts_rest_they_are_sampled_all_the_same() -> None:
+    settings = params(grpo={"responses_per_prompt": 2, "batch_size": 8}).grpo
+    usual = choose_prompts(range(6), settings, 3, 5)
+    assert choose_prompts(range(6), settings, 3, 5, 0, {*range(6)}) == usual
+
+
+def test_prompts_rest_that_were_solved_every_time_until_they_come_back() -> None:
+    settings = params(grpo={"responses_per_prompt": 2, "refill": {"most_batches": 2, "revisit": 3}}).grpo
+    result = Batches(settings)
+    result.add(batch(1, 1, 1, 0, 0))
+    result.add(batch(2, 1, 0, 1, 1))
+    # of the prompts 5, 6, 10 and 11 the first and the last were solved
+    assert result.resting([(7, 4), (8, 5)], 4) == [(8, 5), (5, 7), (11, 7)]
+    assert batches(2, batch(1, 1, 1, 0, 0)).resting([(7, 5)], 4) == [(7, 5)]
+    same = Batches(settings)
+    same.add(batch(1, 0, 0, 0, 0))
+    assert same.resting([], 4) == []
+
+
+def test_a_run_with_resting_prompts_resumes_to_the_bit(
+    project: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "scores", lambda _, __, rows: torch.tensor([1.0 * (len(ids) % 3 > 0) for ids in rows]))
+    section = {"responses_per_prompt": 2, "checkpoint_every_updates": 1, "updates": 6,
+               "refill": {"most_batches": 2, "revisit": 4}}  # fmt: skip
+    straight, interrupted = (project("grpo", name, grpo=section) for name in ("straight", "interrupted"))
+    rested = []
+
+    def choose(prompts: Any, settings: Any, seed: int, update: int, further: int, resting: set[int]) -> list[int]:
+        rested.append((update, further, sorted(resting)))
+        chosen: list[int] = choose_prompts(prompts, settings, seed, update, further, resting)
+        assert not resting & {*chosen}
+        return chosen
+
+    monkeypatch.setattr(loop, "choose_prompts", choose)
+    work(straight, "grpo")
+    first, rested[:] = list(rested), []
+    for _ in range(3):
+        stop_after_a_step(interrupted, "grpo")
+    work(interrupted, "grpo")
+    assert rested == first
+    assert any(prompts for _, _, prompts in first)
+    assert files(interrupted / "models/grpo") == files(straight / "models/grpo")
 
 
 @pytest.mark.parametrize("most", [None, 4])
