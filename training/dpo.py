@@ -21,19 +21,16 @@ from trl import DPOConfig, DPOTrainer
 from trl.trainer.dpo_trainer import DataCollatorForPreference
 
 from config.methods.dpo import Dpo
-from training.distributed.collectives import map_across_ranks
 from training.distributed.sharding import unsharded
 from training.evaluation.intervals import wilson
 from training.evaluation.overfitting import RowLosses, calibrated, pair_losses
-from training.hf.aligned import load_from_sft, save_aligned
 from training.hf.checkpoints import TrainedCheckpoints
+from training.hf.offline import load_from_sft, reply_logps, save_aligned
 from training.hf.pair_loss import PairCountingCollator, PairLoss
 from training.hf.trainer import BucketedData, CountingCollator, OurNames, StageCallback, arguments, train
 from training.hf.validation import Validation, has_validation
-from training.modeling.batching import shared_length
-from training.modeling.models import autocast
 from training.modeling.packing import shares_prefix
-from training.modeling.sequences import logprobs_in_pairs, pair_logps
+from training.modeling.sequences import logprobs_in_pairs
 from training.modeling.tokenizer import load_tokenizer
 from training.preparation.preferences import read_pairs
 from training.preparation.tokens import Rows
@@ -82,18 +79,16 @@ def dpo(stage: Stage) -> None:
     splits = ("train", "test", *(("validation",) if has_validation(stage, "preference") else ()))
     pairs = {split: read_pairs(stage, split) for split in splits}
     model = load_from_sft(stage, settings, tokenizer)
-    once = shares_prefix(model)
     with stage.meter.phase("reference", 0) as work:
-        ref = {split: reply_logps(model, pairs[split].rows, stage) for split in pairs}
-        add_work(work, [row for split in pairs.values() for row in split.rows], once)
-    collator = (PairCountingCollator if once else CountingCollator)(
+        ref = {split: pair_replies(model, pairs[split].rows, stage, work) for split in pairs}
+    collator = (PairCountingCollator if shares_prefix(model) else CountingCollator)(
         DataCollatorForPreference(pad_token_id=tokenizer.pad_token_id)
     )
     validation = None
     if "validation" in pairs:
 
         def losses(model: PreTrainedModel, split: str) -> RowLosses:
-            policy = reply_logps(model, pairs[split].rows, stage)
+            policy = pair_replies(model, pairs[split].rows, stage)
             return pair_losses(margins(policy, ref[split], settings.beta).numpy())
 
         validation = Validation(stage, settings.keep, settings.checkpoint_every_steps, losses)
@@ -129,10 +124,9 @@ def dpo(stage: Stage) -> None:
     chosen = validation.finish(trainer.model) if validation is not None else {}
     model, step = trainer.model.eval(), trainer.state.global_step
     with stage.meter.phase("evaluate", step) as work, unsharded(model):
-        held_out = reply_logps(model, pairs["test"].rows, stage)
-        add_work(work, pairs["test"].rows, once)
+        held_out = pair_replies(model, pairs["test"].rows, stage, work)
         if validation is not None:
-            policy = reply_logps(model, pairs["validation"].rows, stage)
+            policy = pair_replies(model, pairs["validation"].rows, stage)
             chosen |= calibrated(
                 margins(policy, ref["validation"], settings.beta).numpy(),
                 margins(held_out, ref["test"], settings.beta).numpy(),
@@ -159,36 +153,12 @@ def dpo(stage: Stage) -> None:
     stage.finish("models/dpo", "metrics/dpo.json", "plots/dpo.csv")
 
 
-def reply_logps(model: PreTrainedModel, rows: Sequence[dict[str, list[int]]], stage: Stage) -> Logps:
-    """Log-probability of every chosen and rejected reply under `model`."""
-    settings: Dpo = stage.params.section("dpo")
-    pairs = [(row["prompt_ids"] + row["chosen_ids"], row["prompt_ids"] + row["rejected_ids"]) for row in rows]
-    both = [first + second for first, second in pairs]
-    prompt_lengths = [len(row["prompt_ids"]) for row in rows]
-    budget_tokens = 4 * settings.micro_batch_size * settings.max_length
-    with autocast(stage.params.model, model.device):
-        logps = map_across_ranks(
-            lambda work: work(budget_tokens),
-            lambda size, _, replies, starts: list(pair_logps(model, replies, starts, size)),
-            both,
-            pairs,
-            prompt_lengths,
-        )
-    return Logps(*torch.stack(logps).T)
-
-
-def add_work(work: Work, rows: Sequence[dict[str, list[int]]], once: bool) -> None:
-    """Record one pass over both sequences of every pair, reading their common prefix `once`."""
-    work.add(
-        tokens=sum(
-            (1 if once else 2) * len(row["prompt_ids"])
-            + len(row["chosen_ids"])
-            + len(row["rejected_ids"])
-            - once * shared_length(row["chosen_ids"], row["rejected_ids"])
-            for row in rows
-        ),
-        sequences=2 * len(rows),
-    )
+def pair_replies(
+    model: PreTrainedModel, rows: Sequence[dict[str, list[int]]], stage: Stage, work: Work | None = None
+) -> Logps:
+    """Log-probability of every chosen and rejected reply under `model`; `work` counts the tokens read."""
+    at_once = 4 * stage.params.section("dpo").micro_batch_size
+    return Logps(*reply_logps(model, rows, ("chosen_ids", "rejected_ids"), stage, at_once, work))
 
 
 def with_reference(rows: Sequence[dict[str, list[int]]], ref: Logps) -> Rows[dict[str, Any]]:

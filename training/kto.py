@@ -30,13 +30,12 @@ from config.methods.kto import Kto
 from training.distributed import collectives
 from training.distributed.sharding import unsharded
 from training.evaluation.overfitting import RowLosses
-from training.hf.aligned import load_from_sft, save_aligned
 from training.hf.checkpoints import TrainedCheckpoints
+from training.hf.offline import load_from_sft, reply_logps, save_aligned
 from training.hf.pair_loss import PairLoss
 from training.hf.trainer import BucketedData, CountingCollator, OurNames, StageCallback, arguments, real_rows, train
 from training.hf.validation import Validation, has_validation
-from training.modeling.models import autocast
-from training.modeling.sequences import IGNORED, logprobs_in_rows, sequence_logprobs
+from training.modeling.sequences import IGNORED, logprobs_in_rows
 from training.modeling.tokenizer import load_tokenizer
 from training.preparation.preferences import Ratings, read_ratings
 from training.preparation.tokens import Rows
@@ -195,25 +194,9 @@ def kto(stage: Stage) -> None:
 
 
 def rated_logps(model: PreTrainedModel, ratings: Ratings, stage: Stage, work: Work | None = None) -> Logps:
-    """Log-probability of every rated reply, and of the reply beside it, under `model`; `work` counts their tokens."""
-    settings: Kto = stage.params.section("kto")
-    rows = [row for row in ratings.rows for _ in Logps._fields]
-    replies = [row[column] for row in ratings.rows for column in ("completion_ids", "KL_completion_ids")]
-    sequences = [row["prompt_ids"] + reply for row, reply in zip(rows, replies, strict=True)]
-    prompt_lengths = [len(row["prompt_ids"]) for row in rows]
-    budget_tokens = 2 * settings.micro_batch_size * settings.max_length
-    with autocast(stage.params.model, model.device):
-        logps = collectives.map_across_ranks(
-            lambda share: share(budget_tokens),
-            lambda size, ids, starts: [
-                logprobs.double().sum() for logprobs in sequence_logprobs(model, ids, starts, 1.0, size)
-            ],
-            sequences,
-            prompt_lengths,
-        )
-    if work is not None:
-        work.add(tokens=sum(map(len, sequences)), sequences=len(sequences))
-    return Logps(*torch.stack(logps).view(-1, 2).T.numpy())
+    """Log-probability of every rated reply, and of the reply beside it, under `model`; `work` counts the tokens."""
+    replies, at_once = ("completion_ids", "KL_completion_ids"), 2 * stage.params.section("kto").micro_batch_size
+    return Logps(*(part.numpy() for part in reply_logps(model, ratings.rows, replies, stage, at_once, work)))
 
 
 def with_reference(ratings: Ratings, ref: Logps) -> Rows[dict[str, Any]]:

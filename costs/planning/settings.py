@@ -268,18 +268,21 @@ def _dpo(params: Params, target: Target, rows: Rows, model: ModelShape) -> Setti
 
 
 def _kto(params: Params, target: Target, rows: Rows, model: ModelShape) -> Setting:
-    """Rated replies, each with a reply to another prompt beside it that the reference and every check read too."""
+    """Rated replies, each with a reply to another prompt beside it that the reference and every check read too, with
+    the prompt once.
+    """
     section: Kto = params.section("kto")
     levers = levers_of(params, dict(section), section.micro_batch_size, section.batch_size, target.gpus)
     mean, longest = min(rows.rated_tokens, section.max_length), min(rows.longest_rated, section.max_length)
     in_replies = max(0.0, 1 - rows.prompt_tokens / mean)
+    both = 2.0 if levers.attention == "eager" else 1 + in_replies
     checked = validated(params, section, rows.rated, rows.rated_held_out)
     work = Workload(
         floor(longest),
         mean,
         _steps(rows.rated, section),
-        held_out=2 * (rows.rated_held_out + checked),
-        reference_sequences=2 * (rows.rated + rows.rated_held_out),
+        held_out=both * (rows.rated_held_out + checked),
+        reference_sequences=both * (rows.rated + rows.rated_held_out),
         loss_tokens=in_replies,
         read_tokens=in_replies,
     )

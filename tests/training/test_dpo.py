@@ -27,7 +27,7 @@ from tests.training.support.tiny import (
     tokenizer,
     work,
 )
-from training.dpo import BucketedDPOTrainer, Logps, judged, margins, reply_logps
+from training.dpo import BucketedDPOTrainer, Logps, judged, margins, pair_replies
 from training.modeling.models import load_policy
 from training.modeling.sequences import logprobs_in_pairs, pair_logps, sequence_logprobs
 from training.modeling.tokenizer import encode_prompt, encode_response, load_tokenizer
@@ -95,7 +95,7 @@ def test_reply_logps_are_those_of_the_reply_alone_after_its_prompt(finished: Pat
     model = load_policy(finished / "models/sft", params().model, tokenizer).eval()
     rows = read_pairs(stage, "test").rows
     with torch.no_grad():
-        result = reply_logps(model, rows, stage)
+        result = pair_replies(model, rows, stage)
         for i, row in enumerate(rows[:4]):
             for side, value in (("chosen_ids", result.chosen[i]), ("rejected_ids", result.rejected[i])):
                 ids = torch.tensor([row["prompt_ids"] + row[side]])
@@ -192,7 +192,7 @@ def test_the_figures_are_those_of_the_saved_model_against_sft(undisturbed: Path)
     rows = read_pairs(stage, "test").rows
     with torch.no_grad():
         policy, ref = (
-            reply_logps(load_policy(undisturbed / "models" / name, params().model, tokenizer).eval(), rows, stage)
+            pair_replies(load_policy(undisturbed / "models" / name, params().model, tokenizer).eval(), rows, stage)
             for name in ("dpo", "sft")
         )
     expected = judged(policy, ref, params().dpo.beta)

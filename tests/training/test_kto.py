@@ -246,9 +246,9 @@ def test_every_token_is_accounted_in_the_phase_that_read_it(undisturbed: Path) -
     stage, _ = open_stage(undisturbed, "kto")
 
     def tokens(split: str, *columns: str) -> int:
-        return sum(
-            len(row["prompt_ids"] + row[column]) for row in read_ratings(stage, split).rows for column in columns
-        )
+        """With what both sequences of a row begin with once."""
+        sequences = ([row["prompt_ids"] + row[name] for name in columns] for row in read_ratings(stage, split).rows)
+        return sum(len({tuple(ids[: n + 1]) for ids in both for n in range(len(ids))}) for both in sequences)
 
     both = ("completion_ids", "KL_completion_ids")
     rows = jsonl.read(undisturbed / "runs/kto/usage.jsonl", UsageRow).rows

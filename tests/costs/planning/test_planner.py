@@ -391,9 +391,10 @@ def test_what_is_read_besides_training_is_counted() -> None:
     assert result["reward"].workload.held_out == 2 * (rows.preference_held_out + 2000)
     assert result["dpo"].workload.held_out == 2 * rows.preference_held_out
     assert result["dpo"].workload.reference_sequences == 2 * both
-    # both replies of a pair, and one of another prompt beside each
-    assert result["kto"].workload.held_out == 4 * rows.preference_held_out
-    assert result["kto"].workload.reference_sequences == 4 * both
+    # both replies of a pair, and one of another prompt beside each, with the prompt once
+    twice = 2 - rows.prompt_tokens / rows.preference_tokens
+    assert result["kto"].workload.held_out == pytest.approx(2 * twice * rows.preference_held_out)
+    assert result["kto"].workload.reference_sequences == pytest.approx(2 * twice * both)
     assert result["kto"].workload.steps == pytest.approx(2 * rows.preference / params.kto.batch_size)
 
 
@@ -404,7 +405,8 @@ def test_ratings_are_counted_beside_pairs() -> None:
     result = setting_of(params, target(params), "kto", rows, base_shape(params, Path())).workload
     assert (result.mean_tokens, result.max_tokens) == ((200 * 30 + 50 * 60) / 250, 80)
     assert result.steps == pytest.approx(250 / params.kto.batch_size)
-    assert (result.held_out, result.reference_sequences) == (2 * 25, 2 * 275)
+    twice = 2 - 14 / 36  # the prompt is read once
+    assert (result.held_out, result.reference_sequences) == pytest.approx((twice * 25, twice * 275))
 
 
 def test_three_models_answer_every_prompt_of_the_evaluation() -> None:
