@@ -12,7 +12,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
 import torch
 from datasets import Dataset
 from torch import Tensor
@@ -25,7 +24,7 @@ from training.distributed.sharding import unsharded
 from training.evaluation.intervals import wilson
 from training.evaluation.overfitting import RowLosses, calibrated, pair_losses
 from training.hf.checkpoints import TrainedCheckpoints
-from training.hf.offline import load_from_sft, reply_logps, save_aligned
+from training.hf.offline import Tokenised, load_from_sft, reply_logps, save_aligned, with_reference
 from training.hf.pair_loss import PairCountingCollator, PairLoss
 from training.hf.trainer import BucketedData, CountingCollator, OurNames, StageCallback, arguments, train
 from training.hf.validation import Validation, has_validation
@@ -33,7 +32,6 @@ from training.modeling.packing import shares_prefix
 from training.modeling.sequences import logprobs_in_pairs
 from training.modeling.tokenizer import load_tokenizer
 from training.preparation.preferences import read_pairs
-from training.preparation.tokens import Rows
 from training.process.artifacts import write_json
 from training.process.curves import write_curves
 from training.process.run import run_stage
@@ -51,7 +49,7 @@ class Logps(NamedTuple):
     rejected: Tensor
 
 
-class BucketedDPOTrainer(PairLoss, BucketedData, TrainedCheckpoints, OurNames, DPOTrainer):
+class BucketedDPOTrainer(PairLoss, BucketedData, TrainedCheckpoints, OurNames, Tokenised, DPOTrainer):
     """TRL's trainer on tokenised pairs with reference log-probs, in batches of similar length."""
 
     names: ClassVar[dict[str, str]] = {
@@ -64,12 +62,6 @@ class BucketedDPOTrainer(PairLoss, BucketedData, TrainedCheckpoints, OurNames, D
         "entropy": "entropy",
     }
     pair_means: ClassVar[tuple[str, ...]] = tuple(name for name in names if name != "entropy")
-
-    def _prepare_dataset(self, dataset: Dataset, *_: Any) -> Dataset:
-        return dataset
-
-    def _precompute_ref_logps(self, dataset: Dataset, *_: Any) -> Dataset:
-        return dataset
 
 
 def dpo(stage: Stage) -> None:
@@ -118,7 +110,9 @@ def dpo(stage: Stage) -> None:
     trainer.loss_is_scaled_for_ga = True
     if settings.loss == "ipo":
         trainer.filler_loss = 1 / (2 * settings.beta) ** 2
-    rows = with_reference(pairs["train"].rows, ref["train"])
+    rows = with_reference(
+        pairs["train"].rows, ref_chosen_logps=ref["train"].chosen, ref_rejected_logps=ref["train"].rejected
+    )
     trainer.bucket(rows, pairs["train"].lengths, filler, settings)
     train(trainer, stage)
     chosen = validation.finish(trainer.model) if validation is not None else {}
@@ -159,19 +153,6 @@ def pair_replies(
     """Log-probability of every chosen and rejected reply under `model`; `work` counts the tokens read."""
     at_once = 4 * stage.params.section("dpo").micro_batch_size
     return Logps(*reply_logps(model, rows, ("chosen_ids", "rejected_ids"), stage, at_once, work))
-
-
-def with_reference(rows: Sequence[dict[str, list[int]]], ref: Logps) -> Rows[dict[str, Any]]:
-    """Rows in the form of TRL's loss."""
-    chosen, rejected = (logps_B.numpy() for logps_B in ref)
-    return Rows(
-        np.arange(len(rows)),
-        lambda place: {
-            **rows[place],
-            "ref_chosen_logps": float(chosen[place]),
-            "ref_rejected_logps": float(rejected[place]),
-        },
-    )
 
 
 def margins(policy: Logps, ref: Logps, beta: float) -> Tensor:

@@ -31,14 +31,13 @@ from training.distributed import collectives
 from training.distributed.sharding import unsharded
 from training.evaluation.overfitting import RowLosses
 from training.hf.checkpoints import TrainedCheckpoints
-from training.hf.offline import load_from_sft, reply_logps, save_aligned
+from training.hf.offline import Tokenised, load_from_sft, reply_logps, save_aligned, with_reference
 from training.hf.pair_loss import PairLoss
 from training.hf.trainer import BucketedData, CountingCollator, OurNames, StageCallback, arguments, real_rows, train
 from training.hf.validation import Validation, has_validation
 from training.modeling.sequences import IGNORED, logprobs_in_rows
 from training.modeling.tokenizer import load_tokenizer
 from training.preparation.preferences import Ratings, read_ratings
-from training.preparation.tokens import Rows
 from training.process.artifacts import write_json
 from training.process.curves import write_curves
 from training.process.run import run_stage
@@ -56,7 +55,7 @@ class Logps(NamedTuple):
     mismatched: NDArray[np.float64]
 
 
-class BucketedKTOTrainer(PairLoss, BucketedData, TrainedCheckpoints, OurNames, KTOTrainer):
+class BucketedKTOTrainer(PairLoss, BucketedData, TrainedCheckpoints, OurNames, Tokenised, KTOTrainer):
     """TRL's trainer on tokenised replies with reference log-probs, in batches of similar length, each with one KL."""
 
     names: ClassVar[dict[str, str]] = {
@@ -70,12 +69,6 @@ class BucketedKTOTrainer(PairLoss, BucketedData, TrainedCheckpoints, OurNames, K
     pair_means: ClassVar[tuple[str, ...]] = ()
     batch_kl: Tensor
     """mean(log pi(y') - log ref(y')) over the mismatched replies of the current batch, not clamped."""
-
-    def _prepare_dataset(self, dataset: Dataset, *_: Any) -> Dataset:
-        return dataset
-
-    def _precompute_ref_logps(self, dataset: Dataset, *_: Any) -> Dataset:
-        return dataset
 
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> int:
         """Rated replies of the batch over micro-batches and processes, after estimating the batch's KL. Collective.
@@ -166,7 +159,8 @@ def kto(stage: Stage) -> None:
     trainer.args.per_device_train_batch_size = trainer._train_batch_size = micro_batch_size
     logprobs_in_rows(model)
     trainer.loss_is_scaled_for_ga = True
-    trainer.bucket(with_reference(ratings["train"], ref["train"]), ratings["train"].lengths, filler, settings)
+    rows = with_reference(ratings["train"].rows, ref_logps=ref["train"].rated, ref_KL_logps=ref["train"].mismatched)
+    trainer.bucket(rows, ratings["train"].lengths, filler, settings)
     train(trainer, stage)
     chosen = validation.finish(trainer.model) if validation is not None else {}
     model, step = trainer.model.eval(), trainer.state.global_step
@@ -197,18 +191,6 @@ def rated_logps(model: PreTrainedModel, ratings: Ratings, stage: Stage, work: Wo
     """Log-probability of every rated reply, and of the reply beside it, under `model`; `work` counts the tokens."""
     replies, at_once = ("completion_ids", "KL_completion_ids"), 2 * stage.params.section("kto").micro_batch_size
     return Logps(*(part.numpy() for part in reply_logps(model, ratings.rows, replies, stage, at_once, work)))
-
-
-def with_reference(ratings: Ratings, ref: Logps) -> Rows[dict[str, Any]]:
-    """Rows in the form of TRL's loss."""
-    return Rows(
-        np.arange(len(ratings.rows)),
-        lambda index: {
-            **ratings.rows[index],
-            "ref_logps": float(ref.rated[index]),
-            "ref_KL_logps": float(ref.mismatched[index]),
-        },
-    )
 
 
 def rewards(policy: Logps, ref: Logps, beta: float) -> tuple[NDArray[np.float64], float]:

@@ -7,7 +7,10 @@ Shapes: B rows.
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from datasets import Dataset
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -20,11 +23,31 @@ from training.modeling.batching import shared_length
 from training.modeling.models import autocast, load_policy
 from training.modeling.packing import shares_prefix
 from training.modeling.sequences import pair_logps
+from training.preparation.tokens import Rows
 from training.process.stage import Stage
 from training.process.usage import Work
 
 Replies = tuple[str, str]
 """The columns of a row with its two replies."""
+
+
+class Tokenised:
+    """TRL trainer mixin for rows that are tokenised and have their reference log-probs."""
+
+    def _prepare_dataset(self, dataset: Dataset, *_: Any) -> Dataset:
+        return dataset
+
+    def _precompute_ref_logps(self, dataset: Dataset, *_: Any) -> Dataset:
+        return dataset
+
+
+def with_reference(rows: Sequence[dict[str, Any]], **logps_B: Tensor | NDArray[np.float64]) -> Rows[dict[str, Any]]:
+    """Rows in the form of TRL's loss: each with the reference's log-probs by column."""
+    columns = {name: values.tolist() for name, values in logps_B.items()}
+    return Rows(
+        np.arange(len(rows)),
+        lambda index: {**rows[index], **{name: values[index] for name, values in columns.items()}},
+    )
 
 
 def load_from_sft(stage: Stage, settings: Optimisation, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
