@@ -15,6 +15,7 @@ from prometheus_client import generate_latest
 
 from serving.account import Account, Tokens
 from serving.engines import Engine, EngineGone
+from serving.feedback import FEEDBACK_PATH, Feedback, Heard, WrongFeedback, parsed
 from serving.metrics import Metrics
 from serving.swap import Swap
 
@@ -39,6 +40,9 @@ class Refused(Exception):
 class Front:
     """The application, and the state its requests share."""
 
+    feedback: Feedback | None = None
+    """Keeps replies and what is said of them; None keeps nothing."""
+
     def __init__(self, swap: Swap, key: str, hosts: frozenset[str], most_running: int, account: Account) -> None:
         """`hosts` are accepted Host headers; more than `most_running` requests are refused with 429."""
         self._swap, self._key, self._hosts, self._most = swap, key, hosts, most_running
@@ -56,6 +60,7 @@ class Front:
                 web.get(MODELS, self.models),
                 web.post(CHAT, self.answer),
                 web.post(COMPLETIONS, self.answer),
+                web.post(FEEDBACK_PATH, self.take_feedback),
             ]
         )
         return app
@@ -68,7 +73,7 @@ class Front:
         try:
             self._check(request)
             response = await handler(request)
-        except Refused as error:
+        except (Refused, WrongFeedback) as error:
             response = _refusal(error.status, str(error), error.field)
         except EngineGone:
             response = _refusal(503, "the model is starting again; try once more.", "")
@@ -78,7 +83,7 @@ class Front:
             response = _refusal(error.status, f"{request.method} {request.path}: {error}.", "")
         if response.status in (429, 503) and not response.prepared:
             response.headers["Retry-After"] = str(RETRY_SECONDS)
-        path = request.path if request.path in (CHAT, COMPLETIONS, MODELS) else "other"
+        path = request.path if request.path in (CHAT, COMPLETIONS, MODELS, FEEDBACK_PATH) else "other"
         self.metrics.requests.labels(path, response.status).inc()
         return response
 
@@ -115,6 +120,13 @@ class Front:
             raise EngineGone
         return engine
 
+    async def take_feedback(self, request: web.Request) -> web.Response:
+        """Keep what somebody says of a reply; answers once it is on disk."""
+        if self.feedback is None:
+            raise Refused("", "no replies are kept here: start the server with --keep-replies DAYS.", 404)
+        await self.feedback.say(parsed(await request.read()))
+        return web.json_response({"object": "feedback", "kept": True})
+
     # ------------------------------------------------------------ replies
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -136,7 +148,7 @@ class Front:
             raw = json.dumps({**body, "model": engine.name}).encode()
         with self._counted(engine):
             try:
-                return await self._passed(request, raw, engine, hides_usage)
+                return await self._passed(request, raw, body, engine, hides_usage)
             except (aiohttp.ClientError, ConnectionError) as error:
                 raise EngineGone from error
 
@@ -152,15 +164,24 @@ class Front:
             self._running -= 1
             self.metrics.running.set(self._running)
 
-    async def _passed(self, request: web.Request, raw: bytes, engine: Engine, hides_usage: bool) -> web.StreamResponse:
-        """The engine's answer; without its last chunk, of token counts, with `hides_usage`."""
-        began = time.monotonic()
+    async def _passed(
+        self, request: web.Request, raw: bytes, body: dict[str, Any], engine: Engine, hides_usage: bool
+    ) -> web.StreamResponse:
+        """The engine's answer; without its last chunk, of token counts, with `hides_usage`. A reply that is kept is on
+        disk before its end is sent.
+        """
+        began, heard = time.monotonic(), Heard()
         async with engine.post(request.path, raw) as answer:
             kind = {"Content-Type": answer.headers.get("Content-Type", "application/json")}
             if answer.content_type != "text/event-stream":
                 whole = await answer.read()
                 if answer.status == 200:
-                    self._count(engine, Tokens().with_those_of(json.loads(whole)))
+                    content = json.loads(whole)
+                    tokens = Tokens().with_those_of(content)
+                    self._count(engine, tokens)
+                    if self.feedback is not None:
+                        heard.add(content)
+                        await self.feedback.keep(engine.name, body, heard, tokens)
                 return web.Response(body=whole, status=answer.status, headers=kind)
             response = web.StreamResponse(status=answer.status, headers=kind)
             await response.prepare(request)
@@ -172,6 +193,11 @@ class Front:
                     first = first or time.monotonic()
                     content = _counts(event)
                     tokens = tokens.with_those_of(content)
+                    if self.feedback is not None:
+                        if event == DONE:
+                            await self.feedback.keep(engine.name, body, heard, tokens)
+                        else:
+                            heard.add(content or json.loads(event.removeprefix(b"data:")))
                     if not (hides_usage and content and not content.get("choices")):
                         await response.write(event)
             except (aiohttp.ClientError, ConnectionError) as error:

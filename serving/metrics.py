@@ -13,6 +13,12 @@ class Metrics:
         self.requests = Counter("rlhf_requests", "Requests by path and status.", ["path", "status"], registry=registry)
         self.prompt_tokens = Counter("rlhf_prompt_tokens", "Tokens of prompts that were answered.", registry=registry)
         self.reply_tokens = Counter("rlhf_reply_tokens", "Tokens generated.", registry=registry)
+        self.words = Counter(
+            "rlhf_feedback",
+            "What users said of replies, by model: up, down, or better than another.",
+            ["model_version", "rating"],
+            registry=registry,
+        )
         self.running = Gauge("rlhf_requests_at_work", "Requests that are not answered yet.", registry=registry)
         self.ttft = Histogram(
             "rlhf_time_to_first_token_seconds",

@@ -14,11 +14,13 @@ from config.workspace.login import SERVE_KEY, key
 from config.workspace.served import RECORD_SECONDS
 from serving.account import Account
 from serving.engines import ENGINES, EngineGone
+from serving.feedback import Feedback
 from serving.front import Front
 from serving.settings import QUEUE, Address, Settings
 from serving.swap import Swap
 
 DRAIN_SECONDS = 60
+EXPIRE_SECONDS = 3600.0
 
 
 def serve(
@@ -28,8 +30,10 @@ def serve(
     settings: Settings,
     account: Account,
     say: Callable[[str], None],
+    keep_days: float | None = None,
 ) -> None:
-    """Serve the export that `wanted` names.
+    """Serve the export that `wanted` names. With `keep_days`, replies are kept for so long, and longer if somebody
+    rates them.
 
     Raises EnvironmentFault if the port is in use or the engine does not start.
     """
@@ -38,10 +42,14 @@ def serve(
     with _listening(address) as listener:
         swap = Swap(wanted, lambda folder: ENGINES[settings.engine](folder, settings), account.serves)
         front = Front(swap, secret, address.hosts, settings.slots + QUEUE, account)
+        if keep_days is not None:
+            front.feedback = Feedback(root, keep_days, front.metrics.words)
         try:
             asyncio.run(_serve(listener, address, swap, wanted(), secret, front, say))
         finally:
             account.record()
+            if front.feedback is not None:
+                front.feedback.close()
 
 
 async def _serve(
@@ -74,6 +82,8 @@ async def _serve(
     # the output of a background process goes to a log that others may read
     say(f"Key     {f'{secret}   (in {SERVE_KEY})' if sys.stdout.isatty() else f'in {SERVE_KEY}'}")
     keepers = {asyncio.create_task(swap.keep()), asyncio.create_task(_record(front.account))}
+    if front.feedback is not None:
+        keepers.add(asyncio.create_task(_expire(front.feedback)))
     await stop
     await runner.cleanup()
     for keeper in keepers:
@@ -86,6 +96,12 @@ async def _record(account: Account) -> None:
     while True:
         await asyncio.sleep(RECORD_SECONDS)
         account.record()
+
+
+async def _expire(feedback: Feedback) -> None:
+    while True:
+        await feedback.expire()
+        await asyncio.sleep(EXPIRE_SECONDS)
 
 
 def _listening(address: Address) -> socket.socket:

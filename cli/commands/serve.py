@@ -34,6 +34,15 @@ def serve(
     engine_argument: Annotated[
         list[str] | None, typer.Option(help="An argument of `vllm serve`, such as --dtype=float32; repeatable.")
     ] = None,
+    keep_replies: Annotated[
+        float | None,
+        typer.Option(
+            metavar="DAYS",
+            min=0,
+            help="Keep prompts and replies for so many days in .rlhf/feedback.db, and rated ones longer: for "
+            "/v1/feedback. Without it nothing is kept.",
+        ),
+    ] = None,
     record: Annotated[bool, typer.Option(help="Count the tokens that are served in .rlhf/served.jsonl.")] = True,
 ) -> None:
     """Serve a model at http://127.0.0.1:PORT/v1 (models, chat/completions, completions), with /health and /metrics,
@@ -63,4 +72,4 @@ def serve(
     follow = wanted if chosen == CHAMPION else cache(wanted)
     arguments = tuple(engine_argument or ())
     settings = Settings(engine, weights, slots, os.cpu_count() or 1, arguments)
-    serve_exports(root, address, follow, settings, Account(price, keep), say)
+    serve_exports(root, address, follow, settings, Account(price, keep), say, keep_replies)

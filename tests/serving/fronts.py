@@ -32,14 +32,15 @@ from serving import run
 from serving.account import Account, Price
 from serving.settings import Address, Settings
 root, engine = Path(sys.argv[1]), sys.argv[2]
-port, slots, run.QUEUE = map(int, sys.argv[3:])
+port, slots, run.QUEUE = map(int, sys.argv[3:6])
+keep_days = float(sys.argv[6]) if sys.argv[6:] else None
 wanted = lambda: Path((root / "wanted").read_text())
 say = lambda line: print(line, flush=True)
 account = Account(Price(3.6, "assistant"), partial(jsonl.append, root / SERVED))
 arguments = ("--enforce-eager", "--dtype", "float32") if engine == "vllm" else ()
 try:
     settings = Settings(engine, "f32", slots, 2, arguments)
-    run.serve(root, Address(port), wanted, settings, account, say)
+    run.serve(root, Address(port), wanted, settings, account, say, keep_days)
 except RlhfError as error:
     sys.exit(str(error))
 """
@@ -66,11 +67,17 @@ class Served:
     """A running front, and a client of it."""
 
     def __init__(
-        self, root: Path, export: Path, slots: int = 4, queue: int = 64, engine: EngineName = "llama_cpp"
+        self,
+        root: Path,
+        export: Path,
+        slots: int = 4,
+        queue: int = 64,
+        engine: EngineName = "llama_cpp",
+        keep_days: float | None = None,
     ) -> None:
         self.root, self.port = root, free_port()
         self.want(export)
-        arguments = [root, engine, self.port, slots, queue]
+        arguments = [root, engine, self.port, slots, queue, *([keep_days] if keep_days is not None else [])]
         self.process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, *map(str, arguments)],
             cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
