@@ -265,6 +265,7 @@ def test_a_kill_loses_no_word_that_was_answered_and_doubles_none(
         served.process.kill()
         for word in waiting:
             word.result()
+    served.end()
     assert len(answered) >= 6
     with closing(FeedbackStore(tmp_path)) as store:
         first = len(list(store.rows()))
