@@ -12,6 +12,7 @@ from cli.commands.chat import chat
 from cli.commands.compare import compare
 from cli.commands.data import app as data_app
 from cli.commands.export import export
+from cli.commands.feedback import app as feedback_app
 from cli.commands.fetch import fetch
 from cli.commands.init import init
 from cli.commands.label import label, label_import
@@ -137,6 +138,7 @@ app.command()(promote)
 app.command()(rollback)
 app.command("label-import")(label_import)
 app.add_typer(data_app, name="data")
+app.add_typer(feedback_app, name="feedback")
 
 
 app.command()(calibrate)

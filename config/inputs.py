@@ -107,11 +107,13 @@ def student_path(params: Params) -> str | None:
 
 
 def expected_files(root: Path, params: Params) -> dict[str, str]:
-    """Data files by the parameter that names each. A missing votes file is left out: there are no votes yet."""
+    """Data files by the parameter that names each. A missing file of votes or feedback is left out: there is none
+    yet.
+    """
     return {
         setting: path
         for setting, path in params.data.local_paths().items()
-        if setting != "data.vote_source.path" or (root / path).exists()
+        if setting not in ("data.vote_source.path", "data.feedback_source") or (root / path).exists()
     }
 
 

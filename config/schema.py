@@ -255,7 +255,8 @@ class Params(_WithMethods):
     def _has_the_preferences_it_needs(self) -> "Params":
         form, method = getattr(self.data.source, "format", "pairs"), self.align.method
         needs = "reward.kind=model" if self.trained_reward is not None else f"align.method={method}"
-        learns = method in OFFLINE_METHODS and (method, form) != ("kto", "ratings")
+        rated = form == "ratings" or self.data.feedback_source is not None
+        learns = method in OFFLINE_METHODS and not (method == "kto" and rated)
         if form in NO_PREFERENCES and (self.trained_reward is not None or learns):
             raise ParamsError(
                 f"data.source.format={form} has no preferences, and {needs} learns from them. Name another source, "

@@ -214,11 +214,11 @@ def judged(
     """
     reward_B, z = rewards(policy, ref, beta)
     good, bad = np.sort(reward_B[good_B]), np.sort(reward_B[~good_B])
-    known = len(good) > 0 and len(bad) > 0
+    has_both = len(good) > 0 and len(bad) > 0
     above = sum(int(np.searchsorted(bad, good, side).sum()) for side in ("left", "right")) / 2
     return {
-        "accuracy": above / (len(good) * len(bad)) if known else None,
-        "margin": float(good.mean() - bad.mean()) if known else None,
+        "accuracy": above / (len(good) * len(bad)) if has_both else None,
+        "margin": float(good.mean() - bad.mean()) if has_both else None,
         "good_reward": float(good.mean()) if len(good) else None,
         "bad_reward": float(bad.mean()) if len(bad) else None,
         "kl": z / beta,

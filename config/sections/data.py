@@ -160,7 +160,7 @@ class HubSource(Sparse):
 Source = Annotated[HelpdeskSource | FileSource | PythonSource | HubSource, Field(discriminator="kind")]
 
 
-class Data(Section):
+class Data(Sparse):
     """Where rows come from and how they are cleaned and split."""
 
     source: Source = Field(
@@ -174,6 +174,12 @@ class Data(Section):
         description="Further preferences, added to those of data.source: the votes of rlhf label. "
         "Lines that are no votes go to quarantine, a file that is not there yet adds none, "
         "and the tokenizer does not learn from them; null adds none."
+    )
+    feedback_source: str | None = Field(
+        default=None,
+        description="What users said of served replies, added to the rest: data/labels/feedback.jsonl, which a run "
+        "renews from .rlhf/feedback.db (rlhf serve --keep-replies). Thumbs are for KTO, comparisons for the "
+        "reward model and DPO too; neither the tokenizer nor SFT learns from them. null adds none.",
     )
     prompt_template: str = Field(description="How a plain prompt is put before the model; must contain {prompt}.")
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
@@ -216,6 +222,8 @@ class Data(Section):
                 paths[f"data.{setting}.path"] = source.script
                 for number, path in enumerate(source.files):
                     paths[f"data.{setting}.files[{number}]"] = path
+        if self.feedback_source is not None:
+            paths["data.feedback_source"] = self.feedback_source
         return paths
 
     def urls(self) -> dict[str, str]:

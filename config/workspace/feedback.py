@@ -118,10 +118,10 @@ class FeedbackStore:
         return run_id
 
     def _reply(self, reply: str) -> tuple[str, str]:
-        found = self._db.execute("SELECT run_id, prompt FROM replies WHERE id = ?", (reply,)).fetchone()
-        if found is None:
+        row = self._db.execute("SELECT run_id, prompt FROM replies WHERE id = ?", (reply,)).fetchone()
+        if row is None:
             raise UnknownReply(reply)
-        return found[0], found[1]
+        return row[0], row[1]
 
     def _say(self, user: str, reply: str, other: str | None, rating: str | None, comment: str) -> None:
         values = (time.time(), user, reply, other, rating, comment)

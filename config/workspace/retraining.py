@@ -61,6 +61,11 @@ class Examination(Record):
         names = self.added.keys() | self.removed.keys()
         return sum(max(self.added.get(name, 0), self.removed.get(name, 0)) for name in names)
 
+    @property
+    def new_ratings(self) -> int:
+        """Rated replies among the rows added."""
+        return sum(rows for name, rows in self.added.items() if name.startswith("ratings/"))
+
 
 class Mean(Record):
     """A mean difference, challenger minus champion, and its interval."""

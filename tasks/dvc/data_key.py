@@ -13,6 +13,7 @@ from pathlib import Path
 from config.inputs import DATA_DIGESTS, digest_files
 from config.records import kept_folder
 from config.schema import Params
+from config.workspace.feedback import renew_snapshot
 from config.yaml_text import yaml_content
 
 
@@ -27,6 +28,8 @@ def key_now(root: Path, params: Params) -> str | None:
     """The key that a run would have now; None if the source must be read to tell: a URL, or a dataset of the hub."""
     if params.data.reads_elsewhere():
         return None
+    if params.data.feedback_source is not None:
+        renew_snapshot(root)
     text = digest_files(root, params)[DATA_DIGESTS]
     return _key(params, hashlib.md5(text.encode(), usedforsecurity=False).hexdigest())
 

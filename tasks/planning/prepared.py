@@ -15,6 +15,7 @@ from config.prerequisites import require_folders, require_judge, require_reward_
 from config.records import RESTART, STAGES, PipelineRow
 from config.schema import Params
 from config.vocabulary import require_students_vocabulary
+from config.workspace.feedback import renew_snapshot
 from config.workspace.kept import kept_params
 from config.workspace.rows import pipeline_rows
 from costs.ledger.attempts import read_attempts
@@ -98,6 +99,8 @@ def prepare(
     Raises ParamsError if a stage is placed where a file that it reads is not, and ModelError for a student of another
     tokenizer than its teacher.
     """
+    if params.data.feedback_source is not None:
+        renew_snapshot(root)
     require_students_vocabulary(root, params)
     require_folders(root)
     require_judge(root, params)

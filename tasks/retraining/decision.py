@@ -46,8 +46,9 @@ def reasons_to_train(examination: Examination, settings: Retrain) -> list[str]:
     """Reasons for training in the data, each with its numbers."""
     reasons = []
     if examination.changed_rows >= settings.min_new_rows:
+        rated = f", {examination.new_ratings} of them ratings" if examination.new_ratings else ""
         reasons.append(
-            f"{examination.changed_rows} rows were added or changed since the champion's data "
+            f"{examination.changed_rows} rows were added or changed since the champion's data{rated} "
             f"({settings.min_new_rows} are a reason)"
         )
     drift = examination.length_drift

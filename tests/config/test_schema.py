@@ -7,6 +7,7 @@ from config.load import load
 from config.methods.registry import RECORDS
 from config.schema import Params
 from config.sections.base import Section, Sparse
+from config.sections.data import Data
 from config.sections.model import Model
 from config.sections.where import PlaceOverride, Where
 from tests.conftest import ROOT
@@ -28,7 +29,7 @@ def test_no_parameter_has_a_default() -> None:
         for field in section.model_fields.values()
         if not field.is_required()
     }
-    assert optional == {(Where, None), (PlaceOverride, None), (Params, None), (Model, None)}, (
+    assert optional == {(Where, None), (PlaceOverride, None), (Params, None), (Model, None), (Data, None)}, (
         "absent, and taken from no value here"
     )
 

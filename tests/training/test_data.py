@@ -299,6 +299,35 @@ def test_votes_are_added_to_the_preferences_and_change_nothing_else(
     assert metrics["bayes_accuracy"] is None, "nobody knows how certain the votes of people are"
 
 
+def test_what_users_said_is_added_as_ratings_and_pairs_and_changes_nothing_else(
+    world: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    turns = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "yes"},
+             {"role": "user", "content": "and now"}]  # fmt: skip
+    said: list[dict[str, Any]] = [
+        *({"prompt": f"where is my {i}", "completion": f"it is here {i}", "label": i % 3 == 0} for i in range(30)),
+        {"prompt": "where is my lamp", "chosen": "we will trace it", "rejected": "no idea"},
+        {"prompt": turns, "completion": "fine", "label": True},
+    ]
+    (tmp_path / "feedback.jsonl").write_text("\n".join(map(json.dumps, said)) + '\n{"prompt": "cut')
+    metrics = run(tmp_path, HELPDESK, feedback_source="feedback.jsonl", max_quarantine_fraction=0.1)
+    root, before = world
+    assert metrics["ratings_train_rows"] + metrics["ratings_test_rows"] == 30
+    assert metrics["ratings_test_rows"] > 0
+    assert (metrics["quarantined_conversation"], metrics["quarantined_not_json"]) == (1, 1)
+    preferences = ("preference_train_rows", "preference_test_rows")
+    assert sum(metrics[name] for name in preferences) == sum(before[name] for name in preferences) + 1
+    for name in ("sft/train.arrow", "prompts/train.arrow"):
+        assert (tmp_path / "data/prepared" / name).read_bytes() == (root / "data/prepared" / name).read_bytes()
+    rows = list(jsonl.plain(tmp_path / "data/prepared/ratings/train.jsonl"))
+    assert all(row["label"] is (int(row["prompt"].split()[-1]) % 3 == 0) for row in rows)
+
+
+def test_nobody_has_said_anything_yet(world: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    metrics = run(tmp_path, HELPDESK, feedback_source="feedback.jsonl")
+    assert metrics == world[1]
+
+
 def test_nobody_has_voted_yet(world: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     metrics = run(tmp_path, HELPDESK, vote_source=file_source(Path("votes.jsonl"), "votes"))
     assert metrics == world[1]

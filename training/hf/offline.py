@@ -89,20 +89,20 @@ def reply_logps(
     """
     first, second = replies
     pairs = [(row["prompt_ids"] + row[first], row["prompt_ids"] + row[second]) for row in rows]
-    both = [one + other for one, other in pairs]
+    sequences = [first_ids + second_ids for first_ids, second_ids in pairs]
     prompt_lengths = [len(row["prompt_ids"]) for row in rows]
     budget_tokens = sequences_at_once * stage.params.section(stage.name).max_length
     with autocast(stage.params.model, model.device):
         logps = map_across_ranks(
             lambda share: share(budget_tokens),
             lambda size, _, pairs, starts: list(pair_logps(model, pairs, starts, size)),
-            both,
+            sequences,
             pairs,
             prompt_lengths,
         )
     if work is not None:
         once = shares_prefix(model)
-        shared = sum(shared_length(one, other) for one, other in pairs) if once else 0
-        work.add(tokens=sum(map(len, both)) - shared, sequences=2 * len(rows))
+        shared = sum(shared_length(*pair) for pair in pairs) if once else 0
+        work.add(tokens=sum(map(len, sequences)) - shared, sequences=2 * len(rows))
     chosen, rejected = torch.stack(logps).T
     return chosen, rejected

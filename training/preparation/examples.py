@@ -34,6 +34,8 @@ class Need(NamedTuple):
     """Whether a trained tokenizer learns from its examples; not from votes, which are added to what the other sources
     give.
     """
+    follows: bool = False
+    """Whether its conversations are refused where all other prompts are plain."""
 
     def reading(self, rules: TextRules) -> "Reading":
         return Reading(self.table, self.form, self.columns, self.vote, rules)
@@ -65,7 +67,8 @@ def read_sources(params: Params, root: Path) -> list[Need]:
     for use, (setting, source) in separate.items():
         if source is not None:
             needs += _needs(source, setting, (use,), params.seed, root)
-    return needs + ([] if settings.vote_source is None else _vote_needs(settings.vote_source, root))
+    needs += [] if settings.vote_source is None else _vote_needs(settings.vote_source, root)
+    return needs + ([] if settings.feedback_source is None else _feedback_needs(settings.feedback_source, root))
 
 
 def _vote_needs(source: FileSource, root: Path) -> list[Need]:
@@ -78,6 +81,14 @@ def _vote_needs(source: FileSource, root: Path) -> list[Need]:
     if table.rows:
         check_columns(table, source.format, columns, setting)
     return [Need(table, source.format, columns, ("preference",), source.vote, tuple(refused), teaches_tokens=False)]
+
+
+def _feedback_needs(path: str, root: Path) -> list[Need]:
+    """Ratings and pairs of config/workspace/feedback.py."""
+    source = FileSource(kind="file", path=path, format="pairs", columns={})
+    table, refused = read_vote_lines(source, root, "data.feedback_source")
+    uses = ("preference", "ratings")
+    return [Need(table, PYTHON, {}, uses, None, tuple(refused), teaches_tokens=False, follows=True)]
 
 
 def _needs(source: Source, setting: str, uses: tuple[str, ...], seed: int, root: Path) -> list[Need]:

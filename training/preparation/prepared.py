@@ -78,18 +78,21 @@ class Accepted:
         """Examples; characters of their prompts and replies."""
         self._path = path
 
-    def read(self, quarantine: Quarantine, check: Callable[[], None]) -> None:
-        """Read the source. `check` may raise to stop."""
+    def read(self, quarantine: Quarantine, check: Callable[[], None], is_plain: bool) -> None:
+        """Read the source. `check` may raise to stop; with `is_plain` all prompts before were."""
         quarantine.add(self.need.refused)
         with self._path.open("wb") as file:
-            for part in in_parts(self._examples(quarantine)):
+            for part in in_parts(self._examples(quarantine, is_plain and self.need.follows)):
                 check()
                 pickle.dump(part, file)
 
-    def _examples(self, quarantine: Quarantine) -> Iterator[Example]:
+    def _examples(self, quarantine: Quarantine, only_plain: bool) -> Iterator[Example]:
         for item in self.reading:
             if isinstance(item, Refusal):
                 quarantine.add([item])
+            elif only_plain and not isinstance(item.prompt, str):
+                detail = "a conversation, where the prompts of the other sources are plain texts"
+                quarantine.add([Refusal("conversation", detail, item.origin)])
             else:
                 self._count(item)
                 yield item
@@ -264,7 +267,7 @@ class Passes:
         """
         accepted = [Accepted(need, rules, self._folder / f"{i}.pickle") for i, need in enumerate(needs)]
         for source in accepted:
-            source.read(self._quarantine, self._check)
+            source.read(self._quarantine, self._check, not any(before.conversational for before in accepted))
         conversational = [source for source in accepted if source.conversational]
         if conversational and not any(source.need.teaches_tokens for source in conversational):
             raise DataError(

@@ -146,7 +146,8 @@ def trained_on(folder: Path) -> set[str]:
     return {
         same_prompt_key(row["prompt"])
         for use in USES
-        for row in jsonl.plain(folder / f"data/prepared/{use}/train.jsonl")
+        if (path := folder / f"data/prepared/{use}/train.jsonl").exists()  # no ratings in a champion of old
+        for row in jsonl.plain(path)
     }
 
 

@@ -55,6 +55,16 @@ def test_enough_rows_added_or_changed_are_a_reason(added: int, removed: int, tra
     assert decision.reasons[0].startswith(f"{max(added, removed)} rows were added or changed")
 
 
+def test_ratings_among_the_new_rows_are_named() -> None:
+    found = examination(60)
+    rated = found.model_copy(update={"added": {**found.added, "ratings/train": 90, "ratings/test": 10}})
+    decision = decide(rated, 0.1, FREE, SETTINGS)
+    assert decision.train
+    assert decision.reasons[0].startswith(
+        "160 rows were added or changed since the champion's data, 100 of them ratings"
+    )
+
+
 @pytest.mark.parametrize(("distance", "critical", "train"), [(0.3, 0.1, True), (0.15, 0.1, False), (0.3, 0.4, False)])
 def test_drift_of_lengths_counts_where_it_is_large_and_no_chance(
     distance: float, critical: float, train: bool

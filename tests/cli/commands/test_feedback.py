@@ -1,0 +1,69 @@
+"""`rlhf feedback` on a store of its own."""
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.main import app
+from config.errors import EnvironmentFault, ParamsError
+from config.load import load, write
+from config.records import PipelineRow, kept_folder
+from config.workspace.feedback import DOWN, SNAPSHOT, UP, FeedbackStore, KeptReply
+from config.workspace.rows import add_pipeline_row
+from labelling.anytime import share_at_any_time
+from tests.conftest import ROOT
+
+
+def rlhf(*arguments: str) -> str:
+    done = CliRunner().invoke(app, ["feedback", *arguments], catch_exceptions=False, standalone_mode=False)
+    if done.exception:
+        raise done.exception
+    return done.stdout
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "dvc.yaml").write_text("stages: {}\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def begun(root: Path, run_id: str, time: float, **data: str | None) -> None:
+    params = load(ROOT / "recipes/demo.yaml")
+    folder = kept_folder(root, run_id)
+    folder.mkdir(parents=True)
+    write(params.model_copy(update={"data": params.data.model_copy(update=data)}), folder / "params.yaml")
+    add_pipeline_row(root, PipelineRow(time=time, run_id=run_id, event="start"))
+
+
+def test_without_a_store_it_says_how_to_begin(project: Path) -> None:
+    with pytest.raises(EnvironmentFault, match="start rlhf serve with --keep-replies DAYS"):
+        rlhf()
+
+
+def test_models_are_compared_and_what_is_forgotten_is_named_with_the_runs_that_saw_it(project: Path) -> None:
+    with closing(FeedbackStore(project)) as store:
+        for number in range(6):
+            store.keep(KeptReply(f"r{number}", "old" if number < 2 else "new", f"user {number}", "p", "reply", 3, 2))
+            store.rate(f"r{number}", f"user {number}", DOWN if number == 0 else UP, "far\n\x1b[31mtoo long")
+        store.snapshot()
+    begun(project, "before", 1.0, feedback_source=str(SNAPSHOT))
+    begun(project, "learnt", 9e9, feedback_source=str(SNAPSHOT))
+    begun(project, "without", 9e9, feedback_source=None)
+    shown = rlhf()
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "50.0%" in shown
+    assert "down, old: far \\x1b[31mtoo long" in shown
+    newest, oldest = json.loads(rlhf("--json"))
+    assert (newest["run_id"], newest["replies"], newest["up"]) == ("new", 4, 4)
+    assert oldest["share"] == share_at_any_time(1, 2)._asdict()
+    with pytest.raises(ParamsError, match="--user USER or --id ID"):
+        rlhf("forget")
+    said = rlhf("forget", "--user", "user 0")
+    assert said.startswith("2 replies and words are removed")
+    assert [line.split()[0] for line in said.splitlines()[1:]] == ["learnt"]
+    assert len((project / SNAPSHOT).read_text().splitlines()) == 5
+    assert rlhf("forget", "--id", "nobody").startswith("0 replies and words")
