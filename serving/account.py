@@ -83,14 +83,14 @@ class Account(Collector):
         """`keep` stores a row of usage."""
         self._price, self._keep, self._clock = price, keep, clock
         self._times: dict[str, _Times] = {}
-        self._served: str | None = None
+        self._served: dict[str, tuple[str, float]] = {}
         self._at = clock()
         self._recorded: dict[str, Usage] = {}
 
-    def serves(self, run_id: str) -> None:
-        """Charge the server's time to this model from now on."""
+    def serves(self, run_id: str, side: str = "served", share: float = 1.0) -> None:
+        """Charge a share of the server's time to this model from now on, instead of the one before it on its side."""
         self._tick()
-        self._served = run_id
+        self._served[side] = run_id, share
         self._times.setdefault(run_id, _Times())
 
     @contextmanager
@@ -167,8 +167,8 @@ class Account(Collector):
         """Add the time since the last change."""
         now = self._clock()
         passed, self._at = now - self._at, now
-        if self._served is not None:
-            self._times[self._served].wall += passed
+        for run_id, share in self._served.values():
+            self._times[run_id].wall += passed * share
         for times in self._times.values():
             times.busy += passed * (times.at_work > 0)
 

@@ -129,6 +129,13 @@ class Heard:
         self.id = ""
         self._parts: list[str] = []
 
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> "Heard":
+        """Of a whole answer."""
+        heard = cls()
+        heard.add(content)
+        return heard
+
     @property
     def text(self) -> str:
         return "".join(self._parts)

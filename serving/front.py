@@ -2,7 +2,9 @@
 and the queue, and counts tokens; bodies and answers pass through as they are.
 """
 
+import asyncio
 import json
+import random
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -17,7 +19,7 @@ from serving.account import Account, Tokens
 from serving.engines import Engine, EngineGone
 from serving.feedback import FEEDBACK_PATH, Feedback, Heard, WrongFeedback, parsed
 from serving.metrics import Metrics
-from serving.swap import Swap
+from serving.sides import CHAMPION, Sides
 
 MAX_BODY_BYTES = 4 * 2**20
 RETRY_SECONDS = 1
@@ -43,9 +45,9 @@ class Front:
     feedback: Feedback | None = None
     """Keeps replies and what is said of them; None keeps nothing."""
 
-    def __init__(self, swap: Swap, key: str, hosts: frozenset[str], most_running: int, account: Account) -> None:
+    def __init__(self, sides: Sides, key: str, hosts: frozenset[str], most_running: int, account: Account) -> None:
         """`hosts` are accepted Host headers; more than `most_running` requests are refused with 429."""
-        self._swap, self._key, self._hosts, self._most = swap, key, hosts, most_running
+        self._sides, self._key, self._hosts, self._most = sides, key, hosts, most_running
         self._running = 0
         self.account = account
         self.metrics = Metrics()
@@ -102,7 +104,7 @@ class Front:
     # ------------------------------------------------------------ without an engine
 
     async def health(self, _: web.Request) -> web.Response:
-        engine = self._swap.engine
+        engine = self._sides.served.engine
         is_up = engine is not None and engine.is_alive
         return web.json_response({"status": "ok" if is_up else "starting"}, status=200 if is_up else 503)
 
@@ -110,15 +112,11 @@ class Front:
         return web.Response(body=generate_latest(self.metrics.registry), content_type="text/plain")
 
     async def models(self, _: web.Request) -> web.Response:
-        engine = self._engine()
-        model = {"id": engine.name, "object": "model", "owned_by": "rlhf-ledger", "serving": engine.settings._asdict()}
-        return web.json_response({"object": "list", "data": [model]})
-
-    def _engine(self) -> Engine:
-        engine = self._swap.engine
-        if engine is None or not engine.is_alive:
-            raise EngineGone
-        return engine
+        models = [
+            {"id": engine.name, "object": "model", "owned_by": "rlhf-ledger", "serving": engine.settings._asdict()}
+            for engine in self._sides.engines()
+        ]
+        return web.json_response({"object": "list", "data": models})
 
     async def take_feedback(self, request: web.Request) -> web.Response:
         """Keep what somebody says of a reply; answers once it is on disk."""
@@ -133,24 +131,68 @@ class Front:
         """Pass a request on to the engine, and its answer back."""
         raw = await request.read()
         body = _object(raw)
-        engine = self._engine()
-        if body.get("model") not in (None, engine.name, "champion"):
-            raise Refused("model", f"model={body['model']!r} is not served here; {engine.name} is, or champion.", 404)
+        engine = self._sides.engine_of(body)
+        if engine is None:
+            names = ", ".join(engine.name for engine in self._sides.engines())
+            raise Refused("model", f"model={body['model']!r} is not served here; {names} is, or {CHAMPION}.", 404)
         if request.path == CHAT:
             _refuse_control_tokens(engine, body)
         if self._running >= self._most:
             raise Refused("", f"{self._most} requests are running; try again in a second.", 429)
+        if self._sides.compares and body.get("n") == 2 and request.path == CHAT:
+            return await self._one_of_each(body)
         hides_usage = _leaves_out_usage(body)
         if hides_usage:
             options = body.get("stream_options") or {}
             body["stream_options"] = {**options, "include_usage": True}
-        if hides_usage or body.get("model") == "champion":
+        if hides_usage or body.get("model") == CHAMPION:
             raw = json.dumps({**body, "model": engine.name}).encode()
         with self._counted(engine):
             try:
                 return await self._passed(request, raw, body, engine, hides_usage)
             except (aiohttp.ClientError, ConnectionError) as error:
                 raise EngineGone from error
+
+    async def _one_of_each(self, body: dict[str, Any]) -> web.Response:
+        """A reply of each model, in an order that says nothing; every choice has the id under which it is rated."""
+        if body.get("stream"):
+            raise Refused("stream", "two replies side by side are not streamed; leave stream out.")
+        engines = self._sides.engines()
+        if len(engines) < 2:
+            raise EngineGone
+        answers = await asyncio.gather(*(self._whole(engine, body) for engine in engines))
+        if failed := next((answer for answer in answers if "error" in answer), None):
+            return web.json_response(failed, status=400)
+        random.shuffle(answers)
+        choices = [
+            {**answer["choices"][0], "index": index, "id": answer["id"]} for index, answer in enumerate(answers)
+        ]
+        usage = {
+            name: sum(answer["usage"][name] for answer in answers)
+            for name in ("prompt_tokens", "completion_tokens", "total_tokens")
+        }
+        return web.json_response({**answers[0], "model": CHAMPION, "choices": choices, "usage": usage})
+
+    async def _whole(self, engine: Engine, body: dict[str, Any]) -> dict[str, Any]:
+        """An engine's own answer to a request for one reply, or its error."""
+        raw = json.dumps({**body, "n": 1, "model": engine.name}).encode()
+        with self._counted(engine):
+            try:
+                async with engine.post(CHAT, raw) as answer:
+                    content: dict[str, Any] = await answer.json(content_type=None)
+            except (aiohttp.ClientError, ConnectionError) as error:
+                raise EngineGone from error
+        if answer.status == 200:
+            await self._answered(engine, body, Tokens().with_those_of(content), Heard.of(content))
+        return content
+
+    async def _answered(self, engine: Engine, body: dict[str, Any], tokens: Tokens, heard: Heard) -> None:
+        """Count a reply, and keep it if replies are kept."""
+        self.metrics.prompt_tokens.labels(engine.name).inc(tokens.prompt)
+        self.metrics.reply_tokens.labels(engine.name).inc(tokens.reply)
+        self.account.answered(engine.name, tokens)
+        if self.feedback is not None:
+            await self.feedback.keep(engine.name, body, heard, tokens)
 
     @contextmanager
     def _counted(self, engine: Engine) -> Iterator[None]:
@@ -177,11 +219,7 @@ class Front:
                 whole = await answer.read()
                 if answer.status == 200:
                     content = json.loads(whole)
-                    tokens = Tokens().with_those_of(content)
-                    self._count(engine, tokens)
-                    if self.feedback is not None:
-                        heard.add(content)
-                        await self.feedback.keep(engine.name, body, heard, tokens)
+                    await self._answered(engine, body, Tokens().with_those_of(content), Heard.of(content))
                 return web.Response(body=whole, status=answer.status, headers=kind)
             response = web.StreamResponse(status=answer.status, headers=kind)
             await response.prepare(request)
@@ -193,28 +231,21 @@ class Front:
                     first = first or time.monotonic()
                     content = _counts(event)
                     tokens = tokens.with_those_of(content)
-                    if self.feedback is not None:
-                        if event == DONE:
-                            await self.feedback.keep(engine.name, body, heard, tokens)
-                        else:
-                            heard.add(content or json.loads(event.removeprefix(b"data:")))
+                    if event == DONE:
+                        last = time.monotonic()
+                        await self._answered(engine, body, tokens.timed(first - began, last - first), heard)
+                    elif self.feedback is not None:
+                        heard.add(content or json.loads(event.removeprefix(b"data:")))
                     if not (hides_usage and content and not content.get("choices")):
                         await response.write(event)
             except (aiohttp.ClientError, ConnectionError) as error:
                 fault = {"message": f"the engine ended ({error}); try again.", "type": SERVER_ERROR}
                 await response.write(b"data: " + json.dumps({"error": fault}).encode() + END)
                 return response
-        last = time.monotonic()
-        self.metrics.ttft.observe(first - began)
+        self.metrics.ttft.labels(engine.name).observe(first - began)
         if tokens.reply > 1:
-            self.metrics.tpot.observe((last - first) / (tokens.reply - 1))
-        self._count(engine, tokens.timed(first - began, last - first))
+            self.metrics.tpot.labels(engine.name).observe((last - first) / (tokens.reply - 1))
         return response
-
-    def _count(self, engine: Engine, tokens: Tokens) -> None:
-        self.metrics.prompt_tokens.inc(tokens.prompt)
-        self.metrics.reply_tokens.inc(tokens.reply)
-        self.account.answered(engine.name, tokens)
 
 
 def _object(raw: bytes) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Where a front listens, and how its engines are started."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from config.workspace.login import LOCAL_NAMES
@@ -21,6 +23,17 @@ class Address(NamedTuple):
     @property
     def hosts(self) -> frozenset[str]:
         return frozenset((*(f"{name}:{self.port}" for name in LOCAL_NAMES), *self.also))
+
+
+class Challenger(NamedTuple):
+    """A second model behind a front."""
+
+    wanted: Callable[[], Path]
+    """The export to serve."""
+    share: float
+    """Of the conversations, those that it answers; 0 to 1."""
+    compares: bool
+    """Whether a request with `n: 2` gets a reply of each model."""
 
 
 class Settings(NamedTuple):

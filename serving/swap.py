@@ -29,9 +29,9 @@ class Swap:
         """The current engine; None while there is none."""
         self._drains: set[asyncio.Task[None]] = set()
 
-    async def begin(self, folder: Path) -> None:
+    async def begin(self) -> None:
         """Start the first engine. Raises RlhfError or EngineGone if that fails."""
-        await self._switch(folder)
+        await self._switch(await asyncio.to_thread(self._wanted))
 
     async def keep(self) -> None:
         """Watch the engine until cancelled."""

@@ -10,7 +10,8 @@ import typer
 from cli.commands.export import champion_or_last, exported
 from cli.project import project_root
 from cli.run_models import CHAMPION, run_id_of
-from serving.settings import Address, EngineName, Weights
+from config.errors import ParamsError
+from serving.settings import Address, Challenger, EngineName, Weights
 
 
 def serve(
@@ -43,6 +44,15 @@ def serve(
             "/v1/feedback. Without it nothing is kept.",
         ),
     ] = None,
+    challenger: Annotated[
+        str | None, typer.Option(metavar="RUN", help="A second model, which answers --share of the conversations.")
+    ] = None,
+    share: Annotated[
+        float, typer.Option(help="Share of the conversations that the challenger answers.", min=0, max=1)
+    ] = 0.1,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Answer a request with n: 2 with a reply of each model.")
+    ] = False,
     record: Annotated[bool, typer.Option(help="Count the tokens that are served in .rlhf/served.jsonl.")] = True,
 ) -> None:
     """Serve a model at http://127.0.0.1:PORT/v1 (models, chat/completions, completions), with /health and /metrics,
@@ -56,6 +66,8 @@ def serve(
     from serving.run import serve as serve_exports
     from serving.settings import Settings
 
+    if compare and challenger is None:
+        raise ParamsError("--compare needs a second model: add --challenger RUN.")
     root = project_root()
     chosen = run or champion_or_last(root)
     params = kept_params(root, run_id_of(root, chosen))
@@ -68,8 +80,9 @@ def serve(
     def say(line: str) -> None:
         print(line, flush=True)
 
+    other = None if challenger is None else Challenger(cache(partial(exported, root, challenger)), share, compare)
     address = Address(port, listen, tuple(host or ()))
     follow = wanted if chosen == CHAMPION else cache(wanted)
     arguments = tuple(engine_argument or ())
     settings = Settings(engine, weights, slots, os.cpu_count() or 1, arguments)
-    serve_exports(root, address, follow, settings, Account(price, keep), say, keep_replies)
+    serve_exports(root, address, follow, settings, Account(price, keep), say, keep_replies, other)

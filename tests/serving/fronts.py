@@ -1,5 +1,6 @@
 """A front in a process of its own, for tests to ask and to kill."""
 
+import json
 import subprocess
 import sys
 import time
@@ -22,7 +23,7 @@ from training.export.gguf_file import write_gguf
 from training.modeling.tokenizer import special_tokens
 
 PROGRAM = """
-import logging, sys
+import json, logging, sys
 from pathlib import Path
 from config.errors import RlhfError
 from functools import partial
@@ -30,17 +31,18 @@ from config import jsonl
 from config.workspace.served import SERVED
 from serving import run
 from serving.account import Account, Price
-from serving.settings import Address, Settings
+from serving.settings import Address, Challenger, Settings
 root, engine = Path(sys.argv[1]), sys.argv[2]
 port, slots, run.QUEUE = map(int, sys.argv[3:6])
-keep_days = float(sys.argv[6]) if sys.argv[6:] else None
+keep_days, challenger, share, compares = json.loads(sys.argv[6]) if sys.argv[6:] else [None] * 4
+other = Challenger(lambda: Path(challenger), share, compares) if challenger else None
 wanted = lambda: Path((root / "wanted").read_text())
 say = lambda line: print(line, flush=True)
 account = Account(Price(3.6, "assistant"), partial(jsonl.append, root / SERVED))
 arguments = ("--enforce-eager", "--dtype", "float32") if engine == "vllm" else ()
 try:
     settings = Settings(engine, "f32", slots, 2, arguments)
-    run.serve(root, Address(port), wanted, settings, account, say, keep_days)
+    run.serve(root, Address(port), wanted, settings, account, say, keep_days, other)
 except RlhfError as error:
     sys.exit(str(error))
 """
@@ -74,10 +76,14 @@ class Served:
         queue: int = 64,
         engine: EngineName = "llama_cpp",
         keep_days: float | None = None,
+        challenger: Path | None = None,
+        share: float = 0.5,
+        compares: bool = False,
     ) -> None:
         self.root, self.port = root, free_port()
         self.want(export)
-        arguments = [root, engine, self.port, slots, queue, *([keep_days] if keep_days is not None else [])]
+        options = json.dumps([keep_days, challenger and str(challenger), share, compares])
+        arguments = [root, engine, self.port, slots, queue, options]
         self.process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, *map(str, arguments)],
             cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

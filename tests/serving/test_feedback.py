@@ -3,6 +3,7 @@
 import json
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -23,7 +24,9 @@ from config.workspace.feedback import (
     UnknownReply,
     renew_snapshot,
 )
+from config.workspace.served import served_of
 from serving.feedback import MAX_FEEDBACK_BYTES, WrongFeedback, parsed
+from serving.sides import conversation, is_within
 from tests.serving.fronts import Served, made_export
 from tests.training.support.tiny import policy
 
@@ -167,6 +170,11 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_export(tmp_path_factory.mktemp("exports") / "run-1", policy(3, "qwen3"))
 
 
+@pytest.fixture(scope="module")
+def rival(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_export(tmp_path_factory.mktemp("exports") / "run-2", policy(4, "qwen3"))
+
+
 @pytest.fixture
 def keeping(export: Path, tmp_path: Path) -> Iterator[Callable[..., Served]]:
     started: list[Served] = []
@@ -275,3 +283,72 @@ def test_a_kill_loses_no_word_that_was_answered_and_doubles_none(
         assert say(again, id=identity, rating="up", user="ann").status_code == 200
     with closing(FeedbackStore(tmp_path)) as store:
         assert len(list(store.rows())) == 24
+
+
+# ---------------------------------------------------------------- two models side by side
+
+
+def test_a_conversation_stays_with_its_side() -> None:
+    shares = [sum(is_within(f"user {i}", share) for i in range(4000)) / 4000 for share in (0.0, 0.1, 1.0)]
+    assert shares == [0.0, pytest.approx(0.1, abs=0.02), 1.0]
+    first = {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "hello"}]}
+    later = {
+        "messages": [*first["messages"], {"role": "assistant", "content": "yes"}, {"role": "user", "content": "?"}]
+    }
+    assert conversation(first) == conversation(later) != conversation({"messages": [{"role": "user", "content": "x"}]})
+    assert conversation(first | {"user": "ann"}) == conversation({"user": "ann", "prompt": "else"})
+
+
+@pytest.mark.integration
+def test_a_challenger_answers_its_share_and_both_are_counted_and_priced(
+    keeping: Callable[..., Served], rival: Path, tmp_path: Path
+) -> None:
+    served = keeping(keep_days=30, challenger=rival, share=0.5)
+    assert served.said[0].startswith("Serving run-1 and run-2 at")
+    assert [model["id"] for model in served.client.get("/v1/models").json()["data"]] == ["run-1", "run-2"]
+    answers = {user: served.ask("hello", max_tokens=8, user=user, model="champion").json()
+               for user in map(str, range(16))}  # fmt: skip
+    for user, answer in answers.items():
+        assert say(served, id=answer["id"], rating="up", user=user).status_code == 200
+    expected = {user: "run-2" if is_within(f"user {user}", 0.5) else "run-1" for user in answers}
+    with closing(FeedbackStore(tmp_path)) as store:
+        assert {v.run_id: v.rated for v in store.summary()} == Counter(expected.values())
+    alone = {name: served.ask("hello", max_tokens=8, model=name).json() for name in ("run-1", "run-2")}
+    said = {name: answer["choices"][0]["message"]["content"] for name, answer in alone.items()}
+    assert said["run-1"] != said["run-2"]
+    assert {user: answer["choices"][0]["message"]["content"] for user, answer in answers.items()} == {
+        user: said[name] for user, name in expected.items()
+    }
+    assert served.ask("hello", model="run-3").json()["error"]["message"].endswith("run-1, run-2 is, or champion.")
+    streamed_id(served, "hello")
+    metrics = served.client.get("/metrics").text
+    for name in ("run-1", "run-2"):
+        assert f'rlhf_reply_tokens_total{{model_version="{name}"}}' in metrics
+        prices = [line for line in metrics.splitlines() if line.startswith("llm_total_cost{")]
+        assert any(f'model_version="{name}"' in line for line in prices)
+    served.end()
+    usd = [served_of(tmp_path, name).usd for name in ("run-1", "run-2")]
+    assert usd[0] == pytest.approx(usd[1], rel=0.2)
+    assert usd[0] > 0
+
+
+@pytest.mark.integration
+def test_two_replies_side_by_side_are_one_of_each_model(
+    keeping: Callable[..., Served], rival: Path, tmp_path: Path
+) -> None:
+    served = keeping(keep_days=30, challenger=rival, share=0.0, compares=True)
+    alone = {served.ask("hello", max_tokens=8, model=name).json()["choices"][0]["message"]["content"]
+             for name in ("run-1", "run-2")}  # fmt: skip
+    both = served.ask("hello", max_tokens=8, n=2).json()
+    assert [choice["index"] for choice in both["choices"]] == [0, 1]
+    assert {choice["message"]["content"] for choice in both["choices"]} == alone
+    assert both["usage"]["completion_tokens"] > 8
+    first, second = (choice["id"] for choice in both["choices"])
+    assert say(served, chosen=second, rejected=first, user="ann").status_code == 200
+    refused = served.ask("hello", n=2, stream=True)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "stream")
+    with closing(FeedbackStore(tmp_path)) as store:
+        (row,) = store.rows()
+    assert (row["chosen"], row["rejected"]) == tuple(
+        both["choices"][number]["message"]["content"] for number in (1, 0)
+    )
