@@ -3,22 +3,26 @@ clients see of a promotion and of an engine that is killed?
 
     python -m benchmarks.serve_load --requests 2000 --concurrency 32 --json
     python -m benchmarks.serve_load --promote RUN --json
+    python -m benchmarks.serve_load --feedback --json
 
 Run it in a project that has run. Each greedy reply to a held-out prompt must be the one that Transformers gives with
 the model that answered. `engine_rate` is that of the same client on the engine without the front, `share_of_engine`
 the median ratio of blocks in turn; `added_ms_median` compares single requests.
 With --promote the champion is served. RUN is promoted (`rlhf promote`) under load, then `rlhf rollback` brings the
 champion back, then the engine is killed, each during --requests or more.
+With --feedback every reply is rated, and the server is killed with SIGKILL half way: words that were answered with 200
+and are not in the store are lost, and those that are there twice are double.
 """
 
 import argparse
 import asyncio
 import json
+import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -35,6 +39,7 @@ from cli.run_models import CHAMPION, run_id_of
 from config import jsonl
 from config.ports import free_port
 from config.workspace.exported import gguf_path, read_exported
+from config.workspace.feedback import FEEDBACK
 from config.workspace.login import SERVE_KEY
 from serving.settings import QUEUE
 from training.export.llama_cpp import SLOTS, serving
@@ -54,6 +59,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--promote", metavar="RUN", help="measure a promotion, and a kill")
+    parser.add_argument("--feedback", action="store_true", help="rate every reply, and kill the server")
     parser.add_argument("--json", action="store_true", help="print JSON, not lines")
     given = parser.parse_args()
     if not 1 <= given.concurrency <= SLOTS + QUEUE:
@@ -61,6 +67,8 @@ def main() -> None:
     completed = asyncio.run(
         swapped(given.promote, given.requests, given.concurrency)
         if given.promote
+        else rated(given.run, given.requests, given.concurrency)
+        if given.feedback
         else measured(given.run, given.requests, given.concurrency)
     )
     if given.json:
@@ -98,10 +106,10 @@ async def reply(client: httpx.AsyncClient, prompt: str) -> tuple[str, str]:
 
 
 @asynccontextmanager
-async def served(run: str) -> AsyncIterator[Served]:
+async def served(run: str, *options: str) -> AsyncIterator[Served]:
     port = free_port()
     began = time.monotonic()
-    process = subprocess.Popen(rlhf("serve", run, "--port", str(port)), stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(rlhf("serve", run, "--port", str(port), *options), stdout=subprocess.DEVNULL)
     client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=120, trust_env=False)
     try:
         while not await is_up(client):
@@ -171,6 +179,41 @@ class Answer(NamedTuple):
     is_right: bool
     says_when: bool
     """It failed with 503 and Retry-After."""
+
+
+async def rated(run: str, requests: int, concurrency: int) -> dict[str, Any]:
+    """Every reply is rated by a user of its own, with a kill of the server half way."""
+    prompts, answered, seconds_of = held_out(), set[tuple[str, str]](), list[float]()
+
+    async def work(front: Served, numbers: Iterator[int], until: int) -> None:
+        for number in numbers:
+            user = f"user {number}"
+            body = {"messages": [{"role": "user", "content": prompts[number % len(prompts)]}], "max_tokens": 8}
+            try:
+                identity = (await front.client.post("/v1/chat/completions", json=body)).json()["id"]
+                began = time.perf_counter()
+                said = await front.client.post("/v1/feedback", json={"id": identity, "rating": "up", "user": user})
+                seconds_of.append(time.perf_counter() - began)
+                if said.status_code == 200:
+                    answered.add((user, identity))
+            except (httpx.TransportError, KeyError, ValueError):
+                return
+            if len(answered) >= until:
+                front.process.kill()
+
+    numbers = iter(range(requests))
+    for until in (requests // 2, 2 * requests):
+        async with served(run, "--keep-replies", "1") as front:
+            await asyncio.gather(*(work(front, numbers, until) for _ in range(concurrency)))
+    with closing(sqlite3.connect(FEEDBACK)) as store:
+        kept = store.execute("SELECT user, reply FROM words WHERE user LIKE 'user %'").fetchall()
+    return {
+        "requests": requests,
+        "rated": len(answered),
+        "lost": len(answered - set(kept)),
+        "double": len(kept) - len(set(kept)),
+        "rating_ms_median": 1000 * median(seconds_of),
+    }
 
 
 async def swapped(run: str, requests: int, concurrency: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -27,6 +28,7 @@ CHAT, COMPLETIONS, MODELS = "/v1/chat/completions", "/v1/completions", "/v1/mode
 END = b"\n\n"
 DONE = b"data: [DONE]" + END
 SERVER_ERROR = "server_error"
+PAGE = Path(__file__).with_name("page.html")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -44,6 +46,8 @@ class Front:
 
     feedback: Feedback | None = None
     """Keeps replies and what is said of them; None keeps nothing."""
+    has_page = False
+    """Whether a page for trying the model is at `/`."""
 
     def __init__(self, sides: Sides, key: str, hosts: frozenset[str], most_running: int, account: Account) -> None:
         """`hosts` are accepted Host headers; more than `most_running` requests are refused with 429."""
@@ -57,6 +61,7 @@ class Front:
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guard])
         app.add_routes(
             [
+                web.get("/", self.page),
                 web.get("/health", self.health),
                 web.get("/metrics", self.show_metrics),
                 web.get(MODELS, self.models),
@@ -73,7 +78,7 @@ class Front:
         if request.path == "/health":
             return await handler(request)
         try:
-            self._check(request)
+            self._check(request, needs_key=request.path != "/")  # the page asks for it
             response = await handler(request)
         except (Refused, WrongFeedback) as error:
             response = _refusal(error.status, str(error), error.field)
@@ -89,12 +94,14 @@ class Front:
         self.metrics.requests.labels(path, response.status).inc()
         return response
 
-    def _check(self, request: web.Request) -> None:
+    def _check(self, request: web.Request, needs_key: bool) -> None:
         host, origin = request.headers.get("Host", ""), request.headers.get("Origin")
         if host not in self._hosts:
             raise Refused("host", f"Host {host!r} is not served here.", 403)
         if origin is not None and origin.partition("://")[2] not in self._hosts:
             raise Refused("origin", f"Origin {origin!r} may not use this server.", 403)
+        if not needs_key:
+            return
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not secrets.compare_digest(
             token.encode(errors="replace"), self._key.encode()
@@ -107,6 +114,29 @@ class Front:
         engine = self._sides.served.engine
         is_up = engine is not None and engine.is_alive
         return web.json_response({"status": "ok" if is_up else "starting"}, status=200 if is_up else 503)
+
+    async def page(self, _: web.Request) -> web.Response:
+        """One file, with nothing from elsewhere."""
+        if not self.has_page:
+            raise Refused("", "there is no page here: start the server with --page.", 404)
+        nonce = secrets.token_urlsafe(16)
+        is_single = any(engine.export.single_prompts for engine in self._sides.engines())
+        settings = json.dumps({"rates": self.feedback is not None, "remembers": not is_single})
+        policy = (
+            f"default-src 'none'; style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'; "
+            "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        )
+        return web.Response(
+            text=PAGE.read_text(encoding="utf-8").replace("NONCE", nonce).replace("{/* SETTINGS */}", settings),
+            content_type="text/html",
+            headers={
+                "Content-Security-Policy": policy,
+                "X-Frame-Options": "DENY",
+                "X-Content-Type-Options": "nosniff",
+                "Cache-Control": "no-store",
+                "Referrer-Policy": "no-referrer",
+            },
+        )
 
     async def show_metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=generate_latest(self.metrics.registry), content_type="text/plain")

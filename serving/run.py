@@ -34,6 +34,7 @@ def serve(
     say: Callable[[str], None],
     keep_days: float | None = None,
     challenger: Challenger | None = None,
+    has_page: bool = False,
 ) -> None:
     """Serve the export that `wanted` names. With `keep_days`, replies are kept for so long, and longer if somebody
     rates them.
@@ -53,6 +54,7 @@ def serve(
             serves = partial(account.serves, side="challenger", share=share)
             sides = Sides(sides.served, Swap(challenger.wanted, start, serves), share, challenger.compares)
         front = Front(sides, secret, address.hosts, settings.slots + QUEUE, account)
+        front.has_page = has_page
         if keep_days is not None:
             front.feedback = Feedback(root, keep_days, front.metrics.words)
         try:
@@ -86,6 +88,8 @@ async def _serve(
     await web.SockSite(runner, listener).start()
     say(f"Serving {names} at http://127.0.0.1:{address.port}/v1")
     # the output of a background process goes to a log that others may read
+    if front.has_page:
+        say(f"Page    http://127.0.0.1:{address.port}/{f'#key={secret}' if sys.stdout.isatty() else ''}")
     say(f"Key     {f'{secret}   (in {SERVE_KEY})' if sys.stdout.isatty() else f'in {SERVE_KEY}'}")
     keepers = {asyncio.create_task(swap.keep()) for swap in sides.swaps}
     keepers.add(asyncio.create_task(_record(front.account)))

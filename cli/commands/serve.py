@@ -53,6 +53,9 @@ def serve(
     compare: Annotated[
         bool, typer.Option("--compare", help="Answer a request with n: 2 with a reply of each model.")
     ] = False,
+    page: Annotated[
+        bool, typer.Option("--page", help="A page for trying the model, at /; with thumbs if replies are kept.")
+    ] = False,
     record: Annotated[bool, typer.Option(help="Count the tokens that are served in .rlhf/served.jsonl.")] = True,
 ) -> None:
     """Serve a model at http://127.0.0.1:PORT/v1 (models, chat/completions, completions), with /health and /metrics,
@@ -85,4 +88,4 @@ def serve(
     follow = wanted if chosen == CHAMPION else cache(wanted)
     arguments = tuple(engine_argument or ())
     settings = Settings(engine, weights, slots, os.cpu_count() or 1, arguments)
-    serve_exports(root, address, follow, settings, Account(price, keep), say, keep_replies, other)
+    serve_exports(root, address, follow, settings, Account(price, keep), say, keep_replies, other, page)

@@ -20,6 +20,8 @@ class Exported(BaseModel):
     context_length: int
     control_tokens: tuple[str, ...]
     """Special tokens of the tokenizer, as they are spelt."""
+    single_prompts: bool = False
+    """Whether the model was trained on single prompts: it refuses conversations."""
     differs: tuple[str, ...] = ()
     """Differences between llama.cpp and training, one line each. With any, it must not serve the model."""
     quantised: tuple[QuantisedFile, ...] = ()

@@ -34,7 +34,7 @@ from serving.account import Account, Price
 from serving.settings import Address, Challenger, Settings
 root, engine = Path(sys.argv[1]), sys.argv[2]
 port, slots, run.QUEUE = map(int, sys.argv[3:6])
-keep_days, challenger, share, compares = json.loads(sys.argv[6]) if sys.argv[6:] else [None] * 4
+keep_days, challenger, share, compares, page = json.loads(sys.argv[6]) if sys.argv[6:] else [None] * 5
 other = Challenger(lambda: Path(challenger), share, compares) if challenger else None
 wanted = lambda: Path((root / "wanted").read_text())
 say = lambda line: print(line, flush=True)
@@ -42,7 +42,7 @@ account = Account(Price(3.6, "assistant"), partial(jsonl.append, root / SERVED))
 arguments = ("--enforce-eager", "--dtype", "float32") if engine == "vllm" else ()
 try:
     settings = Settings(engine, "f32", slots, 2, arguments)
-    run.serve(root, Address(port), wanted, settings, account, say, keep_days, other)
+    run.serve(root, Address(port), wanted, settings, account, say, keep_days, other, page)
 except RlhfError as error:
     sys.exit(str(error))
 """
@@ -60,7 +60,12 @@ def made_export(
     chat_tokenizer.chat_template = template or chat_tokenizer.chat_template
     chat_tokenizer.save_pretrained(folder)
     write_gguf(model, chat_tokenizer, "f32", gguf_path(folder, "f32"))
-    record = Exported(context_length=CONTEXT, control_tokens=special_tokens(chat_tokenizer), differs=differs)
+    record = Exported(
+        context_length=CONTEXT,
+        control_tokens=special_tokens(chat_tokenizer),
+        single_prompts=template is None,
+        differs=differs,
+    )
     keep_exported(folder, record)
     return folder
 
@@ -79,17 +84,18 @@ class Served:
         challenger: Path | None = None,
         share: float = 0.5,
         compares: bool = False,
+        page: bool = False,
     ) -> None:
         self.root, self.port = root, free_port()
         self.want(export)
-        options = json.dumps([keep_days, challenger and str(challenger), share, compares])
+        options = json.dumps([keep_days, challenger and str(challenger), share, compares, page])
         arguments = [root, engine, self.port, slots, queue, options]
         self.process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, *map(str, arguments)],
             cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert self.process.stdout is not None
-        self.said = [self.process.stdout.readline(), self.process.stdout.readline()]
+        self.said = [self.process.stdout.readline() for _ in range(3 if page else 2)]
         self.key = (root / ".rlhf/serve.key").read_text()
         self.url = f"http://127.0.0.1:{self.port}"
         self.client = httpx.Client(

@@ -75,6 +75,7 @@ def export(folder: Path, target: Path, facts: Mapping[str, Any]) -> None:
         record = Exported(
             context_length=params.model.context_length,
             control_tokens=special_tokens(tokenizer),
+            single_prompts=isinstance(prompts[0], str),
             differs=tuple(differs),
             quantised=tuple(table),
             **facts,
