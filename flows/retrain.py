@@ -9,7 +9,16 @@ from config.schema import Params
 from flows.rlhf import rlhf
 from tasks.planning.gate import checked
 from tasks.planning.prepared import known_plan
-from tasks.retraining.cycle import alone, due, put_in_place, retraining, trained, wait_for_approval, winner
+from tasks.retraining.cycle import (
+    alone,
+    due,
+    put_in_place,
+    retraining,
+    trained,
+    users_decide,
+    wait_for_approval,
+    winner,
+)
 from tasks.run.purse import PURPOSE
 
 
@@ -24,7 +33,7 @@ def retrain(params: Params, force: bool = False) -> State[Any]:
             lifted.
     """
     with retraining(checked(params)) as cycle, alone(cycle) as busy:
-        if (reason := due(cycle, busy, force)) is not None:
+        if not users_decide(cycle, busy, force) and (reason := due(cycle, busy, force)) is not None:
             wait_for_approval(reason)
             with tags(PURPOSE), known_plan(reason.prepared):
                 state = rlhf(cycle.params, return_state=True)

@@ -1,15 +1,15 @@
 """When the retrain cycle trains, its budget, and the evidence a new champion needs."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from config.errors import ParamsError
-from config.sections.base import Fraction, Limit, Positive, Section
+from config.sections.base import Fraction, Limit, Positive, Sparse
 from config.sections.data import FileSource
 
 
-class Retrain(Section):
+class Retrain(Sparse):
     """When the retrain cycle trains, what it may cost in a month, and the evidence a model needs to replace the
     champion. No stage reads it.
     """
@@ -47,6 +47,12 @@ class Retrain(Section):
     safety_margin: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         description="Worse means: the mean score on the safety prompts may have dropped by more than this. "
         "In units of the gold score where it is known, else of the champion's reward model."
+    )
+
+    evidence: Literal["contest", "live"] | None = Field(
+        default=None,
+        description="What a new champion has to show. contest, and null: it wins the contest. live: after that its "
+        "replies get more thumbs up than the champion's, beside which it is served (rlhf serve --challenger).",
     )
 
     @model_validator(mode="after")

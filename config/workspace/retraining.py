@@ -131,7 +131,7 @@ class RetrainRow(Record):
     run_id: str | None = None
     """At `end`: the pipeline run, if there was one."""
     outcome: str = ""
-    """At `end`: promoted, kept, waiting (for people's votes), skipped, stopped or failed."""
+    """At `end`: promoted, kept, waiting (for people's votes), trial (users decide), skipped, stopped or failed."""
     data_key: str | None = None
     """At `end`: digest of the data's inputs, so that the next cycle can tell whether anything is new."""
     said: str = ""

@@ -9,7 +9,7 @@ runs/retrain/<cycle>/      examination.json, contest.json, replies.jsonl, cycle.
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +34,7 @@ from config.workspace.rows import pipeline_rows
 from costs.planning.retraining import CONTEST
 from costs.tables.price import stage_price
 from tasks.champions.files import check_champion, gathered
+from tasks.champions.live import live_share
 from tasks.champions.promotion_gate import in_a_line, promotion_verdict
 from tasks.champions.registry import promote, require_champion, update_mlflow
 from tasks.dvc.data_key import key_now
@@ -51,7 +52,7 @@ from tasks.stage.progress import Display
 from tasks.ui.events import model_event
 
 CONTEST_FILE = "contest.json"
-FINISHED = ("kept", "promoted")
+TRIAL, FINISHED = "trial", ("kept", "promoted")
 """Outcomes decided on a trained model: the same data need not be tried again."""
 
 
@@ -241,7 +242,32 @@ def winner(cycle: Cycle, champion: Champion, run_id: str) -> Winner | None:
     if not verdict.promotes:
         cycle.end("kept", f"the champion {champion.run_id} stays: {in_a_line(verdict.failed)}")
         return None
+    if cycle.params.retrain.evidence == "live":
+        cycle.end(TRIAL, f"{run_id} wins the contest, and retrain.evidence=live asks users: rlhf serve champion "
+                  f"--challenger {run_id} --keep-replies 30")  # fmt: skip
+        return None
     return Winner(run_id, verdict.checks[0].reason)
+
+
+@task(name="ask users", cache_policy=NO_CACHE, persist_result=False)
+def users_decide(cycle: Cycle, busy: str | None, force: bool) -> bool:
+    """Whether a challenger is on trial: then the cycle has ended as promoted, kept, or on trial still."""
+    root, row = cycle.root, last_end(cycle.root, (TRIAL, *FINISHED))
+    if busy or force or row is None or row.run_id is None or row.outcome != TRIAL:
+        return False
+    champion = require_champion(root)
+    if row.detail.get("champion") != champion.run_id:
+        return False
+    cycle.row_fields |= {"champion": champion.run_id, "run_id": row.run_id, "data_key": row.data_key}
+    live = live_share(root, row.run_id, champion.run_id, cycle.params.evaluate.confidence)
+    cycle.sections.append("## Thumbs\n\n" + live.reason)
+    if live.difference.low > 0:
+        put_in_place.fn(cycle, champion, Winner(row.run_id, live.reason))
+    elif live.difference.high < 0:
+        cycle.end("kept", f"the champion {champion.run_id} stays: {live.reason}")
+    else:
+        cycle.end(TRIAL, live.reason)
+    return True
 
 
 @task(name="promote", cache_policy=NO_CACHE, persist_result=False)
@@ -265,14 +291,19 @@ def nothing_new(root: Path, champion: Champion, key: str | None) -> str | None:
             "nothing is new since the champion's data: neither the sources nor the votes have "
             "changed, so nothing was read and it cost nothing"
         )
-    rows: list[RetrainRow] = jsonl.read(root / RETRAIN_ROWS, RetrainRow).rows
-    last = next((row for row in reversed(rows) if row.event == "end" and row.outcome in FINISHED), None)
+    last = last_end(root, FINISHED)
     if last is not None and last.data_key == key:
         return (
             f"nothing is new since the cycle {last.cycle}, which ended as {last.outcome} "
             f"({last.said}); it cost nothing"
         )
     return None
+
+
+def last_end(root: Path, outcomes: Sequence[str]) -> RetrainRow | None:
+    """The end of the last cycle with one of these outcomes."""
+    rows: list[RetrainRow] = jsonl.read(root / RETRAIN_ROWS, RetrainRow).rows
+    return next((row for row in reversed(rows) if row.event == "end" and row.outcome in outcomes), None)
 
 
 def _workspace_is_taken(root: Path) -> str | None:

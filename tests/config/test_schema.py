@@ -9,6 +9,7 @@ from config.schema import Params
 from config.sections.base import Section, Sparse
 from config.sections.data import Data
 from config.sections.model import Model
+from config.sections.retraining import Retrain
 from config.sections.where import PlaceOverride, Where
 from tests.conftest import ROOT
 
@@ -29,9 +30,14 @@ def test_no_parameter_has_a_default() -> None:
         for field in section.model_fields.values()
         if not field.is_required()
     }
-    assert optional == {(Where, None), (PlaceOverride, None), (Params, None), (Model, None), (Data, None)}, (
-        "absent, and taken from no value here"
-    )
+    assert optional == {
+        (Where, None),
+        (PlaceOverride, None),
+        (Params, None),
+        (Model, None),
+        (Data, None),
+        (Retrain, None),
+    }, "absent, and taken from no value here"
 
 
 def test_every_parameter_has_a_description() -> None:

@@ -11,6 +11,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from config.errors import EnvironmentFault, UserError
 from config.load import load, write
 from config.records import UsageRow, stages_of
 from config.workspace.champions import champion_folder, read_record
+from config.workspace.feedback import DOWN, FEEDBACK, UP, FeedbackStore, KeptReply
 from config.workspace.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, Mean, RetrainRow, Safety, Share
 from config.workspace.rows import pipeline_rows
 from flows.label_import import label_import
@@ -338,6 +340,47 @@ def test_a_better_model_waits_for_approval_is_promoted_and_rolled_back(
     event = read_record(project).events[-1]
     assert (champion(project), event.event, event.by) == (first, "rolled_back", "ada")
     assert cycle(project).name == "Skipped", "what was rolled back does not come back by itself"
+
+
+def thumbs(root: Path, run_id: str, up: int, of: int) -> None:
+    """So many users rate a reply of a run's model."""
+    with closing(FeedbackStore(root)) as store:
+        for number in range(of):
+            reply = f"{run_id}-{time.monotonic_ns()}-{number}"
+            store.keep(KeptReply(reply, run_id, f"user {number}", "p", "r", 1, 1))
+            store.rate(reply, f"user {number}", UP if number < up else DOWN, "")
+
+
+@pytest.mark.parametrize(("good", "outcome"), [(190, "promoted"), (60, "kept")])
+def test_a_model_that_wins_the_contest_is_on_trial_until_users_have_decided(
+    project: Path, good: int, outcome: str
+) -> None:
+    first, live = champion(project), "retrain.evidence=live"
+    for path in (project / FEEDBACK).parent.glob(f"{FEEDBACK.name}*"):
+        path.unlink()
+    news(project, f"on trial, {outcome}")
+    prepare(project)
+    assert cycle(project, live).name == "Trial"
+    row = end(project)
+    challenger = runs(project)[-1]
+    assert (row.run_id, champion(project)) == (challenger, first)
+    assert f"rlhf serve champion --challenger {challenger} --keep-replies 30" in row.said
+    thumbs(project, first, 14, 20)
+    thumbs(project, challenger, 19, 20)
+    state, before = cycle(project, live), len(runs(project))
+    assert state.name == "Trial"
+    assert f"users call 19 of 20 replies of {challenger} good and 14 of 20 of {first}" in end(project).said
+    assert "users call 19 of 20" in artifacts(state)["retrain"]
+    thumbs(project, first, 126, 180)
+    thumbs(project, challenger, good - 19, 180)
+    assert cycle(project, live).name == outcome.capitalize()
+    row = end(project)
+    assert (row.outcome, row.run_id, row.detail["usd"]) == (outcome, challenger, 0.0)
+    assert champion(project) == (challenger if outcome == "promoted" else first)
+    assert len(runs(project)) == before, "nothing was trained for it"
+    assert cycle(project, live).name == "Skipped", "decided is decided"
+    if outcome == "promoted":
+        rollback(project, "back to where the next test begins", by="test")
 
 
 def test_a_run_is_promoted_by_hand_without_a_contest(project: Path) -> None:
