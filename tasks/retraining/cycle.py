@@ -10,7 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from config.locks import lock_file
 from config.schema import Params
 from config.workspace.at_work import locked
 from config.workspace.champions import Champion
+from config.workspace.feedback import FEEDBACK, FeedbackStore
 from config.workspace.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, Contest, Examination, RetrainRow
 from config.workspace.rows import pipeline_rows
 from costs.planning.retraining import CONTEST
@@ -43,7 +44,7 @@ from tasks.planning.gate import approval
 from tasks.planning.prepared import Planned, Unplannable, prepare
 from tasks.planning.retraining import with_cycle
 from tasks.retraining.decision import decide
-from tasks.retraining.page import contest_section, data_section, decision_section, markdown
+from tasks.retraining.page import contest_section, data_section, decision_section, feedback_section, markdown
 from tasks.run.purse import PURPOSE, month, refusal, run_usd
 from tasks.run.run import STATE_FOLDER, new_run_id
 from tasks.run.stop import OVER_BUDGET, StopRequest, as_interrupts
@@ -119,6 +120,9 @@ class Cycle:
             data_key=self.row_fields["data_key"],
             detail={"champion": self.row_fields["champion"], "usd": self.usd},
         )  # fmt: skip
+        if (self.root / FEEDBACK).exists():
+            with closing(FeedbackStore(self.root)) as store:
+                self.sections.append(feedback_section(store.summary()))
         page = markdown(outcome, said, self.sections, self.usd)
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "cycle.md").write_text(page, encoding="utf-8")

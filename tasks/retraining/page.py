@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
+from config.workspace.feedback import VersionSummary
 from config.workspace.retraining import Contest, Examination
+from labelling.anytime import share_at_any_time
 from reporting.numbers import ABSENT, percent, usd
 from tasks.champions.promotion_gate import Check, Verdict
 from tasks.retraining.decision import Decision
@@ -58,6 +60,18 @@ def data_section(examination: Examination) -> str:
         + "\n\n"
         + "\n".join(f"- {line}" for line in lines)
     )
+
+
+def feedback_section(versions: Sequence[VersionSummary]) -> str:
+    """What users said of each model's replies, as `rlhf feedback` shows it."""
+    rows = []
+    for version in versions:
+        share = share_at_any_time(version.up, version.rated)
+        interval = (
+            f"{percent(share.value)} ({percent(share.low)} to {percent(share.high)})" if version.rated else ABSENT
+        )
+        rows.append(f"| `{version.run_id}` | {version.replies} | {version.rated} | {interval} |")
+    return "## Users\n\n| model | replies | rated | up, at any time |\n|---|---:|---:|---|\n" + "\n".join(rows)
 
 
 def _contest(contest: Contest) -> str:

@@ -370,7 +370,9 @@ def test_a_model_that_wins_the_contest_is_on_trial_until_users_have_decided(
     state, before = cycle(project, live), len(runs(project))
     assert state.name == "Trial"
     assert f"users call 19 of 20 replies of {challenger} good and 14 of 20 of {first}" in end(project).said
-    assert "users call 19 of 20" in artifacts(state)["retrain"]
+    page = artifacts(state)["retrain"]
+    assert "users call 19 of 20" in page
+    assert f"| `{challenger}` | 20 | 20 | 95.0% (" in page
     thumbs(project, first, 126, 180)
     thumbs(project, challenger, good - 19, 180)
     assert cycle(project, live).name == outcome.capitalize()
