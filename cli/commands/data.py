@@ -10,13 +10,15 @@ from typing import Annotated, Any
 import typer
 
 from cli.project import project_root, typed_path
-from config.errors import DataError, RlhfError
+from config.errors import DataError, ParamsError, RlhfError
 from config.terminal_text import visible
+from config.workspace.feedback import SNAPSHOT, renew_snapshot
 
 app = typer.Typer(no_args_is_help=True, help="Look at data before anything is trained on it.")
 
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 LENGTHS = {"prompt": "prompts", "reply": "replies"}
+FEEDBACK_FORMAT = "feedback"
 CUT_AT = 200
 """Characters of a prompt or reply shown."""
 
@@ -36,7 +38,9 @@ def data() -> None:
 
 @app.command()
 def check(
-    file: Annotated[str, typer.Argument(help="A jsonl, json, csv or parquet file, also .gz or .zst, or its URL.")],
+    file: Annotated[
+        str | None, typer.Argument(help="A jsonl, json, csv or parquet file, also .gz or .zst, or its URL.")
+    ] = None,
     form: Annotated[
         str | None,
         typer.Option("--format", help="pairs, votes ... or a layout of published data; else the columns say."),
@@ -52,13 +56,21 @@ def check(
     recipe: Annotated[
         Path, typer.Option("--recipe", parser=typed_path, metavar="FILE", help="Whose model and limits are meant.")
     ] = Path("params.yaml"),
+    feedback: Annotated[
+        bool, typer.Option("--feedback", help="What users said of served replies, as the next run will read it.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for programs.")] = False,
 ) -> None:
     """Inspect a data file: format, refused rows and why, lengths, duplicates, baselines for the reward model, rows as
     a model sees them, and the settings that read it. Exits with 2 if a run on it would fail.
     """
-    path = None if "://" in file else typed_path(file)
     root = project_root()
+    if feedback:
+        renew_snapshot(root)
+        file, form = str(root / SNAPSHOT), FEEDBACK_FORMAT
+    if file is None:
+        raise ParamsError("name a file to check, or --feedback.")
+    path = None if "://" in file else typed_path(file)
     named = file if path is None else _from_root(root, Path(os.path.normpath(root / path)))
     inspection = inspected(root, named, form, column or [], recipe, vote, reader)
     typer.echo(json.dumps(inspection, indent=2) if as_json else visible("\n".join(lines(inspection, str(recipe)))))
@@ -230,6 +242,8 @@ def _settings(inspection: dict[str, Any]) -> list[str]:
     from config.load import to_yaml  # imported late: listing the commands does not need it
 
     block: dict[str, Any] = {"data": {"source": inspection["source"]}}
+    if inspection["format"] == FEEDBACK_FORMAT:
+        block = {"data": {"feedback_source": inspection["file"]}}
     if inspection["fit"] is not None and inspection["fit"]["enough"] is not None:
         block["data"]["max_quarantine_fraction"] = inspection["fit"]["enough"]
     serves = inspection["pairs"] or inspection["format"] not in ("instructions", "prompts")

@@ -25,7 +25,16 @@ from config.schema import Params
 from config.sections.data import FileSource, PythonSource, Vote
 from training.modeling.tokenizer import SMALLEST_VOCABULARY, prompt_text, trained_tokenizer
 from training.preparation.cleaning import Quarantine, TextRules
-from training.preparation.columns import BEFORE, COLUMNS, NoLayout, check_columns, column_names, columns_of, recognised
+from training.preparation.columns import (
+    BEFORE,
+    COLUMNS,
+    NoLayout,
+    Recognised,
+    check_columns,
+    column_names,
+    columns_of,
+    recognised,
+)
 from training.preparation.examples import Need
 from training.preparation.fit import fit
 from training.preparation.formats import USES, Example, replies_of
@@ -38,6 +47,8 @@ from training.preparation.vocabulary import train_tokenizer
 from training.preparation.votes import ANNOTATOR, VOTE
 from training.process.command import run_command
 
+FEEDBACK = "feedback"
+"""Format of data.feedback_source: ratings and pairs in our own rows."""
 FEWEST_PAIRS = 20
 """Fewest pairs to train or test on for a meaningful baseline."""
 
@@ -113,7 +124,7 @@ def inspect(
     else:
         source = FileSource(kind="file", path=path, format="pairs", columns={})
         table = read_file(source, root, "data.source")
-        layout = recognised(table, form, columns)
+        layout = Recognised(PYTHON, {}) if form == FEEDBACK else recognised(table, form, columns)
         form, vote, name = layout.form, vote or layout.vote, layout.name
         usual, present = COLUMNS.get(form, {}), columns_of(table)
         given = {
@@ -159,7 +170,7 @@ def inspect(
         balance = label_balance(datasets)
         return Inspection(
             file=path,
-            format=form,
+            format=FEEDBACK if reader is None and form == PYTHON else form,
             layout=name,
             delimiter=_delimiter(root / path),
             columns=given,
@@ -258,7 +269,7 @@ def main() -> None:
         if "=" not in item:
             raise ParamsError(f"--column {item}: write OURS=THEIRS, such as prompt=question.")
     for option, value, choices in (
-        ("--format", options.format, list(FORMATS)[:-1]),
+        ("--format", options.format, [*list(FORMATS)[:-1], FEEDBACK]),
         ("--vote", options.vote, get_args(Vote)),
     ):
         if value is not None and value not in choices:

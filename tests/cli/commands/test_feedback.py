@@ -67,3 +67,22 @@ def test_models_are_compared_and_what_is_forgotten_is_named_with_the_runs_that_s
     assert [line.split()[0] for line in said.splitlines()[1:]] == ["learnt"]
     assert len((project / SNAPSHOT).read_text().splitlines()) == 5
     assert rlhf("forget", "--id", "nobody").startswith("0 replies and words")
+
+
+def test_what_users_said_is_checked_as_the_next_run_will_read_it(project: Path) -> None:
+    write(load(ROOT / "recipes/demo.yaml"), project / "params.yaml")
+    with closing(FeedbackStore(project)) as store:
+        for number in range(30):
+            turns = [{"role": "user", "content": f"where is {number}"}]
+            for side in ("a", "b"):
+                store.keep(KeptReply(f"{side}{number}", "run", "", turns, f"it is {side} {number}", 3, 2))
+            store.rate(f"a{number}", "ann", DOWN if number % 3 else UP, "")
+        store.prefer("a1", "b1", "ann", "")
+    done = CliRunner().invoke(app, ["data", "check", "--feedback"], catch_exceptions=False)
+    shown = " ".join(done.stdout.split())
+    assert "data/labels/feedback.jsonl: feedback" in shown
+    assert "31 rows give 1 pairs, 10 good replies, 20 bad replies" in shown
+    assert "feedback_source: data/labels/feedback.jsonl" in shown
+    assert len((project / SNAPSHOT).read_text().splitlines()) == 31
+    with pytest.raises(ParamsError, match="name a file to check, or --feedback"):
+        CliRunner().invoke(app, ["data", "check"], catch_exceptions=False)
