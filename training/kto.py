@@ -13,6 +13,7 @@ micro-batches nor processes change the result.
 Shapes: B rated replies.
 """
 
+import logging
 import sys
 from typing import Any, ClassVar, NamedTuple
 
@@ -43,6 +44,8 @@ from training.process.curves import write_curves
 from training.process.run import run_stage
 from training.process.stage import Stage
 from training.process.usage import Work
+
+logger = logging.getLogger("training.kto")  # as a process this module is called __main__
 
 SECTIONS = ("seed", "model", "kto")
 INPUTS = ("data/prepared/ratings", "data/prepared/preference", "data/tokenizer", "models/sft")
@@ -125,6 +128,7 @@ def kto(stage: Stage) -> None:
     good = int(ratings["train"].labels.sum())
     bad = len(ratings["train"].labels) - good
     weight = settings.desirable_weight or max(bad, 1) / max(good, 1)
+    logger.info("%d good replies weigh %.3g each, %d bad ones 1", good, weight, bad)
     model = load_from_sft(stage, settings, tokenizer)
     with stage.meter.phase("reference", 0) as work:
         ref = {split: rated_logps(model, ratings[split], stage, work) for split in ratings}

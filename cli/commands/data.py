@@ -166,6 +166,7 @@ def _counts(inspection: dict[str, Any]) -> list[str]:
         "prompts": inspection["prompts"],
     }
     line = ", ".join(f"{count:,} {name}" for name, count in gives.items() if count)
+    good, bad = inspection["good"], inspection["bad"]
     rows = "messages" if inspection["format"] == "trees" else "rows"
     extra = [
         f"{inspection[key]:,} {words}"
@@ -179,6 +180,11 @@ def _counts(inspection: dict[str, Any]) -> list[str]:
     return [
         f"{inspection['rows']:,} {rows} give {line}; {inspection['test_prompts']:,} prompts are held out",
         *([f"among them     {'; '.join(extra)}"] if extra else []),
+        *(
+            [f"KTO            a good reply weighs {bad / good:.2f}, a bad one 1 (kto.desirable_weight: null)"]
+            if good and bad
+            else []
+        ),
     ]
 
 

@@ -82,6 +82,7 @@ def test_what_users_said_is_checked_as_the_next_run_will_read_it(project: Path) 
     shown = " ".join(done.stdout.split())
     assert "data/labels/feedback.jsonl: feedback" in shown
     assert "31 rows give 1 pairs, 10 good replies, 20 bad replies" in shown
+    assert "a good reply weighs 2.00, a bad one 1" in shown
     assert "feedback_source: data/labels/feedback.jsonl" in shown
     assert len((project / SNAPSHOT).read_text().splitlines()) == 31
     with pytest.raises(ParamsError, match="name a file to check, or --feedback"):
