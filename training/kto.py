@@ -127,7 +127,7 @@ def kto(stage: Stage) -> None:
     ratings = {split: read_ratings(stage, split) for split in splits}
     good = int(ratings["train"].labels.sum())
     bad = len(ratings["train"].labels) - good
-    weight = settings.desirable_weight or max(bad, 1) / max(good, 1)
+    weight = settings.desirable_weight or (bad / good if good and bad else 1.0)
     logger.info("%d good replies weigh %.3g each, %d bad ones 1", good, weight, bad)
     model = load_from_sft(stage, settings, tokenizer)
     with stage.meter.phase("reference", 0) as work:

@@ -118,6 +118,24 @@ def test_thumbs_train_without_a_single_pair_and_both_kinds_weigh_the_same(
     assert all(said[row["prompt"], row["completion"]] is row["label"] for row in prepared)
 
 
+def test_replies_of_one_kind_alone_weigh_one(tmp_path: Path) -> None:
+    rows = [{"prompt": f"where is {i}", "completion": f"it is here {i}", "label": "up"} for i in range(40)]
+    (tmp_path / "thumbs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "score.py").write_text("def score(prompt, reply, row):\n    return 1.0\n")
+    source = {"kind": "file", "path": "thumbs.jsonl", "format": "ratings", "columns": {}, "vote": None}
+    settings = params(
+        data={"source": source, "test_fraction": 0.3},
+        reward={"kind": "function", "path": "score.py:score", "timeout_seconds": 10.0},
+        align={"method": "kto"},
+        kto={"max_steps": 1},
+    )
+    write(settings, tmp_path / "params.yaml")
+    for stage in ("data", "sft", "kto"):
+        assert run_main(tmp_path, stage) == 0, stage
+    result = metrics(tmp_path, "kto")
+    assert (result["desirable_weight"], result["bad_replies"], result["accuracy"]) == (1.0, 0, None)
+
+
 # ---------------------------------------------------------------- formulas
 
 
