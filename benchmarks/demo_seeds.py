@@ -30,8 +30,8 @@ def item_accuracy(folder: Path, params: Params) -> float:
     from training.modeling.models import load_reward_model
     from training.modeling.scoring import raw_scores
     from training.modeling.tokenizer import encode_prompts, encode_responses, load_tokenizer
-    from training.preparation.helpdesk import read_case, reply
-    from training.preparation.worlds import BY_HAND
+    from training.worlds.helpdesk import read_case, reply
+    from training.worlds.world import BY_HAND
 
     tokenizer = load_tokenizer(folder / "data/tokenizer")
     model = load_reward_model(folder / "models/reward", params.model, tokenizer).eval()

@@ -28,7 +28,7 @@ from tasks.champions.promotion_gate import promotion_verdict  # noqa: E402
 from tests.e2e.test_feedback import CONVERSATIONS, GOOD, SMALL  # noqa: E402
 from training.inference.replies import answer  # noqa: E402
 from training.inference.trained_models import TrainedModels  # noqa: E402
-from training.preparation.helpdesk import gold_score, prompts  # noqa: E402
+from training.worlds.helpdesk import gold_score, prompts  # noqa: E402
 
 
 def main() -> None:

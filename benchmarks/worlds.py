@@ -117,8 +117,8 @@ def expected_accuracy(folder: Path, params: Params) -> float:
     from training.modeling.models import load_reward_model
     from training.modeling.scoring import raw_scores
     from training.modeling.tokenizer import encode_prompts, encode_responses, load_tokenizer
-    from training.preparation.helpdesk import gold_score, preference_probability
-    from training.preparation.worlds import world_of
+    from training.worlds.helpdesk import gold_score, preference_probability
+    from training.worlds.world import world_of
 
     source = params.data.source
     assert isinstance(source, HelpdeskSource)

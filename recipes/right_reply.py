@@ -4,7 +4,7 @@
 
 from typing import Any
 
-from training.preparation.helpdesk import criteria
+from training.worlds.helpdesk import criteria
 
 
 def score(prompt: Any, response: str, row: dict[str, Any]) -> float:

@@ -11,9 +11,9 @@ from tests.conftest import ROOT
 from tests.support.parsed_rows import read_as
 from training.modeling.tokenizer import SPECIAL_TOKENS
 from training.preparation.cleaning import TextRules
-from training.preparation.helpdesk import gold_score
 from training.preparation.layouts import LAYOUTS
 from training.preparation.splits import split_of
+from training.worlds.helpdesk import gold_score
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FORMATS = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")

@@ -15,7 +15,6 @@ from config.schema import Params
 from config.sections.data import HelpdeskSource
 from training.evaluation.intervals import Proportion
 from training.modeling.tokenizer import SMALLEST_VOCABULARY, encode_prompts, encode_responses
-from training.preparation import helpdesk
 from training.preparation.cleaning import KEPT_QUARANTINE, Quarantine
 from training.preparation.examples import read_sources
 from training.preparation.prepared import (
@@ -40,10 +39,11 @@ from training.preparation.summary import (
     token_lengths,
 )
 from training.preparation.vocabulary import train_tokenizer
-from training.preparation.worlds import World, world_of
 from training.process.artifacts import replacing, write_csv, write_json
 from training.process.run import run_stage
 from training.process.stage import Stage
+from training.worlds import helpdesk
+from training.worlds.world import World, world_of
 
 logger = logging.getLogger("training.data")  # as a process this module is called __main__
 

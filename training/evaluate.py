@@ -28,9 +28,7 @@ from training.modeling.models import autocast, base_model, load_policy, load_rew
 from training.modeling.scoring import score
 from training.modeling.sequences import sequence_logprobs
 from training.modeling.tokenizer import Prompt, decode_response, encode_prompts, load_tokenizer, prompt_text
-from training.preparation.helpdesk import criteria, gold_score, known_world
 from training.preparation.prompts import held_out_prompts
-from training.preparation.worlds import World
 from training.process.artifacts import write_csv, write_json, write_jsonl
 from training.process.checkpoint import restoring
 from training.process.run import run_stage
@@ -38,6 +36,8 @@ from training.process.stage import Stage
 from training.rewards.function import function_scores, is_function
 from training.rollout.engine import Limits, sampling_noise
 from training.rollout.static import generate
+from training.worlds.helpdesk import criteria, gold_score, known_world
+from training.worlds.world import World
 
 SECTIONS = ("seed", "model", "align", "distill", "evaluate", "data.source")
 

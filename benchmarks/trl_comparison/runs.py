@@ -27,9 +27,9 @@ from config.schema import Params
 from training.modeling.adapters import MATRICES
 from training.modeling.models import load_policy
 from training.modeling.tokenizer import decode_response, encode_prompts, load_tokenizer
-from training.preparation.helpdesk import gold_score
 from training.rollout.engine import Limits, sampling_noise
 from training.rollout.static import generate
+from training.worlds.helpdesk import gold_score
 
 GOLD_PROMPTS = 400
 SMOOTHED_UPDATES = 3

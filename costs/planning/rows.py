@@ -181,7 +181,7 @@ def _lengths(source: Source, dataset: str, limit: float) -> tuple[float, float, 
 
 
 def world_tokens(source: HelpdeskSource) -> dict[str, tuple[float, float]]:
-    """Mean and longest text of a drawn world, a token for each word: what training/preparation/helpdesk.py puts into
+    """Mean and longest text of a drawn world, a token for each word: what training/worlds/helpdesk.py puts into
     prompts and replies, by how often it does.
     """
     world, wrong = source.world, 1 - source.quality

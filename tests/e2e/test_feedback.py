@@ -18,7 +18,7 @@ from tasks.servers.plans import prefect_plan
 from tasks.servers.processes import start, stop
 from tests.conftest import ROOT
 from tests.support.stage_server import forked_stages
-from training.preparation.helpdesk import gold_score, prompts
+from training.worlds.helpdesk import gold_score, prompts
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 

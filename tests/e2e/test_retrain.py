@@ -25,7 +25,7 @@ from tasks.servers.processes import start, stop
 from tests.conftest import ROOT
 from tests.support.stage_server import forked_stages
 from training.preparation.cleaning import same_prompt_key
-from training.preparation.helpdesk import prompts, read_case, reply
+from training.worlds.helpdesk import prompts, read_case, reply
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2400)]
 

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from config.sections.data import HelpdeskSource
-from training.preparation import helpdesk
+from training.worlds import helpdesk
 
 
 class World(NamedTuple):

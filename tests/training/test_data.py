@@ -26,11 +26,11 @@ from training.modeling.tokenizer import (
     rendering,
     trained_tokenizer,
 )
-from training.preparation import helpdesk
 from training.preparation.cleaning import same_prompt_key
 from training.preparation.sources import local_files
-from training.preparation.worlds import world_of
 from training.process.stage import Stage
+from training.worlds import helpdesk
+from training.worlds.world import world_of
 
 PROJECT = Path(__file__).parents[2]
 REAL = PROJECT / "tests/fixtures/real"

@@ -19,9 +19,9 @@ from training import evaluate
 from training.evaluate import Answers, compare, describe, models
 from training.evaluation.comparison import distinct_n
 from training.modeling.sequences import sequence_logprobs
-from training.preparation.helpdesk import gold_score, read_case, reply
-from training.preparation.worlds import BY_HAND
 from training.process.artifacts import write_jsonl
+from training.worlds.helpdesk import gold_score, read_case, reply
+from training.worlds.world import BY_HAND
 
 pytestmark = pytest.mark.usefixtures("forks")
 

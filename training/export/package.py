@@ -28,12 +28,12 @@ from training.export.parity import differences
 from training.inference.trained_models import TrainedModels
 from training.modeling.scoring import score
 from training.modeling.tokenizer import Prompt, decode_response, encode_prompts, prompt_text, special_tokens
-from training.preparation.helpdesk import gold_score, known_world
 from training.process.artifacts import replacing
 from training.process.command import run_command
 from training.rewards.function import is_function
 from training.rollout.engine import Limits
 from training.rollout.static import generate
+from training.worlds.helpdesk import gold_score, known_world
 
 logger = logging.getLogger(__name__)
 

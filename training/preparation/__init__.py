@@ -1,4 +1,4 @@
-"""From files, URLs and the generated helpdesk to rows without duplicates, split by prompt.
+"""From files, URLs and generated worlds to rows without duplicates, split by prompt.
 
 The stages, calibration and retraining may import it; it trains nothing.
 """

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from config.errors import ParamsError
 from config.schema import Params
 from config.sections.data import NO_PREFERENCES, FileSource, HelpdeskSource, HubSource, PythonSource, Source
-from training.preparation import helpdesk
 from training.preparation.ahead import made_ahead
 from training.preparation.cleaning import Origin, Refusal, Refused, TextRules
 from training.preparation.columns import COLUMNS, check_columns, column_names
@@ -17,6 +16,7 @@ from training.preparation.layouts import FORMATS, PYTHON
 from training.preparation.sources import SourceRow, Table, read_file, read_hub, read_python, source_rows
 from training.preparation.trees import parse_tree
 from training.preparation.votes import read_vote_lines
+from training.worlds import helpdesk
 
 
 class Need(NamedTuple):

@@ -11,13 +11,13 @@ from config import jsonl
 from config.sections.data import Data, HelpdeskSource
 from training.evaluation.intervals import Proportion, wilson
 from training.modeling.tokenizer import prompt_text, response_text
-from training.preparation import helpdesk
 from training.preparation.baselines import ReplyPair, bag_of_words
 from training.preparation.cleaning import Quarantine
 from training.preparation.formats import Example
 from training.preparation.prepared import Accepted, Datasets, Split
 from training.preparation.splits import SPLITS
-from training.preparation.worlds import world_of
+from training.worlds import helpdesk
+from training.worlds.world import world_of
 
 MOST_PAIRS = 20_000
 """Pairs of each split for the bag of words: more move it by less than its interval."""

@@ -34,12 +34,12 @@ from training.preparation.cleaning import TextRules, same_prompt_key
 from training.preparation.columns import check_columns, column_names
 from training.preparation.examples import Reading
 from training.preparation.formats import USES, Example
-from training.preparation.helpdesk import gold_score, known_world
 from training.preparation.prompts import fitting_prompts
 from training.preparation.sources import read_file
-from training.preparation.worlds import World
 from training.process.artifacts import write_json, write_jsonl
 from training.retraining.helper import run_helper
+from training.worlds.helpdesk import gold_score, known_world
+from training.worlds.world import World
 
 GOLD, CHAMPIONS_REWARD = "the gold score", "the champion's reward model"
 SAMPLES = 8

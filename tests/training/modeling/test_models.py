@@ -21,7 +21,7 @@ from training.modeling.models import (
 )
 from training.modeling.score_head import init_head
 from training.modeling.tokenizer import trained_tokenizer
-from training.preparation.worlds import BY_HAND
+from training.worlds.world import BY_HAND
 
 IDS = torch.tensor([[5, 9, 14, 200]])
 

@@ -20,9 +20,9 @@ from tests.training.support.tiny import params
 from training.inference import trained_models
 from training.inference.trained_models import TrainedModels
 from training.preparation.cleaning import same_prompt_key
-from training.preparation.helpdesk import gold_score
 from training.retraining.contest import CHAMPIONS_REWARD, GOLD, contest, held_out, main
 from training.rollout.static import generate
+from training.worlds.helpdesk import gold_score
 
 pytestmark = pytest.mark.usefixtures("quick_stages")
 

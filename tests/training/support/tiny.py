@@ -23,9 +23,9 @@ from config.schema import Params
 from config.sections.model import Model, RandomModel
 from training.modeling.models import base_model, new_reward_model
 from training.modeling.tokenizer import encode_prompts, trained_tokenizer
-from training.preparation.worlds import BY_HAND
 from training.process.run import entry, run_stage
 from training.process.stage import Stage
+from training.worlds.world import BY_HAND
 
 ROOT = Path(__file__).parents[3]
 FAMILIES = ("llama", "qwen2", "qwen3", "gpt2")

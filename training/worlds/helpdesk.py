@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from config.sections.data import HelpdeskSource, Source
-from training.preparation.worlds import BY_HAND, World, world_of
+from training.worlds.world import BY_HAND, World, world_of
 
 
 class Case(NamedTuple):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from config.errors import ParamsError
 from config.sections.data import HelpdeskSource
 from tests.support.helpdesk_rows import generate
-from training.preparation.helpdesk import (
+from training.worlds.helpdesk import (
     Case,
     bayes_accuracy,
     criteria,
@@ -21,7 +21,7 @@ from training.preparation.helpdesk import (
     read_case,
     reply,
 )
-from training.preparation.worlds import BY_HAND, WEIGHTS, world_of
+from training.worlds.world import BY_HAND, WEIGHTS, world_of
 
 UPSET = "hello , my kettle is cracked . i am really angry ."
 CALM = "hello , my phone is very late . no hurry . order number 4 1 7 ."

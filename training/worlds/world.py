@@ -1,6 +1,6 @@
 """The sentences of a helpdesk world: a small one written by hand, and a family of others generated from a seed.
 
-The worlds of the family have the grammar of the hand-written one (`training/preparation/helpdesk.py`) and other words,
+The worlds of the family have the grammar of the hand-written one (`training/worlds/helpdesk.py`) and other words,
 as many items, problems and wordings as their parameters say, and facts that a good reply repeats:
 
 kelu bemo , sato NAME OF ITEM goda suni . ...
