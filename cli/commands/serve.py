@@ -48,8 +48,9 @@ def serve(
         str | None, typer.Option(metavar="RUN", help="A second model, which answers --share of the conversations.")
     ] = None,
     share: Annotated[
-        float, typer.Option(help="Share of the conversations that the challenger answers.", min=0, max=1)
-    ] = 0.1,
+        float | None,
+        typer.Option(help="Share of the conversations that the challenger answers; without it 0.1.", min=0, max=1),
+    ] = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="Answer a request with n: 2 with a reply of each model.")
     ] = False,
@@ -69,8 +70,9 @@ def serve(
     from serving.run import serve as serve_exports
     from serving.settings import Settings
 
-    if compare and challenger is None:
-        raise ParamsError("--compare needs a second model: add --challenger RUN.")
+    if challenger is None and (compare or share is not None):
+        option = "--compare" if compare else "--share"
+        raise ParamsError(f"{option} needs a second model. Add --challenger RUN, or leave it out.")
     root = project_root()
     chosen = run or champion_or_last(root)
     params = kept_params(root, run_id_of(root, chosen))
@@ -83,7 +85,9 @@ def serve(
     def say(line: str) -> None:
         print(line, flush=True)
 
-    other = None if challenger is None else Challenger(cache(partial(exported, root, challenger)), share, compare)
+    other = None
+    if challenger is not None:
+        other = Challenger(cache(partial(exported, root, challenger)), 0.1 if share is None else share, compare)
     address = Address(port, listen, tuple(host or ()))
     follow = wanted if chosen == CHAMPION else cache(wanted)
     arguments = tuple(engine_argument or ())

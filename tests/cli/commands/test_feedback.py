@@ -87,3 +87,9 @@ def test_what_users_said_is_checked_as_the_next_run_will_read_it(project: Path) 
     assert len((project / SNAPSHOT).read_text().splitlines()) == 31
     with pytest.raises(ParamsError, match="name a file to check, or --feedback"):
         CliRunner().invoke(app, ["data", "check"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("options", [("--compare",), ("--share", "0.2")])
+def test_what_a_second_model_is_for_is_refused_without_one(project: Path, options: tuple[str, ...]) -> None:
+    with pytest.raises(ParamsError, match=rf"{options[0]} needs a second model\. Add --challenger RUN"):
+        CliRunner().invoke(app, ["serve", *options], catch_exceptions=False)
