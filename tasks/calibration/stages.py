@@ -225,7 +225,7 @@ def cut_rows(folder: Path, params: Params) -> None:
 def keep_rows(path: Path, places: Sequence[int]) -> None:
     """Keep these rows of a file of token ids (training/preparation/tokens.py)."""
     with pyarrow.OSFile(str(path), "rb") as file:
-        table = pyarrow.ipc.open_file(file).read_all().take(places)
+        table = pyarrow.ipc.open_file(file).read_all().take(pyarrow.array(places, pyarrow.int64()))
     with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_file(file, table.schema) as out:
         out.write_table(table.combine_chunks())
 

@@ -23,10 +23,10 @@ EVENT = struct.Struct("iIII")
 
 OF_OTHER_RUNS = {
     "reward": {"data/prepared/prompts/test.jsonl"},
-    "ppo": {"data/prepared/preference", "data/prepared/prompts/train.jsonl"},
+    "ppo": {"data/prepared/preference", "data/prepared/ratings", "data/prepared/prompts/train.jsonl"},
     "evaluate": {"models/distill"},
 }
-"""All methods have one list of deps, and only DPO reads pairs; this run makes no student."""
+"""All methods have one list of deps, and only DPO and KTO read pairs and ratings; this run makes no student."""
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")
 
