@@ -68,23 +68,28 @@ def read_ratings(stage: Stage, split: str) -> Ratings:
     ratings, pairs = (TokenTable(prepared / use / f"{split}.arrow") for use in ("ratings", "preference"))
     said = [bool(ratings.row(row)["label"][0]) for row in range(len(ratings))]
     sides = [(ratings, "completion_ids", said), (pairs, "chosen_ids", True), (pairs, "rejected_ids", False)]
-    places = [(table, row, column) for table, column, _ in sides for row in range(len(table))]
+    ends = np.cumsum([len(table) for table, _, _ in sides])
     labels = np.concatenate([np.full(len(table), good, dtype=bool) for table, _, good in sides])
     lengths = np.concatenate([table.lengths("prompt_ids") + table.lengths(column) for table, column, _ in sides])
     kept = np.flatnonzero(lengths <= limit)
     if len(kept) < 2:
         raise DataError(
             f"{prepared} has {len(kept)} rated replies in its {split} split that fit in "
-            f"{stage.name}.max_length={limit}, of {len(places)}. Raise it in params.yaml, or name another source."
+            f"{stage.name}.max_length={limit}, of {len(lengths)}. Raise it in params.yaml, or name another source."
         )
     order = np.random.default_rng(stage.params.seed).permutation(kept)
-    mismatched = dict(zip(order.tolist(), np.roll(order, 1).tolist(), strict=True))
+    mismatched = np.empty(len(lengths), dtype=np.int64)
+    mismatched[order] = np.roll(order, 1)
 
-    def row(index: int) -> dict[str, Any]:
-        (table, place, column), (other, other_place, other_column) = places[index], places[mismatched[index]]
-        prompt_ids, reply = table.row(place)["prompt_ids"], table.row(place)[column]
-        other_reply = other.row(other_place)[other_column][: limit - len(prompt_ids)]
-        return {"prompt_ids": prompt_ids, "completion_ids": reply, "KL_completion_ids": other_reply,
-                "label": bool(labels[index])}  # fmt: skip
+    def prompt_and_reply(index: int) -> tuple[Ids, Ids]:
+        side = int(np.searchsorted(ends, index, side="right"))
+        table, column, _ = sides[side]
+        row = table.row(index - int(ends[side]) + len(table))
+        return row["prompt_ids"], row[column]
 
-    return Ratings(Rows(kept, row), lengths[kept], labels[kept], len(places) - len(kept))
+    def rated(index: int) -> dict[str, Any]:
+        (prompt_ids, reply), (_, other) = prompt_and_reply(index), prompt_and_reply(int(mismatched[index]))
+        return {"prompt_ids": prompt_ids, "completion_ids": reply,
+                "KL_completion_ids": other[: limit - len(prompt_ids)], "label": bool(labels[index])}  # fmt: skip
+
+    return Ratings(Rows(kept, rated), lengths[kept], labels[kept], len(lengths) - len(kept))
