@@ -3,11 +3,10 @@
 {"id": ..., "rating": "up" | "down", "comment"?, "user"?}    of a reply
 {"chosen": ..., "rejected": ..., "comment"?, "user"?}        of two replies to one prompt
 
-A word is answered once it is on disk. All of the store's work is done in one thread.
+A request is answered once its feedback is on disk. One thread does all of the store's work.
 """
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,19 +16,14 @@ from prometheus_client import Counter
 
 from config.workspace.feedback import DOWN, UP, FeedbackStore, KeptReply, UnknownReply
 from serving.account import Tokens
+from serving.refused import Refused, json_object
 
 FEEDBACK_PATH = "/v1/feedback"
 MAX_FEEDBACK_BYTES = 64 * 2**10
 MAX_NAME_CHARS = 200
+KINDS = RATING, COMPARISON = ("id", "rating"), ("chosen", "rejected")
+"""The fields that each kind of feedback needs."""
 T = TypeVar("T")
-
-
-class WrongFeedback(Exception):
-    """A word that is not kept: the field, one line with the fix, and the HTTP status."""
-
-    def __init__(self, field: str, message: str, status: int = 400) -> None:
-        super().__init__(message)
-        self.field, self.status = field, status
 
 
 class Said(NamedTuple):
@@ -43,34 +37,31 @@ class Said(NamedTuple):
 
 
 def parsed(raw: bytes) -> Said:
-    """The word of a request. Raises WrongFeedback."""
+    """The feedback in a request. Raises Refused."""
     if len(raw) > MAX_FEEDBACK_BYTES:
-        raise WrongFeedback("", f"the request has {len(raw)} bytes; {MAX_FEEDBACK_BYTES} are allowed.")
-    try:
-        body = json.loads(raw)
-    except (ValueError, RecursionError):
-        body = None
-    if not isinstance(body, dict):
-        raise WrongFeedback("", "the request is not a JSON object.")
-    kinds = {("id", "rating"), ("chosen", "rejected")}
-    kind = next((kind for kind in kinds if set(kind) <= body.keys()), None)
+        raise Refused("", f"the request has {len(raw)} bytes; {MAX_FEEDBACK_BYTES} are allowed.")
+    body = json_object(raw)
+    kind = next((kind for kind in KINDS if set(kind) <= body.keys()), None)
     if kind is None:
-        raise WrongFeedback("id", "id and rating are needed, or chosen and rejected.")
+        raise Refused("id", "id and rating are needed, or chosen and rejected.")
     for field in body:
         if field not in (*kind, "comment", "user"):
-            raise WrongFeedback(
+            raise Refused(
                 str(field)[:100], f"{str(field)[:100]!r} is no field here: {', '.join(kind)}, comment, user are."
             )
     for field, value in body.items():
         most = MAX_FEEDBACK_BYTES if field == "comment" else MAX_NAME_CHARS
-        if not isinstance(value, str) or len(value) > most or (field != "comment" and field != "user" and not value):
-            raise WrongFeedback(field, f"{field} has to be a text of at most {most} characters.")
+        if not isinstance(value, str) or len(value) > most or (field in kind and not value):
+            raise Refused(field, f"{field} has to be a text of at most {most} characters.")
         if any(not (char.isprintable() or (field == "comment" and char in "\n\t")) for char in value):
-            raise WrongFeedback(field, f"{field} has control characters; leave them out.")
-    if kind == ("id", "rating") and body["rating"] not in (UP, DOWN):
-        raise WrongFeedback("rating", f"rating={body['rating'][:100]!r} is neither {UP} nor {DOWN}.")
-    replies = (body["id"],) if "id" in kind else (body["chosen"], body["rejected"])
-    return Said(replies, body.get("rating") if "id" in kind else None, body.get("comment", ""), body.get("user", ""))
+            raise Refused(field, f"{field} has control characters; leave them out.")
+    first, second = (body[field] for field in kind)
+    about = body.get("comment", ""), body.get("user", "")
+    if kind == COMPARISON:
+        return Said((first, second), None, *about)
+    if second not in (UP, DOWN):
+        raise Refused("rating", f"rating={second[:100]!r} is neither {UP} nor {DOWN}.")
+    return Said((first,), second, *about)
 
 
 class Feedback:
@@ -98,7 +89,7 @@ class Feedback:
             await self._in_thread(self._store.keep, kept)
 
     async def say(self, said: Said) -> None:
-        """Keep a word. Raises WrongFeedback for a reply that is not kept, or two to different prompts."""
+        """Store a rating or comparison. Raises Refused for an unknown reply, or two replies to different prompts."""
         try:
             if said.rating is not None:
                 run_id: str | None = await self._in_thread(
@@ -108,9 +99,9 @@ class Feedback:
                 run_id = await self._in_thread(self._store.prefer, *said.replies, said.user, said.comment)
         except UnknownReply as error:
             message = f"{str(error)[:100]!r} is no reply that is kept: it has expired, or was never given."
-            raise WrongFeedback("id" if said.rating else "chosen", message, 404) from None
+            raise Refused("id" if said.rating else "chosen", message, 404) from None
         if run_id is None:
-            raise WrongFeedback("rejected", "the two replies answer different prompts.")
+            raise Refused("rejected", "the two replies answer different prompts.")
         self._words.labels(run_id, said.rating or "better").inc()
 
     async def expire(self) -> None:

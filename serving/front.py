@@ -18,8 +18,9 @@ from prometheus_client import generate_latest
 
 from serving.account import Account, Tokens
 from serving.engines import Engine, EngineGone
-from serving.feedback import FEEDBACK_PATH, Feedback, Heard, WrongFeedback, parsed
+from serving.feedback import FEEDBACK_PATH, Feedback, Heard, parsed
 from serving.metrics import Metrics
+from serving.refused import Refused, json_object
 from serving.sides import CHAMPION, Sides
 
 MAX_BODY_BYTES = 4 * 2**20
@@ -31,14 +32,6 @@ SERVER_ERROR = "server_error"
 PAGE = Path(__file__).with_name("page.html")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class Refused(Exception):
-    """A request that does not reach the engine: HTTP status, field, and one line with the fix."""
-
-    def __init__(self, field: str, message: str, status: int = 400) -> None:
-        super().__init__(message)
-        self.field, self.status = field, status
 
 
 class Front:
@@ -80,7 +73,7 @@ class Front:
         try:
             self._check(request, needs_key=request.path != "/")  # the page asks for it
             response = await handler(request)
-        except (Refused, WrongFeedback) as error:
+        except Refused as error:
             response = _refusal(error.status, str(error), error.field)
         except EngineGone:
             response = _refusal(503, "the model is starting again; try once more.", "")
@@ -149,7 +142,7 @@ class Front:
         return web.json_response({"object": "list", "data": models})
 
     async def take_feedback(self, request: web.Request) -> web.Response:
-        """Keep what somebody says of a reply; answers once it is on disk."""
+        """Store a rating or a comparison, and answer once it is on disk."""
         if self.feedback is None:
             raise Refused("", "no replies are kept here: start the server with --keep-replies DAYS.", 404)
         await self.feedback.say(parsed(await request.read()))
@@ -160,7 +153,7 @@ class Front:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Pass a request on to the engine, and its answer back."""
         raw = await request.read()
-        body = _object(raw)
+        body = json_object(raw)
         engine = self._sides.engine_of(body)
         if engine is None:
             names = ", ".join(engine.name for engine in self._sides.engines())
@@ -276,17 +269,6 @@ class Front:
         if tokens.reply > 1:
             self.metrics.tpot.labels(engine.name).observe((last - first) / (tokens.reply - 1))
         return response
-
-
-def _object(raw: bytes) -> dict[str, Any]:
-    """The JSON object of a request. Raises Refused."""
-    try:
-        body = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise Refused("", f"the request is not JSON ({error}).") from None
-    if not isinstance(body, dict):
-        raise Refused("", f"the request is a {type(body).__name__}; an object is needed.")
-    return body
 
 
 def _refuse_control_tokens(engine: Engine, body: dict[str, Any]) -> None:

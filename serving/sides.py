@@ -44,7 +44,7 @@ class Sides(NamedTuple):
 
 
 def conversation(body: Mapping[str, Any]) -> str:
-    """What stays the same while somebody talks: the user, if the client names one, or else what was said first."""
+    """What identifies a conversation: the user, if the client names one, else its first message."""
     user, messages = body.get("user"), body.get("messages")
     if isinstance(user, str) and user:
         return f"user {user}"
@@ -56,5 +56,5 @@ def conversation(body: Mapping[str, Any]) -> str:
 
 def is_within(name: str, share: float) -> bool:
     """Whether a name is of the given share of all names: always the same answer for a name."""
-    place = int.from_bytes(hashlib.sha256(name.encode(errors="replace")).digest()[:8])
-    return place < share * 2**64
+    digest = hashlib.sha256(name.encode(errors="replace")).digest()
+    return int.from_bytes(digest[:8]) < share * 2**64

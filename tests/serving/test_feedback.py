@@ -25,7 +25,8 @@ from config.workspace.feedback import (
     renew_snapshot,
 )
 from config.workspace.served import served_of
-from serving.feedback import MAX_FEEDBACK_BYTES, WrongFeedback, parsed
+from serving.feedback import MAX_FEEDBACK_BYTES, parsed
+from serving.refused import Refused
 from serving.sides import conversation, is_within
 from tests.serving.fronts import Served, made_export
 from tests.training.support.tiny import policy
@@ -152,7 +153,7 @@ def test_a_damaged_store_is_refused_in_a_line(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_body_is_refused_with_its_field(body: bytes, field: str) -> None:
-    with pytest.raises(WrongFeedback) as error:
+    with pytest.raises(Refused) as error:
         parsed(body)
     assert (error.value.field, error.value.status) == (field, 400)
 
