@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -177,17 +178,8 @@ def rival(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def keeping(export: Path, tmp_path: Path) -> Iterator[Callable[..., Served]]:
-    started: list[Served] = []
-
-    def start(**settings: Any) -> Served:
-        started.append(Served(tmp_path, export, **settings))
-        return started[-1]
-
-    yield start
-    for served in started:
-        if served.process.poll() is None:
-            served.end()
+def keeping(front: Callable[..., Served], export: Path) -> Callable[..., Served]:
+    return partial(front, export)
 
 
 def say(served: Served, **body: Any) -> httpx.Response:

@@ -46,20 +46,6 @@ def exports(models: dict[str, PreTrainedModel], tmp_path_factory: pytest.TempPat
     return {name: made_export(root / name, model) for name, model in models.items()}
 
 
-@pytest.fixture
-def front(tmp_path: Path) -> Iterator[Callable[..., Served]]:
-    started: list[Served] = []
-
-    def start(export: Path, **settings: Any) -> Served:
-        started.append(Served(tmp_path, export, **settings))
-        return started[-1]
-
-    yield start
-    for served in started:
-        if served.process.poll() is None:
-            served.end()
-
-
 @pytest.fixture(scope="module")
 def shared(exports: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """One front for the tests that leave it as it is."""

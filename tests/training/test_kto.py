@@ -3,6 +3,7 @@ import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,6 +85,23 @@ def test_replies_that_are_too_long_are_left_out_and_those_beside_are_cut(project
         assert max(len(row["prompt_ids"] + row[column]) for row in ratings.rows) <= 40
 
 
+def trained_on_thumbs(root: Path, rows: list[dict[str, str]], **columns: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Metrics of data and kto, run on ratings alone."""
+    (root / "thumbs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (root / "score.py").write_text("def score(prompt, reply, row):\n    return 1.0\n")
+    source = {"kind": "file", "path": "thumbs.jsonl", "format": "ratings", "columns": columns, "vote": None}
+    settings = params(
+        data={"source": source, "test_fraction": 0.3, "max_quarantine_fraction": 0.1},
+        reward={"kind": "function", "path": "score.py:score", "timeout_seconds": 10.0},
+        align={"method": "kto"},
+        kto={"max_steps": 2},
+    )
+    write(settings, root / "params.yaml")
+    for stage in ("data", "sft", "kto"):
+        assert run_main(root, stage) == 0, stage
+    return metrics(root, "data"), metrics(root, "kto")
+
+
 @pytest.mark.parametrize(("up", "down"), [("👍", "👎"), ("true", "false"), ("1", "-1")])
 def test_thumbs_train_without_a_single_pair_and_both_kinds_weigh_the_same(
     tmp_path: Path, finished: Path, up: str, down: str
@@ -93,20 +111,8 @@ def test_thumbs_train_without_a_single_pair_and_both_kinds_weigh_the_same(
         {"prompt": row["prompt"], "reply": row["chosen" if i % 3 else "rejected"], "rating": up if i % 3 else down}
         for i, row in enumerate(rows)
     ]
-    (tmp_path / "thumbs.jsonl").write_text("\n".join(map(json.dumps, [*thumbs, {**thumbs[0], "rating": "maybe"}])))
-    columns = {"completion": "reply", "label": "rating"}
-    source = {"kind": "file", "path": "thumbs.jsonl", "format": "ratings", "columns": columns, "vote": None}
-    (tmp_path / "score.py").write_text("def score(prompt, reply, row):\n    return 1.0\n")
-    settings = params(
-        data={"source": source, "test_fraction": 0.3, "max_quarantine_fraction": 0.1},
-        reward={"kind": "function", "path": "score.py:score", "timeout_seconds": 10.0},
-        align={"method": "kto"},
-        kto={"max_steps": 2},
-    )
-    write(settings, tmp_path / "params.yaml")
-    for stage in ("data", "sft", "kto"):
-        assert run_main(tmp_path, stage) == 0, stage
-    data, result = metrics(tmp_path, "data"), metrics(tmp_path, "kto")
+    wrong = {**thumbs[0], "rating": "maybe"}
+    data, result = trained_on_thumbs(tmp_path, [*thumbs, wrong], completion="reply", label="rating")
     assert (data["quarantined_not_a_rating"], data["rows_quarantined"]) == (1, 1)
     assert data["ratings_train_rows"] == result["train_ratings"]
     assert data["preference_train_rows"] == 0
@@ -120,19 +126,7 @@ def test_thumbs_train_without_a_single_pair_and_both_kinds_weigh_the_same(
 
 def test_replies_of_one_kind_alone_weigh_one(tmp_path: Path) -> None:
     rows = [{"prompt": f"where is {i}", "completion": f"it is here {i}", "label": "up"} for i in range(40)]
-    (tmp_path / "thumbs.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (tmp_path / "score.py").write_text("def score(prompt, reply, row):\n    return 1.0\n")
-    source = {"kind": "file", "path": "thumbs.jsonl", "format": "ratings", "columns": {}, "vote": None}
-    settings = params(
-        data={"source": source, "test_fraction": 0.3},
-        reward={"kind": "function", "path": "score.py:score", "timeout_seconds": 10.0},
-        align={"method": "kto"},
-        kto={"max_steps": 1},
-    )
-    write(settings, tmp_path / "params.yaml")
-    for stage in ("data", "sft", "kto"):
-        assert run_main(tmp_path, stage) == 0, stage
-    result = metrics(tmp_path, "kto")
+    _, result = trained_on_thumbs(tmp_path, rows)
     assert (result["desirable_weight"], result["bad_replies"], result["accuracy"]) == (1.0, 0, None)
 
 
